@@ -31,7 +31,7 @@ def packages(sbom: Path) -> dict[str, str]:
     content = load(sbom)
     entries = content.get("components") if isinstance(content, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f"{sbom} is no CycloneDX document: it has no list of components")  # noqa: TRY004 - one type
+        raise ValueError(f"{sbom} is not a CycloneDX document: it has no list of components")  # noqa: TRY004 - one type
     urls = [str(entry.get("purl", "")) for entry in entries if isinstance(entry, dict)]
     named = [url.removeprefix("pkg:pypi/").split("?")[0].rpartition("@") for url in urls if url.startswith("pkg:pypi/")]
     versions: dict[str, str] = {canonicalize_name(unquote(name)): unquote(version) for name, _, version in named}

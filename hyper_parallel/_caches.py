@@ -96,7 +96,7 @@ def register(name: str, cache: Any, limit: Callable[[], int] | None = None, *, h
 def register_owners(
     owners: Owners[_Owner], describe: Callable[[_Owner], CacheInfo], empty: Callable[[_Owner], None] | None = None
 ) -> None:
-    """Register objects that have a cache each; an empty cache is not told.
+    """Register objects that have a cache each; an empty cache is left out.
 
     Args:
         owners: the objects.

@@ -43,7 +43,7 @@ DEVICES = (
 )
 """Patterns of names of MindSpore tests with the devices that they need, the first that fits: a device takes one rank.
 
-Where there are fewer devices they are skipped, which is no gap: cells of the night have one, two, four and eight.
+Where there are fewer devices they are skipped, which is not a gap: cells of the night have one, two, four and eight.
 """
 
 _TOO_FEW = "[too-few-devices]"

@@ -19,7 +19,7 @@ BANDS = {
     "redistribution beside the collective": 3.0,
     "collective and work at once beside one after the other": 1.25,
 }
-"""The largest ratio that is no failure on a device."""
+"""The largest ratio that is not a failure on a device."""
 
 _REPEATS = {"rehearsal": 1, "night": 20}
 _COLUMNS = {"rehearsal": 8, "night": 4096}

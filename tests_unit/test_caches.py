@@ -140,7 +140,7 @@ def test_caches_are_told_while_others_register():
 
 
 def test_the_caches_of_the_library_are_known():
-    """What is cached by layout, and the meshes and layouts in use, are told."""
+    """What is cached by layout, and the meshes and layouts in use, are reported."""
     assert {*BY_LAYOUT, "layouts", "meshes", "signatures"} <= entries().keys()
 
 

@@ -294,7 +294,7 @@ def arrow_problem(edge: Edge) -> str | None:
 def opens_door(edge: Edge) -> bool:
     """Tell whether the edge is select.py loading a framework's folder.
 
-    That edge goes down on purpose while every other one goes up, at the first use and by name: it is no cycle.
+    That edge goes down on purpose while every other one goes up, at the first use and by name: it is not a cycle.
     """
     return zone_of(edge.source) == "platform" and zone_of(edge.target) in {"platform.torch", "platform.mindspore"}
 

@@ -31,7 +31,7 @@ _MINUTE = 60
 class Progress:
     """Counts finished parts and shows them, the running part and the time left.
 
-    Where stderr is no terminal, a line is written when a part starts, the first after two seconds, further ones ten
+    Where stderr is not a terminal, a line is written when a part starts, the first after two seconds, further ones ten
     seconds apart; none if the variable ``HP_PROGRESS_LINES`` is 0. The bar is redrawn by the calls below. A thread
     redraws it only inside ``ticking`` and ``running``, in commands that do not fork this process.
 

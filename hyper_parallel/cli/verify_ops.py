@@ -306,7 +306,7 @@ def _parsed(file: str) -> ast.Module:
     """Parse the file, which only child processes will run.
 
     Raises:
-        ValueError: it is no Python file that can be read.
+        ValueError: it is not a Python file that can be read.
     """
     path = Path(file)
     if path.is_dir():

@@ -13,7 +13,7 @@ __all__ = ["atomic_write_all", "atomic_write_text"]
 def atomic_write_text(path: Path, text: str) -> None:
     """Write a text file as UTF-8, so that no reader, and no full disk or killed process, meets half of it.
 
-    A path that is no plain file, such as ``/dev/stdout`` or a link, is written to directly.
+    A path that is not a plain file, such as ``/dev/stdout`` or a link, is written to directly.
 
     Args:
         path: of the file, in a folder that exists.

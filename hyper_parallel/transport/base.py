@@ -376,7 +376,7 @@ def after_dropped(count: int) -> str:
 def unknown_group(group: Any, known: Iterable[Ranks]) -> MeshError:
     """The error for a handle of no group of this world; ``known`` are the ranks of those that there are."""
     return MeshError(
-        f"{group!r} is no group of this world, or was destroyed; "
+        f"{group!r} is not a group of this world, or was destroyed; "
         f"known are the groups of ranks {[list(ranks) for ranks in known]}; create_group builds one"
     )
 
@@ -385,10 +385,10 @@ def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:
     """Position of ``rank`` in ``ranks``.
 
     Raises:
-        CollectiveMismatchError: ``rank`` is no member, a member is named twice or lies outside the world.
+        CollectiveMismatchError: ``rank`` is not a member, a member is named twice or lies outside the world.
     """
     if rank not in ranks:
-        msg = f"rank {rank} calls a collective over ranks {ranks}, of which it is no member"
+        msg = f"rank {rank} calls a collective over ranks {ranks}, of which it is not a member"
         raise CollectiveMismatchError(msg)
     if len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= world_size:
         msg = f"ranks {ranks} must be distinct and lie in 0..{world_size - 1}"

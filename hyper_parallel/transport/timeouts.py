@@ -32,7 +32,7 @@ def positive_seconds(seconds: object, description: str) -> float:
         description: where the limit was set, and to what, for the error.
 
     Raises:
-        ValueError: it is no positive number, or longer than a machine can wait.
+        ValueError: it is not a positive number, or longer than a machine can wait.
     """
     try:
         value = float(seconds)  # type: ignore[arg-type]  # anything else is refused below

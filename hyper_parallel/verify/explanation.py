@@ -194,7 +194,7 @@ class Explanation:
 
     def _memory_lines(self) -> list[str]:
         memory = self.memory
-        kept = "not told by the framework" if memory.activations is None else str(memory.activations)
+        kept = "unavailable" if memory.activations is None else str(memory.activations)
         rows = [
             ("weights", str(memory.weights)),
             ("gradients", str(memory.gradients)),

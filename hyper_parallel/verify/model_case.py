@@ -159,7 +159,7 @@ class ParallelPlan:
 
         Raises:
             InputError: (a ValueError) the styles are a function.
-            PlanError: (a ValueError) the plan does not fit ``model``, or there are modules whose style cannot be told.
+            PlanError: (a ValueError) the plan does not fit ``model``, or the style of a module cannot be determined.
         """
         if not isinstance(self.styles, Mapping):
             msg = (
@@ -182,7 +182,7 @@ def array_of_numbers(item: Any, index: int) -> Any:
     """Return entry ``index`` of a batch as a NumPy array.
 
     Raises:
-        InputError: it is no array of numbers.
+        InputError: it is not an array of numbers.
     """
     try:
         array = np.asarray(item)
@@ -260,7 +260,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
 
 
 def _check_styles(styles: Mapping[Any, Any]) -> None:
-    """Raise an InputError if ``styles`` is no plan of ``parallelize_module``."""
+    """Raise an InputError if ``styles`` is not a plan of ``parallelize_module``."""
     try:
         list(flat_plan(resolve_plan(None, styles)))
     except (TypeError, PlanError) as error:
@@ -282,7 +282,7 @@ def _check_optimizer(owner: str, optimizer: Any) -> None:
 
 
 def _check_batches(batches: Any) -> None:
-    """Raise an InputError if ``batches`` is no sequence of tuples of arrays."""
+    """Raise an InputError if ``batches`` is not a sequence of tuples of arrays."""
     if isinstance(batches, (str, bytes)) or not (hasattr(batches, "__len__") and hasattr(batches, "__getitem__")):
         msg = f"ModelCase: batches is {type(batches).__name__}; it must be a list of tuples of arrays, one per step"
         raise InputError(msg)

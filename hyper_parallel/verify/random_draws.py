@@ -106,7 +106,7 @@ class ParallelDraws:
         layouts = list(_layouts(shape, whole, self._mesh))
         if len(layouts) != 1:
             msg = (
-                f"PLAN: module {module} draws random numbers for a plain tensor {list(shape)}, and it cannot be told "
+                f"PLAN: module {module} draws random numbers for a plain tensor {list(shape)}, and it is unknown "
                 f"which part of the single device's {list(whole)} that is; let it draw for a DTensor "
                 "(use_local_output=False)"
             )

@@ -180,7 +180,7 @@ def call_user_function(source: str, function: Callable[..., Any], *args: Any) ->
     with blame_user(source):
         returned = function(*args)
     if inspect.iscoroutine(returned):
-        returned.close()  # nobody awaits it, of which Python would warn; it is no value that a caller takes
+        returned.close()  # nobody awaits it, of which Python would warn; it is not a value that a caller takes
     return returned
 
 

@@ -39,7 +39,7 @@ class StyledOutputs:
             self._layouts.pop(id(module), None)
 
     def place(self, module: Any, value: Any) -> Region | None:
-        """Return where the plain output ``value`` of ``module`` lies; None if that cannot be told."""
+        """Return where the plain output ``value`` of ``module`` lies; None if that cannot be determined."""
         own = self._layouts.get(id(module))
         if own is None or style_of(module) is None or isinstance(value, DTensor):
             return None

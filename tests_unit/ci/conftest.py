@@ -1,4 +1,4 @@
-"""The scripts of `ci/`, which is no package, as modules."""
+"""The scripts of `ci/`, which is not a package, as modules."""
 
 from pathlib import Path
 

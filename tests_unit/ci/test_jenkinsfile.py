@@ -90,7 +90,7 @@ BAD = {
     "a matrix without axes": ("axes {\n                    axis {", "excludes {\n                    exclude {", "`matrix` needs `axes`"),
     "an axis without a name": ("                        name 'FRAMEWORK'\n", "", "`axis` needs `name`"),
     "an option that no stage has": ("timeout(time: 9, unit: 'MINUTES')", "buildDiscarder(x)", "rule: each cell of a matrix has its own time limit"),
-    "an option that is no call": ("timeout(time: 1, unit: 'HOURS')", "timeout 1", "rule: write `timeout(time: <number>, unit: 'MINUTES')`"),
+    "an option that is not a call": ("timeout(time: 1, unit: 'HOURS')", "timeout 1", "rule: write `timeout(time: <number>, unit: 'MINUTES')`"),
     "a condition that when does not know": ("branch 'main'", "branches 'main'", "`branches` is not allowed in `anyOf`"),
     "not nightly": ("cron('H 2 * * *')", "pollSCM('x')", "rule: the run is nightly: `triggers { cron('H 2 * * *') }`, with five fields"),
     "no end": ("timeout(time: 1, unit: 'HOURS')", "timestamps()", "rule: the whole run has a time limit in the options of the pipeline"),

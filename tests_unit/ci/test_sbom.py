@@ -90,7 +90,7 @@ def test_an_sbom_that_cannot_be_written(script, tmp_path, capsys):
     ],
 )
 def test_versions_are_compared_as_registries_do(check, version, affected, status):
-    """Ranges and lists of versions decide; a build's name is no later version; what cannot be decided is told."""
+    """Ranges and lists of versions decide; a build's name is no later version; what cannot be decided is reported."""
     found, lines = check([f"some-thing@{version}", "other@1"], [advisory("Some_Thing", **affected)])
     assert found == status
     assert lines[-1] == f"2 packages, 1 advisories, {status} findings"
@@ -127,7 +127,7 @@ def test_nothing_compared_is_an_error(check, packages, content, message):
 
 
 def test_a_folder_of_advisories(script, tmp_path):
-    """Advisories may be files in a folder; a wrong call and a file that is no SBOM are status 2."""
+    """Advisories may be files in a folder; a wrong call and a file that is not an SBOM are status 2."""
     pytest.importorskip("packaging", reason="[no-tool] packaging is not installed")
     module = script("advisories")
     (tmp_path / "all" / "deep").mkdir(parents=True)

@@ -54,7 +54,7 @@ def test_nothing_wrong(versions, capsys):
     ],
 )  # fmt: skip
 def test_frameworks_that_cannot_use_the_devices_are_told(device, installed, expected, tmp_path, monkeypatch):
-    """Where there are devices, a build without them is shown as absent, with what to install; that is no error."""
+    """Where there are devices, a build without them is shown as absent, with what to install; that is not an error."""
     (tmp_path / {"cuda": "nvidia0", "npu": "davinci0"}[device]).touch()
     monkeypatch.setattr(doctor, "_version", installed.get)
     _install_mindspore(monkeypatch, tmp_path)

@@ -111,7 +111,7 @@ def test_lines_can_be_switched_off(monkeypatch):
 
 
 def test_a_line_without_a_total_tells_the_count(monkeypatch):
-    """Where the number of parts is not known, no time left is told."""
+    """Where the number of parts is not known, no time left is reported."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     now = [0.0]
     progress = Progress(0, clock=lambda: now[0])

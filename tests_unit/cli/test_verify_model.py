@@ -95,7 +95,7 @@ def test_a_model_of_the_other_framework_is_one_line(platform, expected, fix, cap
 
 @pytest.mark.platforms("torch", "mindspore", together=True)
 def test_a_file_that_imports_no_framework_is_told_so(tmp_path, capsys):
-    """With both frameworks installed, a file from which neither can be told is refused."""
+    """With both frameworks installed, a file from which neither can be determined is refused."""
     (tmp_path / "hidden.py").write_text("def case():\n    pass\n\n\nplan = case\n")
     file = tmp_path / "hidden.py"
     assert main(["explain", f"{file}:case", "--plan", f"{file}:plan", "--mesh", "4"]) == 2

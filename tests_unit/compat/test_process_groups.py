@@ -39,5 +39,5 @@ def _no_group():
 def test_what_is_not_a_group_is_refused(platform_name):
     """A group is one of the framework's, and known."""
     assert set(simulate(_no_group, 2, platform=platform_name)) == {
-        "7 is no group of this world, or was destroyed; known are the groups of ranks []; create_group builds one"
+        "7 is not a group of this world, or was destroyed; known are the groups of ranks []; create_group builds one"
     }

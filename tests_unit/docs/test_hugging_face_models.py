@@ -80,7 +80,7 @@ OWN_SIZES = {"DeepseekV2": LATENT, "DeepseekV3": LATENT}
 def model_named(name, setting):
     """A small model with random weights, those of norms included.
 
-    The loss that balances the load of experts is no mean over the batch, so that parts of it have others.
+    The loss that balances the load of experts is not a mean over the batch, so that parts of it have others.
     """
     import torch
     import transformers

@@ -44,7 +44,7 @@ MINDSPORE_NOTE = (
     ],
 )
 def test_a_test_of_the_other_framework_is_explained(tmp_path, code, ran_on, text, note):
-    """A module that imports only the other framework, or a traceback through it, is told with the fix."""
+    """A module that imports only the other framework, or a traceback through it, is reported with the fix."""
     path = tmp_path / "test_it.py"
     path.write_text(code)
     assert other_framework(ran_on, path, text) == note

@@ -1,4 +1,4 @@
-"""What can be told of MindSpore's build without importing it."""
+"""What can be determined of MindSpore's build without importing it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_report_is_an_error_and_the_earlier_one_is_whole(outcome):
 
 
 def test_a_flight_record_stays_that_of_one_world(outcome):
-    """The failure is told with the file that does not fit, and the earlier records of all ranks are left."""
+    """The failure is reported with the file that does not fit, and the earlier records of all ranks are left."""
     text, files, doing = outcome[0]["record"]
     folder = outcome[1] / "record"
     assert text == (

@@ -45,7 +45,7 @@ def test_a_minute_of_random_programs():
 
 
 def test_differences_are_named(training):
-    """Ranks whose losses or weights differ are listed; a loss beyond rounding is told with both values."""
+    """Ranks whose losses or weights differ are listed; a loss beyond rounding is reported with both values."""
     whole = [([1.0, 2.0], "a"), ([1.0, 2.0], "b")]
     assert training.unequal(whole, [([2.0], "a"), ([2.0], "b")], 1) == ""
     text = "ranks [0, 1] have other losses or weights after the restart"

@@ -63,7 +63,7 @@ def test_memory_that_runs_out_is_known_by_mindspores_words(words):
 
 
 def test_other_errors_are_left_alone():
-    """What is no error of memory keeps its type and text, and a run without one ends as it would."""
+    """What is not an error of memory keeps its type and text, and a run without one ends as it would."""
     device = _Device()
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), device_errors(device, "npu"):
         raise RuntimeError("shapes differ")

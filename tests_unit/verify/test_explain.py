@@ -126,7 +126,7 @@ def test_memory_is_measured_on_a_device(spec, monkeypatch, capsys):
 
 @pytest.mark.platforms("torch")
 def test_ranks_that_hold_nothing(spec, capsys):
-    """A dim with fewer rows than there are ranks along its axes is told, with the number of empty ranks."""
+    """A dim with fewer rows than there are ranks along its axes is reported, with the number of empty ranks."""
     command = ["explain", f"{spec}:model", "--plan", f"{spec}:plan", "--platform", "torch", "--mesh"]
     note = "dim 0 of up.weight, dim 0 of up.bias, dim 1 of down.weight: size 10 over 12 ranks of tp, 2 of which hold"
     assert main([*command, "2x12"]) == 0

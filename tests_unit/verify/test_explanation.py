@@ -1,4 +1,4 @@
-"""How explanations are told: units, and the order of candidate plans."""
+"""How explanations are reported: units, and the order of candidate plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_durations(seconds, text):
 
 
 def test_large_sizes_are_told_in_gibibytes():
-    """A large number of bytes is told a second time in GiB."""
+    """A large number of bytes is reported a second time in GiB."""
     assert in_gibibytes(1000) == ""
     assert in_gibibytes(3 * 2**29) == " (1.50 GiB)"
 
@@ -43,4 +43,4 @@ def test_plans_are_ranked_by_time():
 def test_memory_that_the_framework_does_not_tell():
     """What is kept for backward is told to be unknown, and left out of the sum."""
     text = explained("p", ("tp",), 1).text()
-    assert "    kept for backward  not told by the framework\n    sum                3\n" in text
+    assert "    kept for backward  unavailable\n    sum                3\n" in text

@@ -199,7 +199,7 @@ def test_meshes(mesh, world, expected):
 
 @pytest.mark.parametrize("mesh", ["", "x", "2x", "-1", "dp=2,tp", "2,2"])
 def test_no_meshes(mesh):
-    """A text that is no mesh is refused with examples of valid ones."""
+    """A text that is not a mesh is refused with examples of valid ones."""
     with pytest.raises(InputError, match="must look like 3, 2x2 or dp=2,tp=3"):
         parse_mesh(mesh, None)
 

@@ -82,7 +82,7 @@ NO_FIELDS = (
     ],
 )  # fmt: skip
 def test_wrong_cases(value, text):
-    """A value that is no case is refused with its type and the accepted ones."""
+    """A value that is not a case is refused with its type and the accepted ones."""
     with pytest.raises(InputError) as caught:
         as_case(value)
     assert str(caught.value) == text
@@ -153,7 +153,7 @@ def test_a_function_is_a_plan():
     ],
 )  # fmt: skip
 def test_wrong_plans(options, text):
-    """An option that is no function is refused by name."""
+    """An option that is not a function is refused by name."""
     with pytest.raises(InputError) as caught:
         ParallelPlan(**options)
     assert str(caught.value) == text

@@ -95,7 +95,7 @@ def test_a_change_that_no_gradient_shows_is_found(changed, name):
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("bound, equal", [(10.0, True), (1e-3, False)])
 def test_a_step_that_clips_once_more_is_found_if_it_changes_anything(bound, equal):
-    """Clipping that leaves the gradients as they are is no difference; what it takes away is one of the gradients."""
+    """Clipping that leaves the gradients as they are is not a difference; what it removes is one of the gradients."""
 
     def clipping(*bounds):
         def step(training):
@@ -335,7 +335,7 @@ def test_what_cannot_be_trained_is_refused(platform_name, name, message):
 
 @pytest.mark.platforms("torch")
 def test_sizes_that_a_first_forward_infers():
-    """Lazy modules get their sizes from the first batch before they are parallelised; what raises then is told."""
+    """Lazy modules get their sizes from the first batch before they are parallelised; what raises then is reported."""
     import torch
     from torch import nn
 

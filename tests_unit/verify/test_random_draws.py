@@ -130,7 +130,7 @@ NO_DRAW = (
     "for no plain tensor; both must draw in the same order"
 )
 UNKNOWN = (
-    "PLAN: module drop draws random numbers for a plain tensor {}, and it cannot be told which part of the single "
+    "PLAN: module drop draws random numbers for a plain tensor {}, and it is unknown which part of the single "
     "device's [4, 3] that is; let it draw for a DTensor (use_local_output=False)"
 )
 

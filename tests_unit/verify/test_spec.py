@@ -223,7 +223,7 @@ def test_every_function_of_the_user_is_reported_alike(platform_name, path):
 
 
 def test_a_memory_error_passes_unchanged():
-    """A MemoryError is no input error; a function in C without a signature reports its own error."""
+    """A MemoryError is not an input error; a function in C without a signature reports its own error."""
 
     def full():
         raise MemoryError

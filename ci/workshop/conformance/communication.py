@@ -79,7 +79,7 @@ def groups(w: World) -> None:
         w.same(p.all_reduce(w.tensor(np.ones(2)), handle), np.full(2, len(members)))
         p.destroy_process_group(handle)
         assert p.get_created_group(members) is None
-        with raises(MeshError, "is no group of this world, or was destroyed"):
+        with raises(MeshError, "is not a group of this world, or was destroyed"):
             p.get_process_group_ranks(handle)
         again = p._create_group(members)  # noqa: SLF001 - a member of the contract
         p.mark_created_groups(again)
@@ -185,7 +185,7 @@ def movements(w: World) -> None:
     with raises(ValueError, "cannot be reshaped to [7, 7]"):
         p.all_to_all_single(w.tensor(np.ones((w.size, 2))), (7, 7))
     stranger = ((w.rank + 1) % w.size,)
-    with raises(CollectiveMismatchError, "of which it is no member"):
+    with raises(CollectiveMismatchError, "of which it is not a member"):
         p.all_gather_into_tensor(w.tensor(np.ones(2)), stranger)
 
 

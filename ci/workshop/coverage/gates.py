@@ -76,7 +76,7 @@ def check_exceptions(report: Report, settings: EnvironmentSettings, exceptions: 
 def exceptions_over(report: Report, settings: EnvironmentSettings, exceptions: Iterable[str]) -> list[str]:
     """Return excepted files that reach their floor: reported, and dropped with the next baseline.
 
-    This is no failure: which process runs an error path first may differ from run to run.
+    This is not a failure: which process runs an error path first may differ from run to run.
     """
     return [
         name

@@ -265,7 +265,7 @@ def _single_step(layout: Layout, target: Layout, *, may_be_inside: bool = True) 
     Args:
         layout: where it starts.
         target: where it ends.
-        may_be_inside: False if a rank is known to lack elements, so that the step is no slice.
+        may_be_inside: False if a rank is known to lack elements, so that the step is not a slice.
     """
     axes = _slice_axes(layout.dim_axes, layout.partials, target.dim_axes, target.partials)
     if _unreduced(layout.partials, target.partials):

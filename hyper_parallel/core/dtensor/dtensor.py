@@ -193,7 +193,7 @@ class DTensor(_FrameworkTensor):
         Raises:
             LayoutError: the placements do not fit the mesh or the tensor.
             MeshMismatchError: the tensor, or the layout given as placements, is on another mesh.
-            UnsupportedOperatorError: dtypes for a tensor that is not floating, or for a reduction that is no sum.
+            UnsupportedOperatorError: dtypes for a tensor that is not floating, or for a reduction that is not a sum.
         """
         del async_op
         layout = self._layout

@@ -377,7 +377,7 @@ def use_deterministic(seed: int = 0) -> None:
 
     Raises:
         ValueError: the seed is negative or too large.
-        TypeError: the seed is no int.
+        TypeError: the seed is not an int.
     """
     _check_seed(seed)
     platform = get_platform()

@@ -151,7 +151,7 @@ def gathered_view(
         return gathered_local
     varying = plan_transition(transition.source, transition.target, axes)
     context = _Context(platform, None, module_path(), watchers(), on_backward)
-    # In a tuple: as an argument of its own, which is no operand, it would have to be detached twice.
+    # In a tuple: as an argument of its own, which is not an operand, it would have to be detached twice.
     return _functions(platform).gathered.apply(source_local, (gathered_local,), varying, context)
 
 

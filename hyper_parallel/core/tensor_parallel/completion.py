@@ -55,7 +55,7 @@ def complete_plan(
         a new plan for :func:`parallelize_module`.
 
     Raises:
-        PlanError: (a ValueError) the plan does not fit the module, or there are modules whose style cannot be told,
+        PlanError: (a ValueError) the plan does not fit the module, or the style of a module cannot be determined,
             all of them in one message.
         TypeError: ``module`` is not a module, or the plan is neither a style nor a mapping of paths to styles.
 
@@ -72,7 +72,7 @@ def complete_plan(
         for unit in proposal.units
         if (reason := proposal.problem(unit)) is not None
     ]
-    _refuse("no style can be told for these modules", problems)
+    _refuse("no style can be determined for these modules", problems)
     styles = {unit.path: style for unit in proposal.units if (style := proposal.style(unit)) is not None}
     added = _with_globs(styles, [path for path, _ in platform.get_cells_and_names(module)])
     nested = [
@@ -183,7 +183,7 @@ class _Proposal:
     # -- problems --------------------------------------------------------------------------------------------------
 
     def problem(self, unit: Unit) -> str | None:
-        """The reason why no style can be told for a module, or None."""
+        """The reason why no style can be determined for a module, or None."""
         reasons = (self._unclear, self._has_style, self._tied_problem, self._shards, self._features, self._own)
         return next((text for reason in reasons if (text := reason(unit)) is not None), None)
 

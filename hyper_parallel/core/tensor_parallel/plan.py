@@ -135,7 +135,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
     """Return pairs of full pattern and style; keys of nested mappings continue the path.
 
     Raises:
-        TypeError: a path is no text, or what it leads to is neither a style nor a mapping.
+        TypeError: a path is not text, or what it leads to is neither a style nor a mapping.
     """
     if isinstance(plan, ParallelStyle):
         yield prefix, plan

@@ -81,7 +81,7 @@ class GroupsFacet(AgreementFacet):
         """Join the world that torchrun or msrun describes in the environment, unless this rank is in one.
 
         Without the variables of a launcher, or in a world of one, nothing happens. On CPU, msrun's scheduler ends here
-        with status 0, as MindSpore ends it on devices: it is no rank.
+        with status 0, as MindSpore ends it on devices: it is not a rank.
 
         Args:
             device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no device yet takes the

@@ -69,7 +69,7 @@ def check_current(caller: str, parameters: Any) -> None:
 
     Args:
         caller: for the message.
-        parameters: one, or several; what is no parameter is skipped.
+        parameters: one, or several; what is not a parameter is skipped.
 
     Raises:
         PlanError: (a ValueError) one of them was replaced.

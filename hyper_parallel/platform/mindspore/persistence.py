@@ -89,7 +89,7 @@ class MindSporePersistence(PersistenceFacet):
                 values = mindspore.load_checkpoint(str(linked), crc_check=True)
             except (ValueError, TypeError, RuntimeError) as error:
                 msg = (
-                    f"load_checkpoint: {path} is no whole file of mindspore.save_checkpoint: its checksum or its "
+                    f"load_checkpoint: {path} is not a complete file of mindspore.save_checkpoint: its checksum or its "
                     f"content is wrong; load another copy"
                 )
                 raise CheckpointError(msg) from error

@@ -102,7 +102,7 @@ def _theirs(placement: Placement) -> Any:
 
 
 def own_placement(placement: Any) -> Any:
-    """Return PyTorch's placement as one of this library; a value that is no placement of PyTorch as it is.
+    """Return PyTorch's placement as one of this library; a value that is not a placement of PyTorch as it is.
 
     Raises:
         UnsupportedOperatorError: only PyTorch has such a placement.

@@ -51,7 +51,7 @@ class TorchPersistence(PersistenceFacet):
             raise
         except Exception as error:  # damaged pickles raise whatever their damage leads to
             msg = (
-                f"load_checkpoint: {path} is no whole file of torch.save with tensors alone; nothing of it was "
+                f"load_checkpoint: {path} is not a complete file of torch.save with tensors alone; nothing of it was "
                 f"executed; load another copy"
             )
             raise CheckpointError(msg) from error

@@ -82,7 +82,7 @@ def check_source(what: str, target: Any, source: Any) -> None:
     """Check that ``target`` can take the storage of ``source``.
 
     Raises:
-        MixedTensorError: ``source`` is no DTensor.
+        MixedTensorError: ``source`` is not a DTensor.
         LayoutError: (a ValueError) the two are laid out in different ways.
         UnsupportedOperatorError: ``source`` is a copy of a part of another tensor.
     """

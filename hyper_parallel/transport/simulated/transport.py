@@ -274,13 +274,13 @@ class SimulatedTransport(Transport):
         """See :meth:`Transport.adopt`.
 
         Raises:
-            MeshError: ``group`` is no group of a simulated world.
+            MeshError: ``group`` is not a group of a simulated world.
         """
         if self._is_frameworks(group):
             self.group(self.ranks_of(group))
             return
         if not isinstance(group, SimulatedGroup):
-            msg = f"{group!r} is no group of this world; create_group builds one"
+            msg = f"{group!r} is not a group of this world; create_group builds one"
             raise MeshError(msg)
         self._groups[group.ranks] = group
 
@@ -300,7 +300,7 @@ class SimulatedTransport(Transport):
         """See :meth:`Transport.ranks_of`.
 
         Raises:
-            MeshError: ``group`` is no group of this world, or was destroyed.
+            MeshError: ``group`` is not a group of this world, or was destroyed.
         """
         if group is None:
             return tuple(range(self.world_size))

@@ -32,7 +32,7 @@ class FormResult:
         cause: class of the error that was found; empty if none.
         axis: group or mesh axis that the cause concerns.
         evidence: the numbers that show the cause.
-        unplaced: values that could not be compared, as their placement could not be told.
+        unplaced: values that could not be compared, as their placement could not be determined.
         error: what ended the run without a verdict; empty if nothing did.
     """
 

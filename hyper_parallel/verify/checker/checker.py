@@ -333,7 +333,7 @@ def seedable(outs: Sequence[Any]) -> list[Any]:
     """Return outputs of a function of DTensors in layouts whose local cotangent is known on each rank.
 
     Raises:
-        TypeError: an output is no DTensor.
+        TypeError: an output is not a DTensor.
     """
     for out in outs:
         if not isinstance(out, DTensor):

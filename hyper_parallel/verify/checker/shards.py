@@ -48,7 +48,7 @@ NUMBERS = {"sum": "fciu", "avg": "fc", "max": "fiu", "min": "fiu", "prod": "fciu
 
 
 def can_be_partial(array: Any, op: str) -> bool:
-    """Whether ``array`` can be split into partial values of ``op``: NaN is no extremum, and no sum is -0."""
+    """Whether ``array`` can be split into partial values of ``op``: NaN is not an extremum, and no sum is -0."""
     if array.dtype.kind not in NUMBERS[op]:
         return False
     if array.dtype.kind != "f":

@@ -68,7 +68,7 @@ def _other_weights(runs: PairedRuns) -> list[Difference]:
         for rank in runs.holders(key):
             if (key[1], rank) in runs.parameters.strangers:
                 shape, whole = runs.value(key, rank).shape, np.shape(runs.bounds.reference[key].value)
-                wrong[rank] = f"{list(shape)} on rank {rank} is no part of A's {list(whole)}"
+                wrong[rank] = f"{list(shape)} on rank {rank} is not a part of A's {list(whole)}"
                 continue
             distance = runs.distance(key, rank)
             if distance is not None and distance.ratio > 1:

@@ -46,7 +46,7 @@ class ActivationPlacements:
         declared: parsed lines by kind and name.
 
     Attributes:
-        unplaced: by kind and name, why the placement cannot be told.
+        unplaced: by kind and name, why the placement cannot be determined.
         rows: by rank, dim and its sizes (local, global), how often which rows were recognised.
     """
 
@@ -74,7 +74,7 @@ class ActivationPlacements:
             self._place_rest(key)
 
     def of(self, key: Key, rank: int) -> Placement | None:
-        """Return the placement of a value on a rank; None if it cannot be told or is not there."""
+        """Return the placement of a value on a rank; None if it cannot be determined or is not there."""
         return self._placements.get((key, rank))
 
     def by_rows(self, rank: int, shape: tuple[int, ...], total: tuple[int, ...]) -> Placement | None:

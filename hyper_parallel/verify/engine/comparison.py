@@ -268,7 +268,7 @@ class _Comparison:
     def _missing(self) -> None:
         """Find gradients that ranks do not have, and list other values that no rank has."""
         kinds = {key[0] for key in self.runs.bounds.reference}
-        trained = kinds.intersection(_TRAINING) or kinds  # what a rank alone evaluates afterwards is no step
+        trained = kinds.intersection(_TRAINING) or kinds  # what a rank alone evaluates afterwards is not a step
         last = {rank: _last_step(index, trained) for rank, index in enumerate(self.runs.ranks)}
         end = _last_step(self.runs.bounds.reference, trained)
         for rank, step in last.items():
@@ -361,7 +361,7 @@ class _Comparison:
             if key in self.runs.bounds.reference:
                 shape, total = self.runs.value(key, rank).shape, self.runs.bounds.reference[key].value.shape
                 known = self.wrong[key].ranks if key in self.wrong else ()
-                why = f"{list(shape)} is no part of the single device's {list(total)}"
+                why = f"{list(shape)} is not a part of the single device's {list(total)}"
                 self._lacks(key, (*known, rank), why)
         for name in parameters.names():
             key = ("weight", name, -1, 0)
@@ -540,7 +540,7 @@ class _Comparison:
         self._unplaced_outputs(trained)
 
     def _unplaced_outputs(self, trained: Collection[int]) -> None:
-        """List outputs whose placement cannot be told, in a run whose training is right."""
+        """List outputs whose placement cannot be determined, in a run whose training is right."""
         for (kind, name), why in list(self.runs.activations.unplaced.items()):
             places = self._unseen(kind, name)
             if kind == "output" and places and all(_of_training(key, trained) for key, _ in places):
@@ -635,7 +635,7 @@ class _Comparison:
             axis = next(iter(self.runs.axes.groups))
             line = f'parameter {name}: {why}; declare it, e.g. {{"{name}": "shard(0) over {axis}"}}'
             self.verdict.unplaced.append(line)
-            self.verdict.incomplete.append(f"the placement of {name} cannot be told")
+            self.verdict.incomplete.append(f"the placement of {name} cannot be determined")
         for (kind, name), why in self.runs.activations.unplaced.items():
             if not self._unseen(kind, name):
                 continue
@@ -653,7 +653,7 @@ class _Comparison:
         ]
 
     def _without_place(self, kind: str, name: str) -> Iterator[tuple[Key, int]]:
-        """Yield the values of a name whose placement cannot be told, with the rank."""
+        """Yield the values of a name whose placement cannot be determined, with the rank."""
         for key in self.runs.bounds.reference:
             if key[:2] == (kind, name):
                 unplaced = (rank for rank in self.runs.holders(key) if self.runs.activations.of(key, rank) is None)

@@ -39,7 +39,7 @@ class Decision:
         chosen: the rank's indices, one row per decision.
         expected: the reference's indices of the same rows.
         flips: rows whose scores are within the bounds and whose choice is another, a near tie.
-        outside: the same where what is chosen is no near tie.
+        outside: the same where what is chosen is not a near tie.
         why: numbers of the first row of ``outside``.
     """
 

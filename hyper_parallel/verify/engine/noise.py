@@ -310,7 +310,7 @@ def _medians(rows: Any) -> Any:
 def _trailing_zero_bits(array: Any, dtype: str) -> int:
     """Return how many trailing bits are zero in every number of a float32 array: 16 of bfloat16, 13 of float16, or 0.
 
-    Where the dtype is not told, up to seven numbers may have short binary fractions by chance (0.5, 1.0), and then
+    Where the dtype is unknown, up to seven numbers may have short binary fractions by chance (0.5, 1.0), and then
     count as float32.
     """
     if dtype in _HALF_BITS:

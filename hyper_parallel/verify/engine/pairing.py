@@ -122,7 +122,7 @@ class PairedRuns:
         return np.asarray(self.ranks[rank][key].value)
 
     def placement(self, key: Key, rank: int) -> Placement | None:
-        """Return what a value is on a rank; None if that cannot be told."""
+        """Return what a value is on a rank; None if that cannot be determined."""
         kind, name, _, _ = key
         record, total = self.ranks[rank][key], np.shape(self.bounds.reference[key].value)
         if kind not in _FOLLOW:
@@ -160,7 +160,7 @@ class PairedRuns:
         return value
 
     def distance(self, key: Key, rank: int) -> Distance | None:
-        """Return how far a rank's value is from the reference's; None if its placement cannot be told."""
+        """Return how far a rank's value is from the reference's; None if its placement cannot be determined."""
         placement = self.placement(key, rank)
         if placement is None or not placement.compared:
             return None
@@ -228,7 +228,7 @@ class PairedRuns:
         return distances
 
     def factor(self, key: Key, rank: int) -> float | None:
-        """Return the number by which a rank's value is the reference's multiplied; None if it is no multiple."""
+        """Return the number by which a rank's value is the reference's multiplied; None if it is not a multiple."""
         placement = self.placement(key, rank)
         actual = None if placement is None else self.actual(key, rank, placement)
         if placement is None or actual is None or actual.dtype.kind != "f":
@@ -274,7 +274,7 @@ def _last_calls(index: Mapping[Key, Record]) -> dict[tuple[str, str, int], int]:
 
 
 def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
-    """Return the number by which ``expected`` is multiplied in ``actual``; None if it is no multiple within bounds."""
+    """Return the number by which ``expected`` is multiplied in ``actual``; None if there is none within bounds."""
     if actual.shape != expected.shape or not np.any(expected):
         return None
     place = np.unravel_index(int(np.abs(expected).argmax()), expected.shape)

@@ -198,7 +198,7 @@ class ParameterPlacements:
         declared: parsed lines by pattern.
 
     Attributes:
-        unplaced: by name, why its placement cannot be told.
+        unplaced: by name, why its placement cannot be determined.
         strangers: names and ranks of initial values that are no part of the reference's.
     """
 
@@ -229,7 +229,7 @@ class ParameterPlacements:
             self._place_by_others(name, rank)
 
     def of(self, name: str, rank: int) -> Placement | None:
-        """Return the placement of a parameter or buffer on a rank; None if it cannot be told or is not there."""
+        """Return the placement of a parameter or buffer on a rank; None if it cannot be determined or is not there."""
         return self._placements.get((name, rank))
 
     def owner(self, name: str) -> str:

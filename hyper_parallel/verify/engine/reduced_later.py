@@ -66,7 +66,7 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apar
     slack = unit(expected, runs.bounds.reference[key].dtype) * np.sum(np.abs(values), axis=0) / divisor
     farthest = max(float(np.linalg.norm(value - values[0])) for value in values)
     if farthest <= apart * float(np.linalg.norm(allowed + slack)):
-        return np.inf  # reduced already: what is off is no share of a rank's own
+        return np.inf  # reduced already: what is off is not a share of a rank's own
     return float(distance(total, expected, allowed + slack, runs.bounds.floor(key)).ratio)
 
 

@@ -166,7 +166,7 @@ def _weighted(
         and np.isclose(weights, np.round(weights), atol=1e-3).all()
         and np.abs(weights).max() < 1.5
     ):
-        return ("", ""), None  # one rank has the reference's value, which is no sum
+        return ("", ""), None  # one rank has the reference's value, which is not a sum
     error = np.abs(table @ weights - expected)
     slack = evidence.slack(
         evidence.ranks[0], (np.abs(table) * np.abs(weights)).sum(axis=1).reshape(evidence.actual[group[0]].shape)
@@ -214,7 +214,7 @@ def scaled(evidence: Evidence) -> Cause | None:
     if all(ratio is not None for ratio in ratios):
         counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios))
         return Cause("scaled-by-count", "", f"{text}, the ratio {counts}")
-    words = "which is no size of a group and no ratio of counts" if same else "a different factor on each rank"
+    words = "which is not a size of a group and no ratio of counts" if same else "a different factor on each rank"
     several = all(evidence.wrong[rank].sum() > 1 for rank in evidence.ranks)  # one number is a multiple of any other
     return Cause("scaled", "", f"{text}, {words}") if several else None
 

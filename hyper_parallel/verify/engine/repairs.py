@@ -102,7 +102,7 @@ def _weights(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], see
     if names:
         repairs.words["constant-parameters"] = f"{_listed(names)} get random values around their constant ones"
     if unknown:
-        repairs.left["constant-parameters"] = f"which part of {_listed(unknown)} a rank has cannot be told"
+        repairs.left["constant-parameters"] = f"which part of {_listed(unknown)} a rank has cannot be determined"
 
 
 def spread_constant(array: Any, seed: int, name: str) -> Any:
@@ -169,7 +169,7 @@ def _shares(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed
         return
     for spot in spots:
         if not spot.refused:
-            repairs.left["equal-data"] = f"whether the ranks of {spot.subject} do the same work cannot be told"
+            repairs.left["equal-data"] = f"whether the ranks of {spot.subject} do the same work cannot be determined"
             continue
         for group in runs.axes.groups[spot.subject]:
             for rank, share in zip(group, shares(len(group)), strict=True):

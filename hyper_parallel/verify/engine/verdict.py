@@ -101,7 +101,7 @@ class Verdict:
         differences: in the order of execution.
         counts: values compared, by kind; one value on three ranks counts three times.
         checked: elements compared.
-        unplaced: values whose placement could not be told, each with the line that declares it.
+        unplaced: values whose placement could not be determined, each with the line that declares it.
         incomplete: what the program did not do that the reference does: steps, parameters. Such a run is not equal.
         skipped: what only one of the runs has, or cannot be compared, and why.
         replicas: wrong values that ranks hold as replicas, and that are not the same on them.

@@ -137,7 +137,7 @@ def operands(step: Step) -> Iterator[int]:
 
 
 def filled_in(step: Step, replace_leaf: Callable[[Any], Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments of a step with ``replace_leaf`` applied to everything that is no container."""
+    """Return the arguments of a step with ``replace_leaf`` applied to everything that is not a container."""
     args = [substitute(value, replace_leaf) for value in step.args]
     return args, {name: substitute(value, replace_leaf) for name, value in step.kwargs.items()}
 

@@ -26,7 +26,7 @@ _LONGEST = 160
 class CallSites:
     """Collects the call sites that a page names.
 
-    Lines are those that the file has when the page is written. A site whose file is no Python file, is gone, or has
+    Lines are those that the file has when the page is written. A site whose file is not a Python file, is gone, or has
     fewer lines stays text.
     """
 

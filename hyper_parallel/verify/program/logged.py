@@ -71,7 +71,7 @@ def compare_logged(reference: Reference, run: Run, notes: list[str], *, strict: 
     Args:
         reference: with the lines of its repeats.
         run: of the ranks, whose training is equal.
-        notes: receives what differs and is no error.
+        notes: receives what differs and is not an error.
         strict: whether a number that differs and that no hypothesis explains counts as an error.
     """
     own, ranks = reference.run.ranks[0], run.ranks

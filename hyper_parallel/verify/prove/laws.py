@@ -207,7 +207,7 @@ def _power(sizes: Sequence[Size], split: str) -> int:
     for size in sizes:
         if split and split in size.symbols:
             if size.formula:
-                msg = f"a factor {size} that is no product of sizes"
+                msg = f"a factor {size} that is not a product of sizes"
                 raise UnprovenError(msg)
             count += size.symbols.count(split)
     return count
@@ -225,7 +225,7 @@ def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Re
         outer, factor = before.over(product(step.shape[:dim])), row.over(product(step.shape[dim + 1 :]))
         if inside is not None and outer is not None and factor is not None and outer * factor == inside:
             return replace(x, dim=dim, outer=outer, factor=factor)
-    msg = f"{step.name}: the part is no block of the result"
+    msg = f"{step.name}: the part is not a block of the result"
     raise UnprovenError(msg)
 
 

@@ -280,7 +280,7 @@ def test_copies_keep_class_options_and_groups_of_lists():
 
 
 def test_options_that_do_not_exist_are_refused():
-    """A dim that a parameter has not, a placement that is no shard, and a number that divides nothing."""
+    """A dim that a parameter has not, a placement that is not a shard, and a number that divides nothing."""
 
     def rank(mesh):
         messages = []

@@ -145,7 +145,7 @@ def test_local_shards_that_do_not_fit_are_refused():
 
 
 def test_a_local_tensor_on_another_device_than_its_mesh_is_refused():
-    """A tensor that is left on the host is told with both ways out, also after one that was on the mesh's device."""
+    """A tensor left on the host is reported with both ways out, also after one that was on the mesh's device."""
     import torch
 
     def on_rank(mesh):

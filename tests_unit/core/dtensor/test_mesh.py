@@ -202,7 +202,7 @@ def test_the_current_mesh_belongs_to_the_thread():
 
 @pytest.mark.parametrize("choice", [0, -1, slice(1), None, (), "", ["dp"]])
 def test_what_is_no_name_chooses_no_axis(choice):
-    """A mesh is sliced by names only; anything else raises a ValueError that is no IndexError."""
+    """A mesh is sliced by names only; anything else raises a ValueError that is not an IndexError."""
     with pytest.raises(MeshError) as caught:
         GRID[choice]
     assert str(caught.value) == (

@@ -43,7 +43,7 @@ def test_parts_that_lie_together_are_not_copied():
 
 @pytest.mark.platforms("torch")
 def test_a_strided_whole_is_split():
-    """A whole that is no contiguous tensor, or has the bit of a negated view, is split by its values."""
+    """A whole that is not a contiguous tensor, or has the bit of a negated view, is split by its values."""
     import torch
 
     platform = platform_named("torch")

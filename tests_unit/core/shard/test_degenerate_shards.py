@@ -14,7 +14,7 @@ pytestmark = pytest.mark.platforms("torch")
 
 
 def test_a_shard_is_thin_where_a_dim_has_more_elements_elsewhere():
-    """One element of one is no thin shard, one of several or none of any is; of an unknown shape none is known."""
+    """One element of one is not a thin shard, one of several or none of any is; of an unknown shape none is known."""
 
     def on_rank():  # of four rows the last of three ranks has none, of seven one
         mesh = init_device_mesh("cpu", (3,))
@@ -129,7 +129,7 @@ def test_an_operand_that_no_operator_takes_is_refused_on_every_rank(world):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_write_over_a_thin_result_takes_it_off_its_graph_on_every_rank(world):
-    """Order in memory is no view: after a write over the whole result no rank has a gradient of its operands."""
+    """Order in memory is not a view: after a write over the whole result no rank has a gradient of its operands."""
 
     def program(x, y, source, cotangent):
         result = (x.t() * y.t()).copy_(source)

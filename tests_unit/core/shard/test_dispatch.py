@@ -581,7 +581,7 @@ def test_a_call_seen_before_is_repeated():
             result = again[op](args)
             assert result.layout is wanted.layout
             assert_whole(result, wanted.full_tensor())
-        assert_whole(again["mul"]((y, 7)), values(5, 4, seed=1) * 7)  # the number is no part of the key
+        assert_whole(again["mul"]((y, 7)), values(5, 4, seed=1) * 7)  # the number is not a part of the key
         assert_whole(again["sum"]((x, 1, True, None)), values(5, 4).sum(1, True))
         assert again["sum"]((x, 1, True, torch.float64)) is CACHE_MISS
         assert again["sum"]((x, True, True)) is CACHE_MISS

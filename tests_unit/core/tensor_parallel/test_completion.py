@@ -1,4 +1,4 @@
-"""Plans that are completed: models under them equal one device, and what cannot be told is refused in words."""
+"""Plans that are completed: models under them equal one device, and what cannot be determined is refused in words."""
 
 from __future__ import annotations
 
@@ -220,13 +220,13 @@ FEATURES = (
 def test_modules_that_may_get_local_features_are_refused():
     """A forgotten second layer and norms of queries and keys may get a part, which no replicated module may."""
     assert refusal(make_model(), {"layers.*.up": "colwise"}) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         f"  - layers.0.down (Linear): {FEATURES.format(entry='layers.*.up')}\n"
         f"  - layers.1.down (Linear): {FEATURES.format(entry='layers.*.up')}"
     )
     text = FEATURES.format(entry="attention.[qkv]")
     assert refusal(make_attention(), {"attention.[qkv]": ColwiseParallel(), "attention.o": RowwiseParallel()}) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         f"  - attention.q_norm (RMSNorm): {text}\n"
         f"  - attention.k_norm (RMSNorm): {text}"
     )
@@ -254,7 +254,7 @@ def test_names_tell_norms_of_queries_from_those_of_the_input():
     """Where all sizes are equal, a layer beside a pair and a norm get whole tensors, unless the norm is of queries."""
     text = FEATURES.format(entry="0.q")
     assert refusal(square(), {"0.q": "colwise", "0.o": "rowwise"}) == (
-        f"complete_plan: no style can be told for these modules:\n  - 0.q_norm (LayerNorm): {text}"
+        f"complete_plan: no style can be determined for these modules:\n  - 0.q_norm (LayerNorm): {text}"
     )
     completed = complete_plan(square(), {"0.q": "colwise", "0.o": "rowwise", "0.q_norm": "replicate"})
     assert list(completed) == ["0.q", "0.o", "0.q_norm", "0.gate", "0.norm"]
@@ -273,7 +273,7 @@ def test_parameters_beside_layers_that_return_local_features():
     plan = {"0.q": "colwise", "0.o": "rowwise", "0.q_norm": "replicate"}
     assert list(complete_plan(build(WIDTH), plan)) == ["0.q", "0.o", "0.q_norm", "0.gate", "0.norm"]
     assert refusal(build(()), plan) == (
-        f"complete_plan: no style can be told for these modules:\n  - 0 (Model): {FEATURES.format(entry='0.q')}"
+        f"complete_plan: no style can be determined for these modules:\n  - 0 (Model): {FEATURES.format(entry='0.q')}"
     )
 
 
@@ -287,13 +287,13 @@ def test_features_that_leave_a_module_may_go_on_to_modules_beside_it():
     plan = {"attention.[qkv].0": "colwise", "attention.o.0": "rowwise"}
     text = FEATURES.format(entry="attention.[qkv].0")
     assert refusal(model, plan) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         f"  - attention.q_norm (RMSNorm): {text}\n"
         f"  - attention.k_norm (RMSNorm): {text}"
     )
     activated = nn.Sequential(nn.Linear(WIDTH, 9), nn.PReLU())
     assert refusal(activated, {"0": "colwise"}) == (
-        f"complete_plan: no style can be told for these modules:\n  - 1 (PReLU): {FEATURES.format(entry='0')}"
+        f"complete_plan: no style can be determined for these modules:\n  - 1 (PReLU): {FEATURES.format(entry='0')}"
     )
 
 
@@ -326,7 +326,7 @@ def test_modules_that_may_get_local_shards_are_refused(style):
     entries = {"0": style} if not type(style).__name__.startswith("Prepare") else {"0": "colwise_rep", "[0]": style}
     entry = f"{list(entries)[-1]!r} ({type(style).__name__})"
     assert refusal(model, entries) == (
-        f"complete_plan: no style can be told for these modules:\n  - 1 (LayerNorm): {SHARDS.format(entry=entry)}"
+        f"complete_plan: no style can be determined for these modules:\n  - 1 (LayerNorm): {SHARDS.format(entry=entry)}"
     )
 
 
@@ -363,7 +363,7 @@ def test_styles_that_may_place_more_than_they_say_are_refused():
 
     text = "may lay out {names} or not; let its placements_for return the placements of all parameters that it lays out"
     assert refusal(make_model(), {"layers.0": Mark(), "layers.1": "local"}) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         f"  - layers.0.norm (LayerNorm): the entry 'layers.0' (Mark) {text.format(names='weight, bias')}\n"
         f"  - layers.0.up (Linear): the entry 'layers.0' (Mark) {text.format(names='weight, bias')}\n"
         f"  - layers.0.down (Linear): the entry 'layers.0' (Mark) {text.format(names='weight, bias')}"
@@ -377,7 +377,7 @@ def test_a_module_with_a_style_gets_no_second_one():
     """A style that converts inputs or outputs leaves parameters plain, and another would convert again."""
     style = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
     assert refusal(make_model(), {**PAIRS, "norm": style}) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         "  - norm (LayerNorm): the entry 'norm' (PrepareModuleInput) leaves weight, bias plain, and two styles would "
         "convert twice; NoParallel(input_layout=..., output_layout=...) replicates, too, or "
         "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
@@ -391,7 +391,7 @@ def test_a_tied_parameter_that_no_style_lays_out_alike_is_refused():
     model = nn.ModuleDict({"up": nn.Linear(WIDTH, 9), "norm": nn.LayerNorm(9)})
     model["norm"].bias = model["up"].bias
     assert refusal(model, {"up": "colwise_rep"}) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         "  - norm (LayerNorm): bias is tied to a parameter that the entry 'up' (ColwiseParallel) lays out as Shard(0); "
         "no style does that here"
     )
@@ -407,7 +407,7 @@ def test_own_parameters_among_dtensors():
         "attention.o": PAIRS_OF_DTENSORS["layers.*.down"],
     }
     assert refusal(model, plan) == (
-        "complete_plan: no style can be told for these modules:\n"
+        "complete_plan: no style can be determined for these modules:\n"
         "  - the module (Model): no style replicates gate alone, and modules inside have styles; "
         "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
     )

@@ -202,7 +202,7 @@ def test_refusals(platform_name, world):
             ("MeshError", f"create_group: rank_list [0, {world}] must name distinct ranks of the world of {world}"),
             ("MeshError", f"create_group: rank_list [] must name distinct ranks of the world of {world}"),
         ]
-        refused = f"rank {number} calls a collective over ranks ({other[0]},), of which it is no member"
+        refused = f"rank {number} calls a collective over ranks ({other[0]},), of which it is not a member"
         sourceless = f"broadcast from rank {world}, which is not among ranks {tuple(everyone)}; src is a global rank"
         everywhere = ", ".join(REDUCE)
         average = "the average of integers or booleans is not an integer: use 'sum', or convert to a float first"

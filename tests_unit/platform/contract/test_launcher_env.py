@@ -66,7 +66,7 @@ def test_a_single_rank_has_no_launcher(monkeypatch, variables):
 
 @pytest.mark.parametrize("variables", [{**TORCHRUN, "WORLD_SIZE": "first"}, {**MSRUN, "RANK_ID": "first"}])
 def test_numbers_that_are_none_are_refused(monkeypatch, variables):
-    """A rank or a world size that is no number is said, instead of being taken for a world of one."""
+    """A rank or a world size that is not a number is said, instead of being taken for a world of one."""
     with pytest.raises(MeshError) as raised:
         launch(monkeypatch, variables)
     name = next(name for name, value in variables.items() if value == "first")

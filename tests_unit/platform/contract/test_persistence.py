@@ -110,14 +110,14 @@ def test_files_are_read_by_the_other_framework_and_by_safetensors(tmp_path):
 
 
 OWN = {
-    "torch": "load_checkpoint: {} is no whole file of torch.save with tensors alone; nothing of it was executed; load "
-    "another copy",
+    "torch": "load_checkpoint: {} is not a complete file of torch.save with tensors alone; nothing of it was executed; "
+    "load another copy",
     "mindspore": "load_checkpoint: {} has no checksum at its end: it is truncated, of another format, or "
     "mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with that",
 }
 DAMAGED = (
-    "load_checkpoint: {} is no whole file of mindspore.save_checkpoint: its checksum or its content is wrong; load "
-    "another copy"
+    "load_checkpoint: {} is not a complete file of mindspore.save_checkpoint: its checksum or its content is wrong; "
+    "load another copy"
 )
 
 

@@ -19,7 +19,7 @@ WRONG = {
     "a group that is none": (
         "MeshError",
         (
-            "'world' is no group of this world, or was destroyed; known are the groups of ranks []; create_group "
+            "'world' is not a group of this world, or was destroyed; known are the groups of ranks []; create_group "
             "builds one"
         ),
     ),
@@ -27,7 +27,7 @@ WRONG = {
         "MeshError",
         "group (0, 5) must name distinct ranks of the world of 2",
     ),
-    "a group of others": (MISMATCH, "rank {me} calls a collective over ranks ({other},), of which it is no member"),
+    "a group of others": (MISMATCH, "rank {me} calls a collective over ranks ({other},), of which it is not a member"),
     "a source outside the world": (
         MISMATCH,
         "broadcast from rank 2, which is not among ranks (0, 1); src is a global rank",

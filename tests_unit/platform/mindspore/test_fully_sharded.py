@@ -262,7 +262,7 @@ def test_what_is_gathered_is_freed():
 
 
 def test_parts_of_a_parameter_are_saved_as_they_are():
-    """A view that begins where the parameter does is no reference to it: gradients are those of one device."""
+    """A view that begins where the parameter does is not a reference to it: gradients are those of one device."""
 
     def rank():
         import mindspore as ms

@@ -138,7 +138,9 @@ def groups():
         platform.mark_created_groups(own)
         assert platform.get_created_group([3, 0]) == own
         platform.destroy_process_group(own)
-        with pytest.raises(MeshError, match=r"is no group of this world, or was destroyed; known are the groups of "):
+        with pytest.raises(
+            MeshError, match=r"is not a group of this world, or was destroyed; known are the groups of "
+        ):
             platform.get_process_group_ranks(own)
     return True
 

@@ -279,7 +279,7 @@ def test_a_plan_in_pytorchs_words_trains_as_on_one_device(world):
 
 
 def test_placements_in_nested_declarations_are_converted():
-    """Lists, tuples and dicts keep their form; what is no placement of PyTorch stays as it is."""
+    """Lists, tuples and dicts keep their form; what is not a placement of PyTorch stays as it is."""
     declared = {"a": [peer.Shard(1)], "b": (None, "tp", peer.Partial("product")), "c": Replicate()}
     assert own_placements(declared) == {"a": [Shard(1)], "b": (None, "tp", Partial("prod")), "c": Replicate()}
     assert own_placements(7) == 7

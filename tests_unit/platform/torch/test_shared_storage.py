@@ -173,7 +173,7 @@ def test_shared_storage_is_freed():
 
 @pytest.mark.parametrize("shape", WORLDS)
 def test_what_writes_nothing_makes_no_copy_stale(shape):
-    """Reading ``.data`` is no write, and neither is giving the tensor another storage."""
+    """Reading ``.data`` is not a write, and neither is giving the tensor another storage."""
 
     def run(place):
         base = place(numbers(9), Shard(0))

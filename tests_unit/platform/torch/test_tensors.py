@@ -155,7 +155,7 @@ def test_trees_keep_their_types():
 
 
 def test_an_empty_array_gives_usual_strides():
-    """What is made of an empty array is stored as other empty tensors are, and is no expanded tensor."""
+    """What is made of an empty array is stored as other empty tensors are, and is not an expanded tensor."""
     import numpy as np
     import torch
 

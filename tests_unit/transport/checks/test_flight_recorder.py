@@ -86,7 +86,7 @@ def test_the_last_calls_are_kept(tmp_path):
 
 
 def test_a_record_that_cannot_be_written_costs_no_error(tmp_path, monkeypatch):
-    """The failure of the world is told all the same, and that its record is missing; without a folder there is none."""
+    """The failure of the world is reported, and that its record is missing; without a folder there is none."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))
     recorder = recorder_from_environment(1)

@@ -99,7 +99,7 @@ def test_the_trace_has_a_bar_per_call(tmp_path):
     ],
 )
 def test_damaged_records_are_refused(tmp_path, text, problem):
-    """A file that is no record is named with what it lacks."""
+    """A file that is not a record is named with what it lacks."""
     path = tmp_path / "rank-0.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="flight record: ") as caught:

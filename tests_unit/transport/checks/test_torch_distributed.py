@@ -240,7 +240,7 @@ def _outlived_inputs():
 def test_functional_collectives_do_not_hold_the_interpreter_lock():
     """A functional collective starts without the interpreter lock: gloo's threads take it to free inputs.
 
-    PyTorch's own crash of processes that start many of them is no finding (transport/README.md): the run is repeated.
+    PyTorch's own crash of processes that start many of them is not a finding (transport/README.md): it is run again.
     """
     for _ in range(4):
         completed = run(_outlived_inputs, 2)

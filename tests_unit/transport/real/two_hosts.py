@@ -54,7 +54,7 @@ class TwoHosts:
         self._do(2, "sh", "-c", f"echo 1 > {_FORWARDING}")
 
     def cut(self):
-        """Cut the link: from now on whatever the hosts send to each other is lost, and nobody is told."""
+        """Cut the link: from now on whatever the hosts send to each other is lost, and nobody is reported."""
         self._do(2, "sh", "-c", f"echo 0 > {_FORWARDING}")
 
     def slow(self):

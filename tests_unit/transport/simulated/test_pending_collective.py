@@ -23,7 +23,7 @@ def barrier(ranks):
 
 
 def test_ranks_that_wait_in_a_circle_are_told_while_another_runs():
-    """Ranks 0 and 2 wait for each other, and rank 1 for them: they are told; rank 3, which runs, is not disturbed."""
+    """Ranks 0 and 2 wait for each other, and rank 1 for them: they are reported; rank 3 runs and is not disturbed."""
     coordinator = Coordinator(4)
     board = MessageBoard(coordinator)
     for source, destination in ((0, 2), (2, 0)):
@@ -75,7 +75,7 @@ def test_a_message_that_was_given_up_meets_no_later_one():
 
 
 def test_a_wait_for_ranks_that_have_ended_fails_at_once():
-    """A rank that asks for what nobody can post any more is told, with what others have posted and nobody answers."""
+    """A rank that asks for what nobody can post any more is reported, with what others posted and nobody answers."""
     coordinator = Coordinator(2)
     board = MessageBoard(coordinator)
     board.post(message(1, 0, tag=3), sending=True)

@@ -98,7 +98,7 @@ class _Silent:
 
 
 def test_a_stopped_process_is_told_and_ended_by_sigterm(monkeypatch, tmp_path):
-    """Nobody waits for the stack of a stopped process, which is continued to be ended; one that is gone is told."""
+    """Nobody waits for the stack of a stopped process, which is continued to be ended; one that is gone is reported."""
     monkeypatch.setattr(rank_pool, "_STACK_SECONDS", 600.0)
     process = multiprocessing.get_context("fork").Process(target=_sleep, args=(str(tmp_path),), daemon=True)
     process.start()

@@ -102,7 +102,7 @@ def _own_signals():
     [(EOFError(), 0, ""), (BrokenPipeError(), 0, ""), (OSError("full"), 1, "OSError: full")],
 )
 def test_a_rank_leaves_when_its_line_closes(own_signals, error, status, written):
-    """A closed connection is no failure; any other error is written down. SIGTERM is ignored from then on."""
+    """A closed connection is not a failure; any other error is written down. SIGTERM is ignored from then on."""
 
     def serve():
         raise error

@@ -122,7 +122,7 @@ def test_the_ends_of_a_world(transport):
 
 def test_a_wrong_call_is_still_one(transport):
     """Arguments are checked as in any world."""
-    with pytest.raises(CollectiveMismatchError, match="of which it is no member"):
+    with pytest.raises(CollectiveMismatchError, match="of which it is not a member"):
         transport.all_reduce(np.ones(3), "sum", (1, 2))
     with pytest.raises(CollectiveMismatchError, match="must be distinct and lie in"):
         transport.all_reduce(np.ones(3), "sum", (0, 4000))

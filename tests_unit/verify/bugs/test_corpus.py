@@ -51,7 +51,7 @@ def test_an_end_is_told_from_unequal_calls():
 
 
 def test_what_was_left_out_is_no_pass():
-    """Values without placement, steps that were not made and unequal replicas are told beside the verdict."""
+    """Values without placement, steps that were not made and unequal replicas are reported next to the verdict."""
     verdict = Verdict(3, checked=4, unplaced=["a"])
     assert form_result(report(verdict)).unplaced == ("a",)
     unfinished = form_result(report(Verdict(3, checked=4, incomplete=["rank 1 stops"])))
@@ -67,7 +67,7 @@ def test_a_difference_without_cause_has_none():
 
 @pytest.mark.platforms("torch")
 def test_a_program_that_the_harness_refuses_is_no_verdict(monkeypatch):
-    """A program that records nothing is not caught: the reason is told."""
+    """A program that records nothing is not caught: the reason is reported."""
     (bug,) = bugs_named(["torch"], ["average_for_sum"])
     monkeypatch.setattr(bug.load(), bug.name, lambda _: None)
     result = run_bug(bug)

@@ -40,7 +40,7 @@ def test_a_right_result():
     ],
 )
 def test_a_broken_form_that_is_judged_otherwise(broken, expected, text):
-    """Another tensor, another cause, an equal run and an end without verdict are told apart."""
+    """Another tensor, another cause, an equal run and an end without verdict are distinguished."""
     result = replace(GOOD, broken=broken)
     assert (result.caught, result.tensor_right, result.cause_right) == expected
     assert result.text().endswith(text)

@@ -67,7 +67,7 @@ def test_the_fewest_elements(source, target, least):
 
 @pytest.mark.platforms("torch")
 def test_the_command(capsys):
-    """The command runs the meshes of its options, and refuses a text that is no mesh."""
+    """The command runs the meshes of its options, and refuses a text that is not a mesh."""
     assert main(["verify", "redistribute", "--platform", "torch", "--mesh", "2", "--shape", "3x4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ok"]

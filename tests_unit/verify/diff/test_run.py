@@ -1,4 +1,4 @@
-"""`verify diff`: runs that sum in another order are equal; others are told apart at the module where they part."""
+"""`verify diff`: runs that sum in another order are equal; others are distinguished at the module where they part."""
 
 import runpy
 from pathlib import Path

@@ -177,7 +177,7 @@ def test_shards_of_another_rank(runs):
     reference, repeats, parallel = runs(change)
     verdict = compare_runs(reference, repeats, parallel)
     assert (verdict.first.kind, verdict.first.name, verdict.first.step) == ("weight", "up.weight", -1)
-    assert "is no part of the single device's [7, 4]" in verdict.first.why
+    assert "is not a part of the single device's [7, 4]" in verdict.first.why
 
     def swapped(where, step, values):
         if where == "weight up.weight" and step == -1:

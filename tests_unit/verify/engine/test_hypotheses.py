@@ -40,7 +40,7 @@ def losses(values, expected, mesh=None, step=0):
 
 
 def test_losses_by_counts():
-    """Losses that ranks divide by their own counts are told with the counts, along an axis too."""
+    """Losses that ranks divide by their own counts are reported with the counts, along an axis too."""
     values = RNG.random(3)
     cause = losses(values, (values * [5, 7, 2]).sum() / 14)
     assert (cause.kind, cause.axis) == ("scaled-by-count", "dp")
@@ -51,7 +51,7 @@ def test_losses_by_counts():
 
 
 def test_losses_by_sizes_and_ratios():
-    """A loss that is off by a size of a group or by a ratio of counts is told; any other is not explained."""
+    """A loss that is off by a size of a group or by a ratio of counts is reported; any other is not explained."""
     assert (losses([2.5 / 3] * 3, 2.5).kind, losses([7.5] * 3, 2.5).axis) == ("scaled-by-size", "dp")
     cause = losses([0.3, 0.4], 0.35 * 9 / 11)
     assert (cause.kind, cause.evidence) == (
@@ -295,18 +295,18 @@ def test_factors():
     assert gradient(expected, [expected * 3 / 5, expected * 7 / 5]).kind in {"missing-reduction", "scaled-by-count"}
     cause = gradient(expected, [expected * np.pi] * 2)
     assert cause.kind == "scaled"
-    assert cause.evidence.endswith("which is no size of a group and no ratio of counts")
+    assert cause.evidence.endswith("which is not a size of a group and no ratio of counts")
     literal = gradient(expected, [expected * 0.47] * 2)
     assert literal.kind == "scaled"
     assert literal.evidence == (
-        "the ranks' gradients are the reference's times 0.47, which is no size of a group and no ratio of counts"
+        "the ranks' gradients are the reference's times 0.47, which is not a size of a group and no ratio of counts"
     )
     assert gradient(expected, [expected / 6] * 4, MESH).kind == "scaled-by-count"
     assert gradient(expected, [expected / 4] * 4, MESH).kind == "average-for-sum"
 
 
 def test_missing_and_zero_gradients():
-    """A gradient that some ranks lack, or that is zero on them, is told with the ranks."""
+    """A gradient that some ranks lack, or that is zero on them, is reported with the ranks."""
     expected = RNG.standard_normal((4, 5))
     cause = gradient(expected, [expected, None])
     assert (cause.kind, cause.evidence) == (
@@ -415,7 +415,7 @@ def test_stale_micro_batches():
 
 
 def test_sums_and_means_that_belong_elsewhere():
-    """A sum where losses are averaged is told; so is a size that is only a part of that mean."""
+    """A sum where losses are averaged is reported; so is a size that is only a part of that mean."""
     expected = RNG.standard_normal((4, 5))
     weight = record("weight", "a.w", -1, expected)
 
@@ -480,7 +480,7 @@ def test_elements_that_a_step_leaves():
 
 
 def test_a_moving_average_of_another_share():
-    """A buffer whose new share is scaled, as by a count of a part, is told by that factor."""
+    """A buffer whose new share is scaled, as by a count of a part, is reported by that factor."""
     old, new = RNG.standard_normal((2, 9))
 
     def records(share):
@@ -495,7 +495,7 @@ def test_a_moving_average_of_another_share():
 
 
 def test_outputs_that_no_sum_makes_right():
-    """Different outputs without a right sum are told with the nearest; parts that do not fit and sums by name."""
+    """Different outputs without a right sum are reported with the nearest; parts that do not fit and sums by name."""
     out, one, other = RNG.standard_normal((3, 4, 5))
     ranks = [[record("output", "o", 0, x)] for x in (one, other)]
     cause = first([record("output", "o", 0, out)], ranks, {"tp": 2}).cause

@@ -44,7 +44,7 @@ def test_integer_weights():
 
 
 def test_distances():
-    """Shape, kind, values that are not finite and elements beyond their bound are told with numbers."""
+    """Shape, kind, values that are not finite and elements beyond their bound are reported with numbers."""
     ones, bound = np.ones(3), np.full(3, 1e-12)
     assert distance(ones, ones, bound).why == ""
     assert within(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((0, 2)))

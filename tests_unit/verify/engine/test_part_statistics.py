@@ -266,7 +266,7 @@ def test_experts_are_no_stages():
 
 
 def test_without_evidence_there_is_no_cause():
-    """A difference that was not measured, or is no matrix, has no cause among statistics of a part."""
+    """A difference that was not measured, or is not a matrix, has no cause among statistics of a part."""
     from types import SimpleNamespace
 
     import numpy as np

@@ -116,7 +116,7 @@ def test_a_weight_that_is_no_part_is_told():
     weight = RNG.standard_normal((6, 4))
     result = verdict(values("a.weight", weight), [values("a.weight", weight[:3]), values("a.weight", weight[3:] + 1)])
     assert (result.first.ranks, result.first.step) == ((1,), -1)
-    assert result.first.why == "[3, 4] is no part of the single device's [6, 4]"
+    assert result.first.why == "[3, 4] is not a part of the single device's [6, 4]"
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (4,)])

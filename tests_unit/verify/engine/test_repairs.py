@@ -78,13 +78,13 @@ def test_losses_that_cannot_be_weighted():
     """A rank without a loss, and ranks whose work is not known to be equal, keep their losses."""
     assert left("equal-data", ("dp",)) == "the losses enter no backward that the recorder can weight"
     loss = {("loss", "loss", 0, 0)}
-    assert left("equal-data", ("dp",), records=loss) == "whether the ranks of dp do the same work cannot be told"
+    assert left("equal-data", ("dp",), records=loss) == "whether the ranks of dp do the same work cannot be determined"
 
 
 def test_parameters_and_outputs_of_unknown_placement():
     """Where a rank's part is not known, neither a parameter nor an output is changed."""
     weight = {("weight", "scale", -1, 0): Record("weight", "scale", "", -1, 0, np.ones(4))}
-    assert left("constant-parameters", reference=weight) == "which part of scale a rank has cannot be told"
+    assert left("constant-parameters", reference=weight) == "which part of scale a rank has cannot be determined"
     output = {("output", "x", 0, 0): Record("output", "x", "x", 0, 0, RNG.standard_normal(4))}
     assert left("constant-cotangents", reference=output) == "which part of x's output a rank has is unknown"
 

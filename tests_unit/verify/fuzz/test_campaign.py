@@ -91,7 +91,7 @@ def test_what_fails_is_made_small_and_written(small, monkeypatch, tmp_path):
     assert "wrong: value of x1 is " in report.text()
     assert (tmp_path / "torch-7-1.py").read_text() == shrunk.source
     assert len(shrunk.source.splitlines()) <= 20
-    assert shrunk.shown  # torch.broken is no function of PyTorch: the file fails
+    assert shrunk.shown  # torch.broken is not a function of PyTorch: the file fails
 
 
 def test_a_failure_that_needs_earlier_programs_is_told(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Every outcome is told from the others: shown by operators and rules that are broken on purpose."""
+"""Every outcome is distinguished from the others: shown by operators and rules that are broken on purpose."""
 
 import time
 from dataclasses import replace
@@ -209,7 +209,7 @@ def test_what_a_single_device_refuses_must_be_refused(small):
 
 
 def test_what_only_a_single_device_refuses_is_accepted(small, broken):
-    """A program that only the single device refuses is told from an equal one."""
+    """A program that only the single device refuses is distinguished from an equal one."""
 
     def lenient(tensor):
         if not isinstance(tensor, DTensor):
@@ -222,7 +222,7 @@ def test_what_only_a_single_device_refuses_is_accepted(small, broken):
 
 
 def test_another_error_is_an_internal_error(small, broken):
-    """An error that is no refusal, on all ranks or on some, is internal; the programs after it still run."""
+    """An error that is not a refusal, on all ranks or on some, is internal; the programs after it still run."""
 
     def fail(tensor):
         if isinstance(tensor, DTensor):
@@ -237,7 +237,7 @@ def test_another_error_is_an_internal_error(small, broken):
 
 
 def test_an_error_on_some_ranks_is_an_internal_error(small, broken):
-    """Where one rank fails and the others communicate, the error of that rank is told."""
+    """Where one rank fails and the others communicate, the error of that rank is reported."""
 
     def fail_on_one(tensor):
         if not isinstance(tensor, DTensor):

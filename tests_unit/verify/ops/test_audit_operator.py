@@ -111,7 +111,7 @@ def test_each_kind_of_error_is_reported(fault, outcome, text):
 
 
 def test_a_refusal_is_no_fault():
-    """A refusal without a sharding strategy is counted, and is no finding."""
+    """A refusal without a sharding strategy is counted, and is not a finding."""
     report = audited("refuses")
     assert (set(report.counts), report.findings, report.holds) == ({"rejects"}, [], True)
 
@@ -135,7 +135,7 @@ def test_placements_are_sampled_where_there_are_too_many():
 
 
 def test_an_operator_without_a_public_spelling_is_exempt():
-    """What PyTorch does not offer to users is no part of the audit, and says so."""
+    """What PyTorch does not offer to users is not a part of the audit, and says so."""
     with use_platform("torch"):
         report = _Auditor("torch-dtensor", "statistics_norm").run()
     assert (report.outcome, report.exempt) == ("exempt", "no public spelling of its own: its users are audited")

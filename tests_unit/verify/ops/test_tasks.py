@@ -42,7 +42,7 @@ def test_no_operator_is_left_out_for_lack_of_time(capsys, monkeypatch):
 
 
 def test_operators_that_nobody_declares_are_refused_with_near_names():
-    """A name that is neither the file's nor the library's is told with what the file has, and with similar names."""
+    """A name that is neither the file's nor the library's is reported with what the file has, and similar names."""
     task = {"file": "ops.py", "platform": "torch"}
     assert tasks._unknown(["mine", "add"], ["mine"], task) == ""
     message = tasks._unknown(["mines"], ["mine"], task)

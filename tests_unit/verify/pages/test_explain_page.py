@@ -22,7 +22,7 @@ def test_one_plan(samples):
 
 
 def test_several_plans_and_what_is_wrong(samples):
-    """Plans stand in the order of their rank; one that is wrong or could not be explained is no success."""
+    """Plans stand in the order of their rank; one that is wrong or could not be explained is not a success."""
     slow = replace(
         samples.explained(), plan="slow", wrong=["it is"], memory=Memory(1, 1, 1, None), traffic=[
             Traffic("", "forward", "all_reduce", (), 1, 1, 0)

@@ -64,7 +64,7 @@ def test_collectives_carry_bytes(samples):
 
 
 def test_a_run_that_ended_shows_its_traceback(samples):
-    """A run that ended early is no success, and shows every rank's traceback."""
+    """A run that ended early is not a success, and shows every rank's traceback."""
     page = model_page([samples.run(error="rank 0:\n<traceback>")])
     assert "<strong>ENDED</strong><p>ENDED: ValueError: &lt;no&gt;</p>" in page
     assert "<pre>rank 0:\n&lt;traceback&gt;</pre>" in page
@@ -81,7 +81,7 @@ def test_several_runs_have_an_overview(samples):
 
 
 def test_an_interrupted_command_is_no_success(samples):
-    """After an interrupt, the page states that the rest was not verified; without any run it is no success."""
+    """After an interrupt, the page states that the rest was not verified; without any run it is not a success."""
     page = model_page([samples.run()], "partial report: 1 of 4 runs finished")
     assert '<div class="verdict bad"><strong>1 of 1 runs equal to one device</strong><p>partial report: 1' in page
     assert '<div class="verdict bad"><strong>0 of 0' in model_page([])

@@ -56,7 +56,7 @@ def test_the_reasons_of_what_was_not_verified_are_shown(samples):
 
 
 def test_a_report_of_another_version_is_rejected(samples, tmp_path):
-    """A file that is no report, or that lacks the columns, is an error that names it and the fix."""
+    """A file that is not a report, or that lacks the columns, is an error that names it and the fix."""
     path = tmp_path / "operators-torch.json"
     path.write_text(json.dumps(samples.sweep()))
     assert read_report(path)["ok"]

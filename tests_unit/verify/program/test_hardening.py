@@ -364,7 +364,7 @@ def test_equal_outputs_of_different_work_are_accepted():
     report = verify_program(program, 2, platform="torch", harden=True)
     assert report.status == 0, report.text()
     (spot,) = [spot for spot in report.verdict.spots if spot.kind == "equal-data"]
-    assert spot.repair.endswith("(not repaired: whether the ranks of world do the same work cannot be told)")
+    assert spot.repair.endswith("(not repaired: whether the ranks of world do the same work cannot be determined)")
 
 
 @pytest.mark.untraced

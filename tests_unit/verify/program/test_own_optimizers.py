@@ -190,7 +190,7 @@ def reduce_half(dtype, divides=True):
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_reduced_in_half_precision_may_be_off_by_its_rounding(world, dtype):
-    """Each rank rounds its part of a sum, which is no error where the sum is small; a wrong divisor is one."""
+    """Each rank rounds its part of a sum, which is not an error where the sum is small; a wrong divisor is one."""
     report = verify_program(functools.partial(reduce_half, dtype), world, upcast=False)
     assert report.ok, report.text()
     report = verify_program(functools.partial(reduce_half, dtype, divides=False), world, upcast=False)

@@ -102,7 +102,7 @@ def test_a_script_on_one_rank_and_on_several(script, capfd):
 
 
 def test_an_exit_status_and_a_mesh(script):
-    """A script that ends with another status than 0 is no input; a function is called with the mesh of the ranks."""
+    """A script that ends with a status other than 0 is not an input; a function gets the mesh of the ranks."""
     program = find_program(str(script), ["7", "exit"], "FILE")
     with pytest.raises(InputError) as caught:
         run_world(program, World(2, "mindspore", timeout=120))

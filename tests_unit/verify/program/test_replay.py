@@ -370,7 +370,7 @@ def cross(size, recompute=False):
 )
 @pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
 def test_a_number_that_rounding_takes_across_a_threshold_is_replayed(world, rows, recompute):
-    """A ReLU's input that rounding makes negative on a rank has another gradient, and is no error."""
+    """A ReLU's input that rounding makes negative on a rank has another gradient, and is not an error."""
     report = verify_program(functools.partial(cross, 3e-7, recompute), world)
     assert report.ok, report.text()
     assert SIDES.format(9 * rows) in report.verdict.notes

@@ -118,7 +118,7 @@ def test_a_declaration_of_no_value_is_refused():
 
 
 def test_a_bug_is_found_with_its_cause(script):
-    """One gradient that is not reduced is the first difference, and its cause is told."""
+    """One gradient that is not reduced is the first difference, and its cause is reported."""
     report = verify_program(script, 3, platform="torch", args=["2", "--bug"])
     first = report.verdict.first
     assert (first.kind, first.name, first.step, first.cause.kind) == ("gradient", "0.bias", 0, "missing-reduction")
@@ -172,7 +172,7 @@ def test_a_rank_that_fails_is_in_the_report():
 
 
 def test_unequal_calls_are_a_cause():
-    """Ranks that call different collectives are told apart from other failures."""
+    """Ranks that call different collectives are distinguished from other failures."""
 
     def program():
         if dist.get_rank() == 1:
@@ -273,7 +273,7 @@ def test_a_rank_that_makes_no_step_is_no_bad_input():
 
 
 def test_a_rank_that_alone_evaluates_after_training():
-    """What one rank does after the last step is no step that the others lack."""
+    """What one rank does after the last step is not a step that the others lack."""
 
     def program():
         rank = dist.get_rank()
@@ -549,7 +549,7 @@ def test_state_of_an_optimizer_in_an_optimizer():
 
 
 def test_stages_that_learn_their_shapes():
-    """PyTorch's pipeline stages call their module on empty tensors first, which is no forward of the program."""
+    """PyTorch's pipeline stages call their module on empty tensors first, which is not a forward of the program."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     def program():
@@ -620,7 +620,7 @@ def test_a_file_of_the_other_framework_is_one_line(tmp_path):
 
 
 def test_a_program_that_exits(tmp_path):
-    """A status other than 0 is told; ``os._exit`` ends the rank, not this process."""
+    """A status other than 0 is reported; ``os._exit`` ends the rank, not this process."""
     (tmp_path / "out.py").write_text("import os, sys\nos._exit(3) if sys.argv[1:] else sys.exit('no data')\n")
     words = "; a program that is verified must end with status 0"
     assert refusal(f"{tmp_path}/out.py") == (
@@ -654,7 +654,7 @@ def test_a_program_that_never_ends():
         while True:
             pass
 
-    get_torch_platform()  # builds it, which is no part of the time
+    get_torch_platform()  # builds it, which is not a part of the time
     assert refusal(endless, timeout=5.0).startswith(
         "test_a_program_that_never_ends.<locals>.endless did not end within 5 s in a world of 1; bound it with "
         "--steps, "

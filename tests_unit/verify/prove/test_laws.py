@@ -176,7 +176,7 @@ def test_of_reshapes(source, target):
 
 
 def test_shares_of_a_mean():
-    """A sum divided by the local size is no pending sum, until it is multiplied by it: each rank has its share."""
+    """A sum divided by the local size is not a pending sum, until it is multiplied by it: each rank has its share."""
     total = after(Step("sum", Primitive(((0,),), (), reduce="sum", joint=(0,)), (0,), ()), [(SPLIT,)],
                   [Relation("part", 0)], "s", set())  # fmt: skip
     assert total == Relation("pending", reduce="sum")
@@ -214,7 +214,7 @@ def test_shares_of_a_mean():
         (Step("f", Primitive(((),), (0,)), (0,), (SPLIT,)), [()], [Relation("whole")],
          "f: dim 0 of its result has local size s"),
         (Step("view", Reshape(), (0,), (size("a"), SPLIT)), [(SPLIT, size("a"))], [Relation("part", 0)],
-         "view: the part is no block of the result"),
+         "view: the part is not a block of the result"),
     ],
 )  # fmt: skip
 def test_refusals(step, shapes, operands, message):

@@ -42,7 +42,7 @@ def platform():
         (Primitive(((), ()), (), joint=(0, 1)), (),
          [Relation("pending", reduce="sum"), Relation("pending", reduce="max")],
          "f: operands are pending by max and sum"),
-        (Primitive(((),), (), times=(A, LESS)), (), [WHOLE], "a factor s - 1 that is no product of sizes"),
+        (Primitive(((),), (), times=(A, LESS)), (), [WHOLE], "a factor s - 1 that is not a product of sizes"),
         (Constant(), (LESS,), [], "f: a dim of size s - 1 is split"),
         (Primitive(((0,),), (0,)), (Size(2, ("s",)),), [PART], "f: dim 0 of its result has local size 2*s"),
     ],
@@ -79,7 +79,7 @@ def test_a_result_that_is_zero():
 
 
 def test_a_part_of_each_block():
-    """A split dim that is merged behind another one is no part of the merged dim."""
+    """A split dim that is merged behind another one is not a part of the merged dim."""
     proof = prove_row(graph(Reshape(), (A, S), (Size(1, ("a", "s")),)), Row((Shard(1),), (Shard(0),)))
     assert proof.forward == "of dim 0 ranks have rows of each of a blocks"
 

@@ -52,7 +52,7 @@ def refuse(_):
 
 
 def test_a_wrong_row_is_refuted(platform, monkeypatch):
-    """Relu of a pending sum is no pending sum: a test finds numbers for which it is not."""
+    """Relu of a pending sum is not a pending sum: a test finds numbers for which it is not."""
     answering(monkeypatch, lambda answer: replace(answer, rows=[Row((SUM,), (SUM,))]))
     (row, *_) = prove_operator(platform, "relu")
     assert (row.row, row.level) == ("Partial(sum) -> Partial(sum)", "refuted")

@@ -62,7 +62,7 @@ def local_map(
         out_placements: placements (objects or aliases) of the output; for several outputs, a sequence or mapping of
             them nested like the output, with None for a value that is not a tensor.
         in_placements: one entry per positional value (nested sequences and mappings count each of their values),
-            None for a value that is no DTensor; or a mapping from parameter name to that parameter's entry, or to a
+            None for a value that is not a DTensor; or a mapping from parameter name to that parameter's entry, or to a
             list of them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
         in_grad_placements: the placements of the gradients that ``func`` produces, spelled like ``in_placements``;
             None stands for the contract above.
@@ -192,7 +192,7 @@ class _LocalMap:
         )
 
     def _target(self, mesh: DeviceMesh, platform: Platform, argument: _Leaf, entry: Any) -> Layout | None:
-        """The layout in which an argument enters; None for one that is no DTensor."""
+        """The layout in which an argument enters; None for one that is not a DTensor."""
         name, value = argument
         if not isinstance(value, DTensor):
             if entry is not _NO_ENTRY and entry is not None:
@@ -253,7 +253,7 @@ class _LocalMap:
         if len(aligned) != positional:
             msg = (
                 f"local_map({self.name}): {option} has {len(aligned)} entries, the call has {positional} positional "
-                f"values in {len(args)} arguments; give one entry each, None for a value that is no DTensor"
+                f"values in {len(args)} arguments; give one entry each, None for a value that is not a DTensor"
             )
             raise PlacementError(msg)
         return aligned + [_NO_ENTRY] * (count - positional)

@@ -130,12 +130,12 @@ def rules_of(name: str) -> EngineRules | None:
     """The rules of the engine ``name``; None if it is empty.
 
     Raises:
-        ValueError: it is no engine.
+        ValueError: it is not an engine.
     """
     if not name:
         return None
     if name not in ENGINES:
-        msg = f"{ENGINE_VARIABLE}={name!r} is no engine; set {' or '.join(sorted(ENGINES))}, or unset it"
+        msg = f"{ENGINE_VARIABLE}={name!r} is not an engine; set {' or '.join(sorted(ENGINES))}, or unset it"
         raise ValueError(msg)
     return ENGINES[name]
 

@@ -86,7 +86,7 @@ def _here(name: str) -> tuple[World, Group]:
 def _member(group: Group, rank: int, operation: str) -> int:
     """A global rank that must be a member."""
     if rank not in group.ranks:
-        msg = f"{operation} names rank {rank}, which is no member of {group}"
+        msg = f"{operation} names rank {rank}, which is not a member of {group}"
         raise CollectiveMismatchError(msg)
     return rank
 

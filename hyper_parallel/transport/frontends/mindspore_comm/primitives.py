@@ -63,7 +63,7 @@ def carry(primitive: Primitive, *inputs: Any) -> Any:
     """Call a primitive: its outputs, differentiable where MindSpore defines a gradient.
 
     Raises:
-        CollectiveMismatchError: this rank is no member of its group, or its arguments cannot be right.
+        CollectiveMismatchError: this rank is not a member of its group, or its arguments cannot be right.
         MeshError: there is no such group.
     """
     outputs, finish = carry_later(primitive, *inputs)

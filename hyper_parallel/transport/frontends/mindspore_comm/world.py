@@ -96,11 +96,11 @@ class World:
         """The same, for a call that only members may make.
 
         Raises:
-            CollectiveMismatchError: this rank is no member.
+            CollectiveMismatchError: this rank is not a member.
         """
         group = self.group(name)
         if self.rank not in group.ranks:
-            msg = f"rank {self.rank} calls a collective of {group}, of which it is no member"
+            msg = f"rank {self.rank} calls a collective of {group}, of which it is not a member"
             raise CollectiveMismatchError(msg)
         return group
 
@@ -152,7 +152,7 @@ def begin_world(rank: int, size: int, endpoint: Endpoint) -> World:
 
 
 def active_world() -> World | None:
-    """The world of this rank; None in a process that is no rank."""
+    """The world of this rank; None in a process that is not a rank."""
     return _CURRENT.get()
 
 
@@ -160,11 +160,13 @@ def current_world() -> World:
     """The world of this rank.
 
     Raises:
-        MeshError: this thread is no rank.
+        MeshError: this thread is not a rank.
     """
     world = _CURRENT.get()
     if world is None:
-        msg = "a collective was called in a thread that is no rank; call collectives in the thread that runs the rank"
+        msg = (
+            "a collective was called in a thread that is not a rank; call collectives in the thread that runs the rank"
+        )
         raise MeshError(msg)
     return world
 
@@ -213,7 +215,7 @@ class GroupManager:
         """Number of a global rank in the group."""
         named = current_world().group(group)
         if world_rank not in named.ranks:
-            msg = f"rank {world_rank} is no member of {named}"
+            msg = f"rank {world_rank} is not a member of {named}"
             raise MeshError(msg)
         return named.ranks.index(world_rank)
 

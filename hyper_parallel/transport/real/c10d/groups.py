@@ -45,7 +45,7 @@ class C10dGroups(EngineTransport):
         """See :meth:`Transport.ranks_of`.
 
         Raises:
-            MeshError: ``group`` is no group of this world, or was destroyed.
+            MeshError: ``group`` is not a group of this world, or was destroyed.
         """
         if group is None:
             return tuple(range(self.world_size))

@@ -11,12 +11,12 @@ __all__ = ["ONE", "Size", "product"]
 
 @dataclass(frozen=True)
 class Size:
-    """A number times symbols; or, where it is no product, the symbols that it depends on.
+    """A number times symbols; or, where it is not a product, the symbols that it depends on.
 
     Attributes:
         number: the factor.
         symbols: of the product, sorted; one that occurs twice is squared.
-        formula: the text of what is no product, or empty.
+        formula: the text of what is not a product, or empty.
     """
 
     number: int = 1
@@ -41,7 +41,7 @@ class Size:
         return Size(self.number // other.number, tuple(rest))
 
     def value(self, values: Mapping[str, int]) -> int:
-        """Return the number that it is for these values of symbols; -1 for what is no product."""
+        """Return the number that it is for these values of symbols; -1 for what is not a product."""
         return -1 if self.formula else self.number * math.prod(values[symbol] for symbol in self.symbols)
 
     def __str__(self) -> str:

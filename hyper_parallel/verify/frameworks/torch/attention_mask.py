@@ -23,7 +23,7 @@ def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: t
         state: of the CPU's generator before the attention was computed.
 
     Returns:
-        (..., queries, keys), zero where a weight was dropped; None if the mask cannot be told: on another device or
+        (..., queries, keys), zero where a weight was dropped; None if the mask is unknown: on another device or
         for tensors of another class, or because the numbers drawn depend on more than the shapes.
     """
     if type(query) is not torch.Tensor or type(key) is not torch.Tensor or query.device.type != "cpu":

@@ -56,7 +56,7 @@ class Decided:
         return mask
 
     def attention_mask(self, kept: Any) -> Any | None:
-        """Record which elements the dropout inside a fused attention kept; None says that they cannot be told.
+        """Record which elements the dropout inside a fused attention kept; None says that they cannot be determined.
 
         Returns:
             what :meth:`mask` does.

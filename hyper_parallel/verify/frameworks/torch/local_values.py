@@ -24,7 +24,7 @@ _REDUCTIONS = ("sum", "avg", "max", "min")
 def read_tensor(value: Any) -> LocalValue | None:
     """Return a copy of a rank's part of a tensor; None if it has none, or if the place of that part is not known.
 
-    A DTensor of PyTorch or of this library has a region, unless its local tensor is no box of the global one (then the
+    A DTensor of PyTorch or this library has a region unless its local tensor is not a box of the global one (then the
     region is None). A plain tensor has none.
 
     Args:
@@ -97,7 +97,7 @@ def _is_strided(placement: Any) -> bool:
 
 
 def _region(value: TorchDTensor) -> Region | None:
-    """Return the box of this rank, which is in the mesh; None if its part is no box."""
+    """Return the box of this rank, which is in the mesh; None if its part is not a box."""
     coordinate: Any = value.device_mesh.get_coordinate()
     starts = [_start(value, dim, coordinate) for dim in range(value.ndim)]
     if None in starts:

@@ -32,7 +32,7 @@ _ZEROS = ("zeros", "zeros_like", "new_zeros")
 _INCREASING = ("relu", "floor", "ceil", "trunc", "round", "sign", "exp", "sigmoid", "tanh", "sqrt", "log", "erf",
                "fill", "copy")  # fmt: skip
 _REDUCED = {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod", "nansum": "sum"}
-# Reduced dims stay whole: the result is no sum, maximum or minimum of elements.
+# Reduced dims stay whole: the result is not a sum, maximum or minimum of elements.
 _WHOLE_REDUCED = ("argmax", "argmin", "var", "std", "var_mean", "std_mean", "median", "nanmedian", "mode", "kthvalue",
                   "logsumexp", "linalg_vector_norm", "max", "min", "aminmax", "hash_tensor")  # fmt: skip
 # Along one dim, the argument after the operand; all other dims are independent.

@@ -119,7 +119,7 @@ class Finding(NamedTuple):
 
     Attributes:
         call: the call.
-        kind: ``wrong`` (a value), ``plain`` (a result is no DTensor) or ``crash`` (an exception).
+        kind: ``wrong`` (a value), ``plain`` (a result is not a DTensor) or ``crash`` (an exception).
         gradient: whether it happened in backward or shows in a gradient.
         which: index of the output, or of the operand whose gradient it is.
         seeds: cotangent per output, None where it has none.

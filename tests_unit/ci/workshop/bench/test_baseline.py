@@ -50,7 +50,7 @@ def test_ratios_are_held_to_those_of_an_earlier_run(bench):
 
 
 def test_wrong_baselines_are_told(bench, tmp_path):
-    """A file that is no report, one without ratios, and a row that it lacks are one line each, with what to do."""
+    """A file that is not a report, one without ratios, and a row that it lacks are one line each, with what to do."""
     (tmp_path / "text.json").write_text("no")
     status, _, err = bench(ROWS, "--baseline", "text.json")
     assert status == 2

@@ -46,5 +46,5 @@ def test_a_peer_is_measured_between():
     "peer, by_hand, ratio", [(11.0, False, 0.5), (11.0, True, 6.0), (None, False, 6.0), (None, True, 6.0)]
 )
 def test_the_ratio(peer, by_hand, ratio):
-    """It is that of the overheads where there is a peer and plain is no program by hand; else that of the times."""
+    """It is that of the overheads where there is a peer and plain is not a program by hand; else that of the times."""
     assert math.isclose(BenchmarkRow("some", 1.0, peer, 6.0, 1.0, by_hand).ratio, ratio)

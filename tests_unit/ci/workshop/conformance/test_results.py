@@ -1,4 +1,4 @@
-"""Results of the contract: a failing facet is reported beside the others, and results are restored from files."""
+"""Results of the contract: a failing facet is reported next to the others, and results are restored from files."""
 
 from __future__ import annotations
 

@@ -524,7 +524,7 @@ def test_only_an_environment_is_erased(project, command, name):
 
 
 def test_half_a_data_file_of_a_process_that_is_no_rank_is_reported(project, command):
-    """A broken data file of a process that is no rank is reported, and does not count as a lost rank."""
+    """A broken data file of a process that is not a rank is reported, and does not count as a lost rank."""
     command("erase", "torch")
     measure(project, "torch")
     (project / "coverage_reports" / "data" / "torch" / ".coverage.host.pid999999.Xhalf").write_bytes(b"")

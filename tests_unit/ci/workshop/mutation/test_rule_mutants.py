@@ -86,7 +86,7 @@ def test_changes_keep_to_calls_that_they_fit():
 
 
 def test_off_by_one_is_the_first_whole_number():
-    """The off-by-one mutant changes the first integer that is no boolean; arguments without one stay the same."""
+    """The off-by-one mutant changes the first integer that is not a boolean; arguments without one stay the same."""
     call = call_of((4, 3))
     for args, changed in (
         ({"keepdim": True, "dim": 1, "start": 2}, {"keepdim": True, "dim": 2, "start": 2}),

@@ -57,7 +57,7 @@ def test_modules_that_are_not_mutated_are_refused(wrong, text, capsys):
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("asked", [[], ["core.shard.entry"]])
 def test_all_modules_are_mutated_unless_some_are_asked_for(asked, monkeypatch, capsys):
-    """Without names there are tasks for every module that has checks; a run without mutants is no success."""
+    """Without names there are tasks for every module that has checks; a run without mutants is not a success."""
     tasks = []
     monkeypatch.setattr(
         "hyper_parallel.verify.ops.worker_pool.run_tasks", lambda _, asked, __: tasks.extend(asked) or []

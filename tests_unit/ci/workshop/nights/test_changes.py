@@ -50,7 +50,7 @@ def test_the_first_night_has_nothing_before_it():
 
 
 def test_a_lost_suite_alone_makes_a_night_bad():
-    """A cell whose agent was lost is no success of the others."""
+    """A cell whose agent was lost is not a success of the others."""
     night = changes([suite("a", [], 2), suite("b", [], 2)], [suite("a", [], 2)])
     assert not night.ok
 

@@ -163,7 +163,7 @@ def test_a_damaged_history_is_one_line(values, message, tmp_path, capsys):
 
 
 def test_files_that_are_no_reports(tmp_path, capsys):
-    """A file that is named and is no report, and a history without nights, are one line and status 2."""
+    """A file that is named and is not a report, and a history without nights, are one line and status 2."""
     path, history = tmp_path / "a.xml", tmp_path / "nights.json"
     path.write_text("<coverage/>")
     assert main(["trend", str(history), "--add", str(path)]) == 2

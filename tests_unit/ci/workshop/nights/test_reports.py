@@ -72,7 +72,7 @@ def test_a_report_of_a_command_has_its_values_and_its_header(folder):
     ],
 )
 def test_a_named_file_must_be_a_report(name, text, message, tmp_path):
-    """A file that is named and is no report of either kind is an error that names it."""
+    """A file that is named and is not a report of either kind is an error that names it."""
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -80,7 +80,7 @@ def test_a_named_file_must_be_a_report(name, text, message, tmp_path):
 
 
 def test_a_folder_without_reports_is_an_error(tmp_path):
-    """A night of nothing is no night."""
+    """A night of nothing is not a night."""
     (tmp_path / "other.xml").write_text("<coverage/>")
     with pytest.raises(ValueError, match=r"no report of verify ops, .*, and no JUnit file"):
         read_reports([tmp_path])

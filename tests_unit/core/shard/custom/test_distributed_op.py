@@ -121,7 +121,7 @@ def test_layouts_without_a_shape_are_even(register):
 
 
 def test_wrong_answers(register):
-    """A layout that contradicts the result, a result that is no layout and a missing method are errors."""
+    """A layout that contradicts the result, a result that is not a layout and a missing method are errors."""
 
     class Wrong(DistributedOp):
         def infer_layout(self, layouts, extra_args=None):  # noqa: ARG002 - the signature is the library's

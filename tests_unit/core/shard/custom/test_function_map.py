@@ -179,7 +179,7 @@ def same(x, y=None):
          "x.redistribute(placements=[Replicate()]), or redistribute_inputs=True")),
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": ([Shard(0)], None)}, (rows,),
          ("local_map(same): in_placements has 2 entries, the call has 1 positional values in 1 arguments; give one "
-         "entry each, None for a value that is no DTensor")),
+         "entry each, None for a value that is not a DTensor")),
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": (None,)}, (rows,),
          "local_map(same): x is a DTensor, its entry of in_placements is None; give its placements"),
         (LayoutError, {"out_placements": [Shard(0)], "in_placements": {"z": [Shard(0)]}}, (rows,),

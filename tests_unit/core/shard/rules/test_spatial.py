@@ -272,7 +272,7 @@ def test_what_a_convolution_costs(ranks):
 
 
 def test_a_convolution_that_does_not_fit_is_refused(ranks):
-    """A wrong number of channels and a weight that is no DTensor are refused with the expected ones."""
+    """A wrong number of channels and a weight that is not a DTensor are refused with the expected ones."""
 
     def run(mesh):
         x = distribute_tensor(torch.randn(4, 3, 5, 5), mesh, [Shard(0)])

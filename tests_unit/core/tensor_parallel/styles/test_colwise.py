@@ -262,7 +262,7 @@ def test_a_layout_that_does_not_fit_the_tensor(twin):
 
 
 def test_options_are_checked_and_shown():
-    """``repr`` shows every option with its default; a value that is no layout is refused by the constructor."""
+    """``repr`` shows every option with its default; a value that is not a layout is refused by the constructor."""
     assert repr(ColwiseParallel()) == (
         "ColwiseParallel(input_layouts=(Replicate(),), output_layouts=(Shard(-1),), use_local_output=True)"
     )

@@ -19,7 +19,7 @@ def real(*shape):
 
 
 def test_classes_of_a_shard(kernel, refusal):
-    """A rank counts targets in its own classes only; a target that is no class is an error."""
+    """A rank counts targets in its own classes only; a target that is not a class is an error."""
     x, target = real(3, 5), np.array([1, 4, 6])
     assert kernel("take_class", x, target, 1, start=3, classes=7).tolist() == [0.0, x[1, 1], x[2, 3]]
     assert (kernel("take_class", x[:, :0], target, 1, start=3, classes=7) == np.zeros(3)).all()

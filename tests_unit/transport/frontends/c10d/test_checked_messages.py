@@ -168,7 +168,7 @@ def test_correct_programs_raise_no_alarm(size):
 
 
 def test_a_group_is_told_from_the_world():
-    """A message in a group of all ranks and a receive outside of it do not meet, which is told with both calls."""
+    """A message in a group of all ranks and a receive outside of it do not meet, which is reported with both calls."""
     text = str(run(_crossed, 2).failure)
     assert "no rank can go on; ranks 1 and 0 disagree about the group of a message:" in text
     assert text.count(f" at {__file__}:") == 2

@@ -103,11 +103,11 @@ def test_nccl_serves_what_only_hccl_refuses(program, monkeypatch):
 
 
 def test_an_unknown_engine_is_refused():
-    """A name that is no engine is an error that lists the engines."""
+    """A name that is not an engine is an error that lists the engines."""
     from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
 
     assert rules_of("") is None
-    with pytest.raises(ValueError, match=r"^HYPER_PARALLEL_ENGINE_RULES='mccl' is no engine; set hccl or nccl"):
+    with pytest.raises(ValueError, match=r"^HYPER_PARALLEL_ENGINE_RULES='mccl' is not an engine; set hccl or nccl"):
         rules_of("mccl")
 
 

@@ -234,7 +234,7 @@ def test_a_missing_member_is_named_at_once():
 
 
 def test_a_deadlock_of_two_groups_is_named():
-    """Ranks that wait for each other in two groups are all told, with the groups."""
+    """Ranks that wait for each other in two groups are all reported, with the groups."""
 
     def body():
         groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]

@@ -157,7 +157,7 @@ def test_two_ranks_that_send_first_are_a_deadlock():
 
 
 def test_a_receive_that_nobody_answers_is_named():
-    """When the source has returned, its receiver is told, with what the source sent in another way."""
+    """When the source has returned, its receiver is reported, with what the source sent in another way."""
 
     def body():
         group = dist.new_group([0, 1])

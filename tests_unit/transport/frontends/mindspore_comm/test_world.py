@@ -105,12 +105,12 @@ def test_what_cannot_be_right_is_refused():
             "there is no group 'nowhere'; known are ['hccl_world_group', 'others']; create_group makes one",
         ),
         (MeshError, "group 'others' of ranks [1, 2] has no group rank 2; there are 0..1"),
-        (MeshError, "rank 0 is no member of group 'others' of ranks [1, 2]"),
+        (MeshError, "rank 0 is not a member of group 'others' of ranks [1, 2]"),
         (
             CollectiveMismatchError,
-            "rank 0 calls a collective of group 'others' of ranks [1, 2], of which it is no member",
+            "rank 0 calls a collective of group 'others' of ranks [1, 2], of which it is not a member",
         ),
-        (CollectiveMismatchError, "reduce names rank 3, which is no member of the world"),
+        (CollectiveMismatchError, "reduce names rank 3, which is not a member of the world"),
         (
             UnsupportedOnBackend,
             f"get_comm_name {here}: it names a communicator of HCCL, which ranks here lack",
@@ -148,7 +148,7 @@ def test_a_thread_that_is_no_rank():
     with pytest.raises(MeshError) as caught:
         current_world()
     assert str(caught.value) == (
-        "a collective was called in a thread that is no rank; call collectives in the thread that runs the rank"
+        "a collective was called in a thread that is not a rank; call collectives in the thread that runs the rank"
     )
 
 

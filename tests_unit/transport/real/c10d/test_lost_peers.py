@@ -91,7 +91,7 @@ def test_a_store_that_has_ended_is_named(lost_peers):
 
 
 def test_something_else_at_the_stores_port_is_no_hang(lost_peers, monkeypatch):
-    """A listener that is no store is told within the limit."""
+    """A listener that is not a store is reported within the limit."""
     module, _ = lost_peers
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(module, "_HOST_SECONDS", 0.2)
@@ -176,7 +176,7 @@ def test_a_group_that_cannot_be_built_is_an_error_at_the_limit(lost_peers, monke
 
 
 def test_other_errors_stay_as_they_are(lost_peers):
-    """What is no lost peer, and what was named before, is raised unchanged."""
+    """What is not a lost peer, and what was named before, is raised unchanged."""
     from hyper_parallel.errors import RankFailedError
 
     module, _ = lost_peers

@@ -28,7 +28,7 @@ BUILD = "PyTorch 1.2 was built without CUDA: install PyTorch's CUDA build"
     ],
 )
 def test_what_is_missing_and_what_to_do(device, seen, cuda, text, monkeypatch):
-    """A missing package, a build without CUDA and hidden devices are told apart; with a device nothing is missing."""
+    """A missing package, a build without CUDA and hidden devices are distinguished; with a device none is."""
     import torch
 
     from hyper_parallel.transport.real.c10d.missing_devices import missing_device

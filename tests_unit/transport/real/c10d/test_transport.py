@@ -61,7 +61,7 @@ def test_groups_are_kept_and_dropped(alone):
         with pytest.raises(MeshError) as caught:
             alone.ranks_of(gone)
         assert str(caught.value) == (
-            f"{gone!r} is no group of this world, or was destroyed; known are the groups of ranks {known}; "
+            f"{gone!r} is not a group of this world, or was destroyed; known are the groups of ranks {known}; "
             "create_group builds one"
         )
     assert alone.build_group((0,)) is elsewhere  # gloo's are kept for the next that asks: see drop()
@@ -308,7 +308,7 @@ def test_a_rank_takes_its_device_and_its_engine(devices):
     assert transport.all_gather_object("mine", (0, 1))[1] == "mine"
     group = transport.build_group((0, 1))
     transport.drop(group)  # an accelerator's is destroyed
-    with pytest.raises(MeshError, match="is no group of this world, or was destroyed"):
+    with pytest.raises(MeshError, match="is not a group of this world, or was destroyed"):
         transport.ranks_of(group)
 
 

@@ -1,4 +1,4 @@
-"""MindSpore's ranks on devices, as far as there are none: what is missing is told, and calls fit their signatures."""
+"""MindSpore's ranks on devices, without devices: what is missing is reported, and calls fit their signatures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def devices():
     ],
 )  # fmt: skip
 def test_why_there_is_no_ascend(devices, monkeypatch, loaded, plugin, error, says):
-    """A CPU build, a plugin without CANN and a plugin that has loaded are told apart, each with what to do."""
+    """A CPU build, a plugin without CANN and a plugin that has loaded are distinguished, each with what to do."""
     context = SimpleNamespace(is_pkg_support_device=lambda _: loaded, load_plugin_error=lambda: error)
     monkeypatch.setattr(devices, "MSContext", SimpleNamespace(get_instance=lambda: context))
     monkeypatch.setattr(devices, "has_plugin", lambda _: plugin)

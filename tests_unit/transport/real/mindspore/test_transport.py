@@ -101,7 +101,7 @@ def test_groups_over_hccl_are_kept_and_dropped():
     """
     groups, refused, after, destroyed = simulate(groups_over_hccl, 2, "mindspore")[1]
     assert groups == [None, "0-1", "0-1", True, None, "1", None, ("0-1", (0, 1))]
-    assert refused == [f"{name} is no group of this world, or was destroyed" for name in ("'0'", "'abc'", "[1]")]
+    assert refused == [f"{name} is not a group of this world, or was destroyed" for name in ("'0'", "'abc'", "[1]")]
     assert after is None
     assert destroyed == ["0", "1", "0-1", None]
 

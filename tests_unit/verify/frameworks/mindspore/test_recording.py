@@ -145,7 +145,7 @@ def test_evaluation_limits_and_values_of_the_program():
 
 
 def test_wrappers_recomputation_and_other_optimizers():
-    """TrainOneStepCell is no part of a name, recomputed cells count once, schedules and groups have rates."""
+    """TrainOneStepCell is not a part of a name, recomputed cells count once, schedules and groups have rates."""
     from mindspore import Tensor, nn
 
     net = make_net(0.0)

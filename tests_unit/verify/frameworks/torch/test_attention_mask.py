@@ -1,4 +1,4 @@
-"""The dropout inside a fused attention is recorded as its mask; where it cannot be told, the report says so."""
+"""The dropout inside a fused attention is recorded as its mask; where it cannot be determined, the report says so."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ def test_each_storage_is_counted_once_and_weights_are_not():
 
 
 def test_tensors_without_values_are_counted():
-    """Storages on the meta device are told apart, although they have no address."""
+    """Storages on the meta device are distinguished, although they have no address."""
     with torch.device("meta"):
         model, x = torch.nn.Linear(6, 4), torch.ones(8, 6)
         with counted_for_backward(model) as most:
