@@ -1,4 +1,4 @@
-"""Bounds earned from perturbed repeats, tried on a small network in NumPy that adds in different orders."""
+"""Bounds measured with perturbed repeats, tried on a small network in NumPy that adds in different orders."""
 
 from __future__ import annotations
 
@@ -118,6 +118,17 @@ def test_correct_runs_never_alarm_and_keep_a_margin(dtype, optimizer, epsilon):
             actual = Training(seed, dtype, optimizer, order, epsilon=epsilon).values
             for key, value in reference.items():
                 assert (np.abs(actual[key] - value) <= 0.5 * allowed[key]).all(), (seed, order, key)
+
+
+def test_a_few_zeros_that_never_moved_may_be_off_by_units_of_the_largest_value():
+    """A sum that cancels in all repeats may be one unit of its terms in another order; many zeros may not."""
+    largest, ulp = 0.7, float(np.finfo(np.float64).eps)
+    for count, share in ((1, 0.064), (7, 0.064), (8, NOISE_SHARE)):
+        zeros = np.zeros(count)
+        allowed = allowed_difference(zeros, [zeros] * 4, floor=NOISE_SHARE * largest)
+        np.testing.assert_allclose(allowed, np.full(count, MULTIPLE * share * largest * ulp), rtol=1e-12)
+    moved = allowed_difference(np.zeros(1), [np.full(1, ulp)], floor=NOISE_SHARE * largest)
+    assert moved == MULTIPLE * ulp
 
 
 def test_an_error_of_1e_9_in_one_component_is_caught():
@@ -244,7 +255,7 @@ def test_what_did_not_move_is_allowed_its_last_place():
     """A constant may be off by the multiple of its unit, a zero by that of the floor, complex values by the modulus."""
     constant = np.full(3, 0.75)
     assert allowed_difference(constant, [constant]) == pytest.approx(MULTIPLE * 2.0**-52 * 0.75)
-    assert allowed_difference(np.zeros(3), [np.zeros(3)], floor=2.0) == pytest.approx(MULTIPLE * 2.0**-51)
+    assert allowed_difference(np.zeros(9), [np.zeros(9)], floor=2.0) == pytest.approx(MULTIPLE * 2.0**-51)
     complexes = np.array([3 + 4j])
     assert allowed_difference(complexes, [complexes]) == pytest.approx(MULTIPLE * 2.0**-52 * 5)
     displaced = allowed_difference(constant, [constant], [constant + 0.5, constant - 0.25])
