@@ -26,9 +26,10 @@ state, weights and buffers after each step. The report names the first differenc
 
 FILE is a script, or file.py:function, where the function takes no argument or a mesh. Arguments of the script follow
 --. Without FILE, the command that starts training follows --: `-- torchrun --nproc-per-node 4 train.py --lr 0.1`,
-`-- accelerate launch train.py`, `-- python -m package.train`. The program must also run on one rank: it reads rank
-and world size from torch.distributed or the environment, and takes its part of one global batch. The tolerance of
-each value is measured by repeating the run on one rank with inputs perturbed by one unit in the last place.
+`-- accelerate launch --num_processes 4 train.py`, or with --world-size `-- python -m package.train`. The program must
+also run on one rank: it reads rank and world size from torch.distributed or the environment, and takes its part of one
+global batch. The tolerance of each value is measured by repeating the run on one rank with inputs perturbed by one unit
+in the last place.
 
 Your files are not overwritten: each run has a private copy of the files that it writes, which is deleted at its end
 (--keep-files keeps it). Writes of subprocesses and native code cannot be redirected and are denied.
@@ -230,7 +231,7 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
     """Return what to run, its arguments, and on how many ranks: FILE, a module, or a launcher's command after --.
 
     Raises:
-        ValueError: none of these is given, or two are.
+        ValueError: none of these is given, or two are, or the command does not say on how many ranks.
     """
     if arguments.file is not None and arguments.module is not None:
         msg = f"FILE {arguments.file!r} and -m {arguments.module!r}: one program is verified; leave out one"
@@ -239,12 +240,18 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
         target = f"-m {arguments.module}" if arguments.file is None else arguments.file
         return target, arguments.arguments, arguments.world_size
     if not arguments.arguments:
-        msg = "name FILE, -m MODULE, or after -- the command that starts training, such as `-- torchrun train.py`"
+        command = "-- torchrun --nproc-per-node 2 train.py"
+        msg = f"name FILE, -m MODULE, or after -- the command that starts training, such as `{command}`"
         raise ValueError(msg)
     from hyper_parallel.verify.program.launch_line import read_launch_line
+    from hyper_parallel.verify.program.torchrun import started_by_torchrun
 
     line = read_launch_line(arguments.arguments)
     size = arguments.world_size or (None if arguments.mesh else line.ranks)
+    if size is None and not arguments.mesh and not started_by_torchrun():
+        command = shlex.join(arguments.arguments)
+        msg = f"`{command}` does not say how many ranks: `hyper-parallel verify program --world-size 2 -- {command}`"
+        raise ValueError(msg)
     return line.target, line.arguments, size
 
 

@@ -240,10 +240,10 @@ def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> No
             harness_of(get_platform()).program_mesh(tuple(size for _, size in mesh), tuple(name for name, _ in mesh))
         )
     else:
-        msg = (
-            f"{getattr(function, '__qualname__', function)} takes {', '.join(required)}; it must take nothing, a mesh, "
-            "or rank and world_size"
-        )
+        name, known = getattr(function, "__qualname__", function), [name for name in required if name in _NUMBERS]
+        msg = f"{name} takes {', '.join(required)}; it must take nothing, a mesh, or rank and world_size"
+        if known:  # what mp.spawn runs with more arguments
+            msg += f": verify a function that calls it, such as `def ranks({', '.join(known)}): {name}(...)`"
         raise InputError(msg)
 
 

@@ -212,6 +212,11 @@ def test_numbers_that_make_no_sense():
     assert refusal(train, launch="cloud") == "--launch 'cloud' must be simulated, processes or threads"
     message = refusal(lambda left, right: left + right)
     assert message.endswith("<lambda> takes left, right; it must take nothing, a mesh, or rank and world_size")
+    message = refusal(lambda rank, settings: settings[rank])
+    assert message.endswith(
+        "<lambda> takes rank, settings; it must take nothing, a mesh, or rank and world_size: verify a function that "
+        "calls it, such as `def ranks(rank): test_numbers_that_make_no_sense.<locals>.<lambda>(...)`"
+    )
 
 
 def test_a_device_that_is_not_here(monkeypatch):
