@@ -25,6 +25,7 @@ from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.record_log import ReplayTable
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.advice import advice_on_error, shortened
 from hyper_parallel.verify.program.framework import other_framework
 from hyper_parallel.verify.program.own_launches import advice_on_launches
 from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
@@ -44,22 +45,6 @@ _REPLAYS = 12
 
 _LARGE = 64 << 20
 """Bytes of records from which a finished run's model is freed at once, which takes a pass of the garbage collector."""
-
-
-_PRETEND = "--pretend {0} lets the CPU stand in for {0} (docs/stacks.md)"
-_ADVICE = {
-    "not compiled with CUDA enabled": _PRETEND.format("cuda"),
-    "No CUDA GPUs are available": _PRETEND.format("cuda"),
-    "Found no NVIDIA driver": _PRETEND.format("cuda"),
-    "No module named 'torch_npu'": _PRETEND.format("npu"),
-    "type at start of device string: npu": _PRETEND.format("npu"),
-    "Cannot use meta tensor as input on CPU": _PRETEND.format("npu"),
-    **dict.fromkeys(
-        (" unregistered.", "Unsupported op ["), "MindSpore's CPU has no such kernel; " + _PRETEND.format("npu")
-    ),
-    "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
-}
-"""What to do about errors of stacks, by a part of their text."""
 
 
 @dataclass
@@ -164,7 +149,7 @@ class Reference:
     def _repeat(self, repeat: Repeat, title: str) -> RankRecords:
         self.progress(title)
         world = replace(self.world, limits=replace(self.world.limits, sink=repeat.sink))
-        with _failures(self.program, self.world.platform):
+        with _failures(self.program, self.world):
             rank = self.runner(self.program, world, repeat, self.changes).ranks[0]
         merge_notes(repeat.sink, rank)
         self.printed.append({note: rank.notes.get(note, ()) for note in (PRINTED, WRITTEN)})
@@ -177,7 +162,7 @@ class Reference:
         sink = KeepSink(self.scratch, "the reference, run again")
         self.sinks.append(sink)
         world = replace(self.world, limits=replace(self.world.limits, sink=sink))
-        with _failures(self.program, self.world.platform):
+        with _failures(self.program, self.world):
             self._again = self.runner(self.program, world, None, self.changes)
         self.rounding = check_deterministic(self.program, self.run, self._again)
         self.run.settings = {**self.run.settings, ROUNDING: self.rounding}
@@ -216,7 +201,7 @@ def run_reference(
     alone = world.alone("stderr")
     sink = KeepSink(scratch, "the reference")
     alone = replace(alone, limits=replace(alone.limits, sink=sink))
-    with _failures(program, world.platform):
+    with _failures(program, world):
         run = runner(program, alone, None, case)
     check_recorded(program, run)
     _require_room(program, scratch, run)
@@ -380,23 +365,23 @@ def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repea
 
 
 @contextmanager
-def _failures(program: Program, platform: str) -> Iterator[None]:
+def _failures(program: Program, world: World) -> Iterator[None]:
     """Raise the failure of a run on one rank as what is wrong with the program, and what to do."""
     try:
         yield
     except RankFailedError as error:
         cause = error.__cause__ or error
-        raise InputError(_failure(program, platform, error_summary(cause), str(error))) from error
+        raise InputError(_failure(program, world, error_summary(cause), str(error))) from error
 
 
-def _failure(program: Program, platform: str, summary: str, report: str) -> str:
+def _failure(program: Program, world: World, summary: str, report: str) -> str:
     """Return what is wrong with a program whose run on one rank failed, and what to do."""
-    other = other_framework(program, platform)
+    other, platform = other_framework(program, world.platform), world.platform
     if other:
         return f"{program.name} imports {other} and does not run on {platform} ({summary}); give --platform {other}"
-    known = next((f"{words}\n" for sign, words in _ADVICE.items() if sign in summary), "")
+    known = advice_on_error(summary, world.limits.pretend)
     return (
-        f"{program.name} fails on one rank, which is the reference: {summary}\n{known}"
+        f"{program.name} fails on one rank, which is the reference: {shortened(summary)}\n{known and known + chr(10)}"
         "If it cannot run on one rank, change that, or name another reference (--single FILE, --single-args ARGS).\n"
         f"{report}"
     )

@@ -95,6 +95,7 @@ class ProgramReport(Report):
         calls: what the ranks called, with the lines, where their calls do not fit.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
         cause: of the failure: the error's type and message.
+        advice: what to do about the failure, where that is known.
         kind: of ``verify/engine/causes.py``, where the failure shows it: ``unequal-calls``.
         seconds: how long the whole took.
         hardened: the cases that ``--harden`` made, in order.
@@ -116,6 +117,7 @@ class ProgramReport(Report):
     verdict: Verdict | None = None
     failure: str = ""
     cause: str = ""
+    advice: str = ""
     kind: str = ""
     calls: Sequence[str] = ()
     seconds: float = 0.0
@@ -212,8 +214,7 @@ class ProgramReport(Report):
         if self.inconclusive:
             lines.append(f"INCONCLUSIVE: {self.inconclusive}")
         if self.failure:
-            lines.append(self.failed())
-            lines += self.calls
+            lines += [self.failed(), *([f"  {self.advice}"] if self.advice else []), *self.calls]
             lines += [f"  cause: {self.kind}: {CAUSES[self.kind]}"] if self.kind else []
             lines.append(self.failure)
         return "\n".join(lines)

@@ -27,6 +27,7 @@ from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.accumulation import verify_accumulation
+from hyper_parallel.verify.program.advice import advice_on_error, shortened
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.logged import compare_logged
@@ -231,7 +232,9 @@ class _Verification:
             run = run_ranks(replace(self.world, limits=replace(self.world.limits, sink=sink)))
         except RankFailedError as error:
             cause = error.__cause__ or error
-            report.failure, report.cause = str(error), error_summary(cause)
+            summary = error_summary(cause)
+            report.failure, report.cause = str(error), shortened(summary)
+            report.advice = advice_on_error(summary, self.world.limits.pretend)
             if isinstance(cause, CollectiveMismatchError):
                 report.kind, report.calls = "unequal-calls", tuple(str(cause).splitlines()[1:])
         else:

@@ -157,21 +157,36 @@ assert not isinstance(graph(1), torch.cuda.CUDAGraph)
             "import flash_attn\nflash_attn.flash_attn_func(torch.ones(1), 2)",
             (
                 "flash_attn.flash_attn_func was called, which the CPU that stands in for the device lacks: "
-                'attn_implementation="sdpa" in transformers, --attention-backend unfused in Megatron'
+                'attn_implementation="sdpa" in transformers, --attention-backend unfused in Megatron (docs/stacks.md)'
             ),
         ),
         (
             "import triton\n@triton.jit\ndef kernel(x): pass\nkernel[(1,)](torch.ones(1))",
             (
                 "triton.jit of kernel was called, which the CPU that stands in for the device lacks: "
-                "set the model's own implementation in PyTorch"
+                "choose the implementation in PyTorch, such as use_liger_kernel=False in transformers (docs/stacks.md)"
             ),
         ),
         (
             "torch.cuda.CUDAGraph()",
             (
                 "torch.cuda.CUDAGraph was called, which the CPU that stands in for the device lacks: "
-                "run without graphs of the device"
+                "run without graphs of the device (docs/stacks.md)"
+            ),
+        ),
+        (
+            "from transformer_engine.pytorch import Linear\nclass Layer(Linear): pass\nLayer(3, 2)",
+            (
+                "transformer_engine.pytorch.Linear was called, which the CPU that stands in for the device lacks: "
+                "--transformer-impl local in Megatron, get_gpt_layer_local_spec() in megatron.core (docs/stacks.md)"
+            ),
+        ),
+        (
+            "from apex.optimizers import FusedAdam\nFusedAdam([torch.ones(1)], lr=0.1)",
+            (
+                "apex.optimizers.FusedAdam was called, which the CPU that stands in for the device lacks: torch.optim "
+                "for its optimizers; --no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron "
+                "(docs/stacks.md)"
             ),
         ),
         ("torch.cuda.set_device(1)", "cuda device 1 of 1: every rank has one, numbered by LOCAL_RANK"),

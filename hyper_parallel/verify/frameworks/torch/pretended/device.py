@@ -36,7 +36,8 @@ _LACKED = {
 
 def lacking(what: str, instead: str) -> UnsupportedOnBackend:
     """Return the error for a call of something that only the device has."""
-    return UnsupportedOnBackend(f"{what} was called, which the CPU that stands in for the device lacks: {instead}")
+    msg = f"{what} was called, which the CPU that stands in for the device lacks: {instead} (docs/stacks.md)"
+    return UnsupportedOnBackend(msg)
 
 
 class Stream:

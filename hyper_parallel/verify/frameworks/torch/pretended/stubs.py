@@ -22,10 +22,10 @@ from hyper_parallel.verify.frameworks.torch.pretended.device import lacking
 __all__ = ["STUBBED", "SWITCHES", "offer_stubs"]
 
 SWITCHES = {
-    "triton": "set the model's own implementation in PyTorch",
+    "triton": "choose the implementation in PyTorch, such as use_liger_kernel=False in transformers",
     "flash_attn": 'attn_implementation="sdpa" in transformers, --attention-backend unfused in Megatron',
     "transformer_engine": "--transformer-impl local in Megatron, get_gpt_layer_local_spec() in megatron.core",
-    "apex": "--no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron",
+    "apex": "torch.optim for its optimizers; --no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron",
 }
 """Packages of kernels, and the switch by which stacks go without."""
 
@@ -71,7 +71,10 @@ class _Name:
             return _Name(f"{self._path} of {getattr(args[0], '__qualname__', args[0])}")
         if self._path.rpartition(".")[2] in ("jit", "autotune", "heuristics", "Config") and not _runs_kernel(args):
             return _Name(self._path)
-        raise lacking(self._path, SWITCHES[self._path.partition(".")[0]])
+        raise self._lacking()
+
+    def _lacking(self) -> Exception:
+        return lacking(self._path, SWITCHES[self._path.partition(".")[0]])
 
     def __getitem__(self, key: Any) -> Any:
         """Return the kernel on a grid, or a type of it."""
@@ -79,9 +82,13 @@ class _Name:
         return self
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
-        """Stand for a base class."""
+        """Stand for a base class, which may be derived from and not be made."""
         del bases
-        return (object,)
+
+        def __init__(*_: Any, **__: Any) -> None:  # noqa: N807 - of the class below
+            raise self._lacking()
+
+        return (type(self._path.rpartition(".")[2], (), {"__init__": __init__}),)
 
 
 def _runs_kernel(args: Sequence[Any]) -> bool:

@@ -1,0 +1,66 @@
+"""What to do about errors by which programs of stacks stop, found by their text: which option, and which page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+__all__ = ["advice_on_error", "shortened"]
+
+PAGE = "docs/stacks.md"
+
+_STUBBED = ("triton", "flash_attn", "transformer_engine", "apex")
+"""Packages for which stubs are offered where the CPU stands in for a device."""
+
+_CUDA = (
+    "not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "has no attribute '_cuda_",
+    "has no attribute '_nccl_",
+    *(f"No module named '{package}" for package in _STUBBED),
+)
+_NPU = ("No module named 'torch_npu'", "type at start of device string: npu", "Cannot use meta tensor as input on CPU")
+_KERNELS_OF_MINDSPORE = (" unregistered.", "Unsupported op [")
+"""Signs of programs for a device that run where the CPU stands in for it."""
+
+_NO_KERNEL = "with arguments from the 'CPU' backend"
+_MORE = ". This could be because the operator doesn't exist for this backend"
+
+_INSTEAD = {
+    _NO_KERNEL: "the CPU has no kernel of this operator: choose the stack's implementation in PyTorch, such as "
+    'attn_implementation="sdpa" in transformers',
+    "CUDA_HOME environment variable is not set": "kernels for CUDA are compiled, which the CPU cannot run: choose the "
+    "stack's implementation in PyTorch",
+    "SymmetricMemory does not support": "symmetric memory is a device's alone: leave out what needs it, such as "
+    "parallelism.enable_async_tensor_parallel of torchtitan",
+    "has no attribute '_cuda_": "what stands in for cuda has no answer to this question: leave it out on a CPU",
+    "has no attribute '_nccl_": "what stands in for cuda has no answer to this question: leave it out on a CPU",
+    "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
+}
+"""What to do where the CPU already stands in for the device, or no stand-in helps, by a part of the error's text."""
+
+
+def advice_on_error(text: str, pretended: str = "") -> str:
+    """Return what to do about an error that stopped a program, and the page about it; empty if nothing is known.
+
+    Args:
+        text: of the error, in one line.
+        pretended: the device that the CPU stood in for; empty if it did not.
+    """
+    return next(_advice(lambda sign: sign in text, pretended), "")
+
+
+def _advice(has: Callable[[str], bool], pretended: str) -> Iterator[str]:
+    """Yield advice, the likeliest first; ``has`` says whether the text has a sign."""
+    if not pretended:
+        for device, signs in (("cuda", _CUDA), ("npu", _NPU)):
+            if any(map(has, signs)):
+                yield f"--pretend {device} lets the CPU stand in for {device} ({PAGE})"
+        if any(map(has, _KERNELS_OF_MINDSPORE)):
+            yield f"MindSpore's CPU has no such kernel; --pretend npu lets the CPU stand in for npu ({PAGE})"
+    yield from (f"{words} ({PAGE})" for sign, words in _INSTEAD.items() if has(sign))
+
+
+def shortened(text: str) -> str:
+    """Return the text of an error without PyTorch's list of the devices that have an operator."""
+    return text.partition(_MORE)[0]
