@@ -1,6 +1,7 @@
 """Counts of the writes to a storage, which the local tensors of it share.
 
-MindSpore's own counter misses writes; those that arrive at a DTensor are counted here.
+MindSpore's own counter misses writes; those that arrive at a DTensor are counted here. Whether a tensor shares the
+storage of the one that it was made of is found when the first count or write asks for it: most are never written.
 """
 
 from __future__ import annotations
@@ -26,13 +27,41 @@ class _Writes:
         return int, ()
 
 
+class _Undecided:
+    """What a tensor may share with the one that it was made of.
+
+    Attributes:
+        writes: of that tensor's storage.
+        pointer: where that storage is; while the tensor that may share it lives, no other storage of its is there.
+    """
+
+    __slots__ = ("pointer", "writes")
+
+    def __init__(self, writes: _Writes, pointer: int) -> None:
+        self.writes, self.pointer = writes, pointer
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        """As for :class:`_Writes`."""
+        return int, ()
+
+
 # An attribute of local tensors.
 _WRITES = "_hyper_parallel_writes"
 
 
 def _known(local: Any) -> _Writes | None:
-    writes = getattr(local, _WRITES, None)
-    return writes if type(writes) is _Writes else None
+    found = getattr(local, _WRITES, None)
+    if type(found) is _Undecided:
+        # A tensor without elements has no storage; it counts with its base, as on the ranks that have elements.
+        shares = _pointer(local) == found.pointer or 0 in local.shape
+        found = found.writes if shares else None
+        setattr(local, _WRITES, found)
+    return found if type(found) is _Writes else None
+
+
+def _pointer(local: Any) -> int:
+    pointer: int = local.untyped_storage().data_ptr()
+    return pointer
 
 
 def _writes(local: Any) -> _Writes:
@@ -57,11 +86,10 @@ def note_write(local: Any) -> None:
 
 
 def share_count(view: Any, base: Any) -> None:
-    """Count writes to ``view`` and ``base`` together if they have the same storage.
-
-    A tensor without elements has none; it counts with its base, as on the ranks that have elements.
-    """
-    if is_delayed(base) or str(base.device).startswith("meta"):
-        return
-    if 0 in view.shape or view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
-        setattr(view, _WRITES, _writes(base))
+    """Count writes to ``view`` and ``base`` together if they have the same storage."""
+    writes = _known(base)
+    if writes is None:
+        if is_delayed(base) or str(base.device).startswith("meta"):
+            return
+        writes = _writes(base)
+    setattr(view, _WRITES, _Undecided(writes, _pointer(base)))

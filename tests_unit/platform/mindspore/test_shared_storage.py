@@ -188,6 +188,7 @@ def test_writes_to_other_tensors_make_nothing_stale():
 def _pickled():
     x = _sharded((4, 3))
     part = x[0]
+    assert isinstance(pickle.loads(pickle.dumps(x.detach().to_local())), type(x.to_local()))  # noqa: S301 - from above
     text = pickle.dumps(x.to_local())
     loaded = DTensor.from_local(pickle.loads(text), x.device_mesh, x.placements)  # noqa: S301 - from above
     of_loaded = loaded[0]

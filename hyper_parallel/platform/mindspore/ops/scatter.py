@@ -15,6 +15,7 @@ from hyper_parallel.core.shard.dispatch import Dispatcher
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.ops.empty_shards import no_elements
 from hyper_parallel.platform.mindspore.ops.index import normalized_index, select_column
+from hyper_parallel.platform.mindspore.ops.kernels import is_leaf, requires_grad
 from hyper_parallel.platform.mindspore.ops.pointwise import into
 from hyper_parallel.platform.mindspore.ops.registry import (
     decomposition,
@@ -188,6 +189,22 @@ def _along(ops: Any, x: Any, dim: int, index: Any, shape: tuple[int, ...]) -> An
 def _legacy_index_add(ops: Any, primitive: Any, x: Any, index: Any, updates: Any) -> Any:
     """Added in place, as MindSpore does to parameters and to results of operators."""
     return into(x, ops.index_add(x, primitive.init_attrs["axis"], index, ops.cast(updates, dtype=x.dtype)))
+
+
+@decomposition("ScatterUpdate")
+def _rows_replaced(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
+    """Rows are replaced in place.
+
+    Raises:
+        UnsupportedOperatorError: gradients flow through ``x``.
+    """
+    local = x._local if isinstance(x, DTensor) else x
+    if requires_grad(local) and not is_leaf(local):
+        msg = "operator ScatterUpdate: MindSpore's derivative by the rows that are replaced is wrong; "
+        raise UnsupportedOperatorError(msg + "write x[index] = updates")
+    rows = ops.view(updates, (-1, *tuple(x.shape)[1:]))
+    places = _along(ops, x, 0, ops.view(index, (-1,)), tuple(rows.shape))
+    return into(x, ops.scatter(x, 0, places, rows))
 
 
 # -- in place ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
-from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
@@ -107,3 +107,37 @@ def test_methods_pass_a_reduction_by_name():
         assert np.allclose(added, sums, rtol=1e-6)
         assert (written == replaced).all()
         assert message == "scatter with reduce='multiply': MindSpore has no such operator; scatter_add adds"
+
+
+def _rows_replaced(shape, grid):
+    """Results, what is left in the tensor and in a parameter, and the refusal where gradients flow."""
+    import mindspore
+    from mindspore import Parameter, Tensor, ops
+
+    mesh = init_device_mesh("cpu", shape)
+    draw = np.random.default_rng(5)
+    values, rows = draw.normal(size=(7, 5, 3)).astype(F32), draw.normal(size=(2, 2, 5, 3)).astype(F32)
+    places = np.array([[6, 0], [3, 2]], np.int32)
+    wanted = values.copy()
+    wanted[places.reshape(-1)] = rows.reshape(-1, 5, 3)
+
+    def placed(array, placements):
+        return distribute_tensor(Tensor(array), mesh, placements)
+
+    x, updates = placed(values, grid), placed(rows, [Shard(each.dim + 1) for each in grid])
+    index = placed(places, [Replicate()] * len(grid))
+    weight = Parameter(placed(values, grid))
+    for result in (ops.ScatterUpdate()(x, index, updates), x, ops.scatter_update(weight, index, updates), weight):
+        assert tuple(result.placements) == tuple(grid)
+        np.testing.assert_array_equal(result.full_tensor().asnumpy(), wanted)
+    with pytest.raises(UnsupportedOperatorError) as refused:
+        mindspore.grad(lambda whole: ops.scatter_update(whole * 1, index, updates).sum())(x)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("shape, placements", [((2,), [Shard(1)]), ((3,), [Shard(2)]), ((2, 2), [Shard(1), Shard(2)])])
+def test_rows_are_replaced_in_place(shape, placements):
+    """``scatter_update`` replaces rows of tensors and parameters by several indices, without communication."""
+    messages = simulate(_rows_replaced, int(np.prod(shape)), "mindspore", args=(shape, placements))
+    wanted = "operator ScatterUpdate: MindSpore's derivative by the rows that are replaced is wrong; "
+    assert {message.partition("\n")[0] for message in messages} == {f"{wanted}write x[index] = updates"}
