@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import traceback
 from collections.abc import Iterator
 from itertools import groupby
@@ -16,7 +17,17 @@ from pathlib import Path
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.transport.installed import FRAMEWORKS, installed_package, package_place
 
-__all__ = ["PROGRAMS", "RUNNERS", "WRAPPERS", "fold_frames", "hide_file", "hide_folder", "take_for_programs", "trace"]
+__all__ = [
+    "PROGRAMS",
+    "RUNNERS",
+    "WRAPPERS",
+    "fold_frames",
+    "hide_file",
+    "hide_folder",
+    "stack",
+    "take_for_programs",
+    "trace",
+]
 
 
 RUNNERS: list[str] = []
@@ -61,6 +72,17 @@ _OWN = (
     "transport/real/guarded.py",
     "transport/checks/torch_distributed.py",
     "transport/frontends/c10d/checked_messages.py",
+)
+
+# What starts the thread or process of a rank, in stacks of ranks that run.
+_STARTERS = (
+    threading.__file__,
+    "multiprocessing/forkserver.py",
+    "multiprocessing/spawn.py",
+    "multiprocessing/process.py",
+    "coverage/multiproc.py",
+    '"<string>"',
+    "Extension modules:",
 )
 
 _ENTRY = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
@@ -110,6 +132,21 @@ def fold_frames(text: str, *, shows_last: bool = True) -> str:
         else:
             lines += run
     return "\n".join(lines)
+
+
+def stack(text: str) -> str:
+    """Return the stack of a running rank without the frames that started it and that run its collectives.
+
+    Every frame is shown if ``HP_FULL_TRACEBACK`` is set to anything but an empty text.
+
+    Args:
+        text: as ``traceback`` or ``faulthandler`` formats it.
+    """
+    if os.environ.get("HP_FULL_TRACEBACK"):
+        return text.rstrip()
+    hidden = (*_OWN, *_STARTERS, *RUNNERS)
+    kept = "\n".join(entry for entry in _entries(text) if not any(name in entry.split("\n", 1)[0] for name in hidden))
+    return (kept if "most recent call first" in text else fold_frames(kept)).rstrip()
 
 
 def _runs_ranks(path: str) -> bool:

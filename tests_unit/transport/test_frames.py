@@ -8,7 +8,7 @@ import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport import frames
-from hyper_parallel.transport.frames import fold_frames, trace
+from hyper_parallel.transport.frames import fold_frames, stack, trace
 
 TEXT = """\
 Traceback (most recent call last):
@@ -51,6 +51,45 @@ def test_frames_of_packages_are_counted():
     """Between the program's frames a package's are a count; the one that raised is shown."""
     assert fold_frames(TEXT) == SHORT
     assert fold_frames(SHORT) == SHORT
+
+
+RUNNING = """\
+  File "/python/threading.py", line 1002, in _bootstrap
+    self._bootstrap_inner()
+  File "/env/hyper_parallel/transport/simulated/threads.py", line 192, in _rank_main
+    self.results[rank] = self._call(rank)
+  File "/home/me/train.py", line 7, in step
+    net(x)
+  File "/env/site-packages/torch/nn/modules/module.py", line 1, in _call_impl
+    return forward_call(*args, **kwargs)
+  File "/env/site-packages/torch/nn/modules/module.py", line 2, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+  File "/env/hyper_parallel/transport/simulated/threads.py", line 148, in pause
+    self._batons[rank].acquire()
+"""
+
+
+def test_the_stack_of_a_running_rank_has_the_programs_frames(monkeypatch):
+    """Frames that start a rank and run its collectives are left out, a package's are folded; a variable shows all."""
+    monkeypatch.setattr(frames, "_STARTERS", ("/python/threading.py", "multiprocessing/spawn.py"))
+    monkeypatch.delenv("HP_FULL_TRACEBACK", raising=False)
+    assert stack(RUNNING).splitlines() == [
+        '  File "/home/me/train.py", line 7, in step',
+        "    net(x)",
+        '  File "/env/site-packages/torch/nn/modules/module.py", line 1, in _call_impl',
+        "    return forward_call(*args, **kwargs)",
+        '  File "/env/site-packages/torch/nn/modules/module.py", line 2, in _wrapped_call_impl',
+        "    return self._call_impl(*args, **kwargs)",
+    ]
+    first = (
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "/env/hyper_parallel/transport/simulated/rank_process.py", line 3 in wait\n'
+        '  File "/home/me/train.py", line 7 in step\n'
+        '  File "/python/multiprocessing/spawn.py", line 3 in main\n'
+    )
+    assert stack(first).splitlines() == [first.splitlines()[0], '  File "/home/me/train.py", line 7 in step']
+    monkeypatch.setenv("HP_FULL_TRACEBACK", "1")
+    assert stack(RUNNING) == RUNNING.rstrip()
 
 
 def failing_through(*paths):

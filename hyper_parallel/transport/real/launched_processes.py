@@ -22,7 +22,7 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.failures import WorldFailedError, advice, lost_peer, world_failed, world_timed_out
-from hyper_parallel.transport.frames import RUNNERS
+from hyper_parallel.transport.frames import stack
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.processes import (
     SharedFile,
@@ -119,7 +119,7 @@ class _Team:
             except (EOFError, OSError):
                 problem = "died"
             if problem:
-                words = [problem, _shorten(worker.last_words()), self.output(rank), self._start.how_it_ended()]
+                words = [problem, stack(worker.last_words()), self.output(rank), self._start.how_it_ended()]
                 report = "\n".join(filter(None, words))
                 self.close()
                 msg = f"rank {rank} of {len(self.workers)} could not join its world: {report}"
@@ -257,7 +257,7 @@ class _LaunchedWorld:
         last = f"; last in {self.history[rank][-1]}" if self.history[rank] else ""
         doing = " without a report" if single else f"; it {self.coordinator.describe(rank)}{last}"
         printed = self._team.output(rank)[-_LAST_CHARACTERS:] if single else ""
-        text = "\n".join(filter(None, [f"rank {rank} {how}{doing}", _shorten(worker.last_words()), printed])).rstrip()
+        text = "\n".join(filter(None, [f"rank {rank} {how}{doing}", stack(worker.last_words()), printed])).rstrip()
         self._running.discard(rank)
         self._waiting.discard(rank)
         self.failures[rank] = RankFailedError(text)
@@ -277,7 +277,7 @@ class _LaunchedWorld:
 
     def _give_up(self) -> None:
         """Note the stacks of the ranks that reach no collective; they are ended."""
-        self.ended_in.update({rank: f"was ended in\n{stack}" for rank, stack in self._stacks(self._running).items()})
+        self.ended_in.update({rank: f"was ended in\n{text}" for rank, text in self._stacks(self._running).items()})
         self.given_up = set(self._running)
         self._running.clear()
 
@@ -290,12 +290,12 @@ class _LaunchedWorld:
         """The error, with what every rank is doing: first those that run, since the others wait for them."""
         activities = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
         running = self._stacks(self._running - self._waiting)
-        activities.update({rank: f"was running in\n{stack}" for rank, stack in running.items()})
+        activities.update({rank: f"was running in\n{text}" for rank, text in running.items()})
         return world_timed_out(timeout, activities, list(running))
 
     def _stacks(self, ranks: set[int]) -> dict[int, str]:
         stacks = stacks_of({rank: self._team.workers[rank] for rank in sorted(ranks)})
-        return {rank: _shorten(stack) for rank, stack in stacks.items()}
+        return {rank: stack(text) for rank, text in stacks.items()}
 
     def write_record(self, failed: WorldFailedError) -> None:
         """Write the flight record, if there is a recorder."""
@@ -401,25 +401,6 @@ def _make_room(world_size: int) -> None:
             _IDLE[spare[-1].key].remove(spare[-1])
     for team in spare:
         team.close()
-
-
-def _shorten(stack: str) -> str:
-    """A stack from ``faulthandler`` without the frames of the machinery that runs the rank."""
-    machinery = (*_MACHINERY, *RUNNERS)
-    lines = [line for line in stack.splitlines() if not any(name in line for name in machinery)]
-    return "\n".join(lines).rstrip()
-
-
-_MACHINERY = (
-    "transport/real/launched_rank.py",
-    "transport/simulated/rank_process.py",
-    "Extension modules:",
-    "multiprocessing/forkserver.py",
-    "multiprocessing/spawn.py",
-    "multiprocessing/process.py",
-    "coverage/multiproc.py",
-    '"<string>"',
-)
 
 
 def close_launched_teams() -> None:

@@ -20,7 +20,10 @@ from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.simulated.endpoint import Contribution, RankAbortedError, Resumption, Wait
 from hyper_parallel.transport.simulated.pending_collective import PendingCollective, Waiting, deadlock_text, stuck_ranks
 
-__all__ = ["Coordinator"]
+__all__ = ["NOT_STARTED", "NOT_WAITING", "Coordinator"]
+
+NOT_STARTED = "had not started"
+NOT_WAITING = "was not waiting for another rank"
 
 
 class Coordinator:
@@ -247,7 +250,7 @@ class Coordinator:
             return self._ended[rank]
         wait = self._waiting.get(rank)
         if wait is None:
-            return "was not waiting for another rank"
+            return NOT_WAITING
         if isinstance(wait, MessageFingerprint):
             return f"waited in {wait.text(sending=False)} at {wait.site}"
         if not isinstance(wait, tuple):

@@ -11,10 +11,11 @@ from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.failures import WorldFailedError, world_failed, world_timed_out
+from hyper_parallel.transport.frames import stack
 from hyper_parallel.transport.measurement import current_measurement
 from hyper_parallel.transport.processes import search_path
 from hyper_parallel.transport.serialization import pack, unpack
-from hyper_parallel.transport.simulated.coordinator import Coordinator
+from hyper_parallel.transport.simulated.coordinator import NOT_STARTED, NOT_WAITING, Coordinator
 from hyper_parallel.transport.simulated.endpoint import RankAbortedError
 from hyper_parallel.transport.simulated.rank_pool import Worker, check_in, check_out, stacks_of
 from hyper_parallel.transport.simulated.rank_process import RankReport, RankTask
@@ -159,8 +160,11 @@ class _ProcessWorld:
         descriptions = {rank: self.coordinator.describe(rank) for rank in range(len(self._team))}
         descriptions[hanging] = "was running in"
         # One that was never started has the stack of its idle process.
-        shown = {rank: stack for rank, stack in stacks.items() if self._tasks[rank] is None}
-        return {rank: f"{text}\n{shown.get(rank, '')}" for rank, text in descriptions.items()}
+        started = {rank for rank, task in enumerate(self._tasks) if task is None}
+        return {
+            rank: f"{text}\n{stack(stacks.get(rank, ''))}" if rank in started or text != NOT_WAITING else NOT_STARTED
+            for rank, text in descriptions.items()
+        }
 
 
 def run_processes(

@@ -14,7 +14,8 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import HostOps, use_transport
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.failures import WorldFailedError, starting, world_failed, world_timed_out
-from hyper_parallel.transport.simulated.coordinator import Coordinator
+from hyper_parallel.transport.frames import stack
+from hyper_parallel.transport.simulated.coordinator import NOT_STARTED, NOT_WAITING, Coordinator
 from hyper_parallel.transport.simulated.endpoint import Contribution, RankAbortedError, Resumption, Wait, unwinding
 from hyper_parallel.transport.simulated.message_board import MessageBoard, Posted
 from hyper_parallel.transport.simulated.transport import SimulatedTransport
@@ -272,12 +273,12 @@ def _activities(world: _ThreadWorld, elsewhere: Elsewhere | None) -> dict[int, s
         stacks = elsewhere.stacks()
         texts = {rank: world.coordinator.describe(rank) for rank in range(len(world.threads))}
         texts[world.holder] = "was running in"
-        return {rank: f"{text}\n{stacks.get(rank, '')}" for rank, text in texts.items()}
+        return {rank: f"{text}\n{stack(stacks.get(rank, ''))}" for rank, text in texts.items()}
     frames = sys._current_frames()  # noqa: SLF001 - the documented way to another thread's stack
     activities = {}
     for rank, thread in enumerate(world.threads):
         frame = frames.get(thread.ident or 0)
-        stack = traceback.format_stack(frame) if frame is not None else []
         text = "was running in" if rank == world.holder else world.coordinator.describe(rank)
-        activities[rank] = "".join([f"{text}\n", *stack])
+        shown = "" if frame is None else stack("".join(traceback.format_stack(frame)))
+        activities[rank] = f"{text}\n{shown}" if shown or text != NOT_WAITING else NOT_STARTED
     return activities

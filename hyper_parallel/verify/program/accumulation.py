@@ -154,7 +154,7 @@ def _explain(case: _Accumulation, runs: PairedRuns, verdict: Verdict) -> None:
 
 def _contributions(case: _Accumulation, step: int) -> Sequence[Mapping[str, Any]] | None:
     """Return by micro-batch what its backward added to each gradient; None where a recorder cannot keep that."""
-    case.progress("one rank, gradients of micro-batches")
+    case.progress("reference, gradients of micro-batches")
     with KeepSink(case.reference.scratch, "the gradients of micro-batches") as sink:
         world = case.world.alone("nothing")
         limits = replace(world.limits, sink=sink, steps=step + 1, contributions=step)

@@ -104,7 +104,7 @@ class Reference:
         """
         repeats = first_repeats(self.seed, self.bounds, half=self.half)
         for number, repeat in enumerate(repeats):
-            rank = self._repeat(repeat, f"one rank, perturbed ({number + 1} of {len(repeats)})")
+            rank = self._repeat(repeat, f"reference, repeat {number + 1} of {len(repeats)}")
             if not number and _is_suspicious(self.run.ranks[0], rank, repeat):
                 self._run_again()
         if self.rounding:
@@ -136,7 +136,7 @@ class Reference:
             repeats = further_repeats(self.seed, self.bounds, half=self.half)
             self._further = iter([(f"{number} of {len(repeats)}", each) for number, each in enumerate(repeats, 1)])
         for place, repeat in self._further:
-            self._repeat(repeat, f"one rank, perturbed again ({place})")
+            self._repeat(repeat, f"reference, further repeat {place}")
             if within():
                 return True
         self.complete = True
@@ -158,7 +158,7 @@ class Reference:
 
     def _run_again(self) -> None:
         """Run the program once more as it is, and check that it leaves the same values but for rounding."""
-        self.progress("one rank again")
+        self.progress("reference, run again unchanged")
         sink = KeepSink(self.scratch, "the reference, run again")
         self.sinks.append(sink)
         world = replace(self.world, limits=replace(self.world.limits, sink=sink))
@@ -196,7 +196,7 @@ def run_reference(
     Raises:
         InputError: it fails, records nothing, or gives other values when it runs again which rounding does not explain.
     """
-    progress("one rank")
+    progress("reference")
     case = None if changes is None else (changes,)
     alone = world.alone("stderr")
     sink = KeepSink(scratch, "the reference")

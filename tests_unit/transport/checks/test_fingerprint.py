@@ -92,7 +92,7 @@ def test_message_in_words():
 
 def test_ranks_must_contain_the_caller():
     """A collective over ranks without the caller is refused."""
-    with pytest.raises(CollectiveMismatchError, match="no member"):
+    with pytest.raises(CollectiveMismatchError, match="is not a member"):
         check_ranks((0, 1), 2, 3)
 
 

@@ -202,13 +202,15 @@ def test_timeout_shows_stacks_and_ends_the_processes():
         t = active_transport()
         while t.rank == 1:
             time.sleep(0.01)
-        t.barrier((0, 1))
+        t.barrier((0, 1, 2))
 
     before = set(multiprocessing.active_children())
-    error = failure(body, timeout=10.0)
-    assert str(error).splitlines()[:2] == ["rank 1 of 2 did not finish within 10 s", "--- rank 1: was running in"]
+    error = failure(body, 3, timeout=10.0)
+    assert str(error).splitlines()[:2] == ["rank 1 of 3 did not finish within 10 s", "--- rank 1: was running in"]
     assert "rank 0: waited in barrier()" in str(error)
     assert "in body" in str(error)
+    assert str(error).endswith("--- rank 2: had not started")
+    assert "rank_process.py" not in str(error)
     assert set(error.failures) == {1}
     assert set(multiprocessing.active_children()) <= before
 

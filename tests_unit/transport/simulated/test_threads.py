@@ -228,7 +228,9 @@ def test_timeout_shows_every_stack_and_ends_the_ranks():
     error = failure(body, timeout=5.0)
     assert str(error).splitlines()[:2] == ["rank 1 of 3 did not finish within 5 s", "--- rank 1: was running in"]
     assert "rank 0: waited in barrier()" in str(error)
+    assert str(error).endswith("--- rank 2: had not started")
     assert "time.sleep(0.001)" in str(error)
+    assert "threading.py" not in str(error)
     assert list(error.failures) == [1]
     assert isinstance(error.failures[1], TimeoutError)
     deadline = time.monotonic() + 60

@@ -23,7 +23,7 @@ ALONE = SingleTransport(NumpyOps())
         (lambda t: t.broadcast(np.ones(2), 1, (0,)), "src is a global rank"),
         (lambda t: t.send(np.ones(2), 0), "must be another rank"),
         (lambda t: t.recv(np.ones(2), 5), "must be another rank"),
-        (lambda t: t.barrier((1,)), "no member"),
+        (lambda t: t.barrier((1,)), "is not a member"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(use, says):

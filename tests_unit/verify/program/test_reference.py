@@ -43,12 +43,12 @@ def test_repeats_run_until_what_was_asked_for_is_true():
         key = next(iter(reference.bounds.reference))
         before, answers = len(phases), iter([False, True])
         assert reference.widen(lambda: next(answers))
-        assert phases[before:] == [f"one rank, perturbed again ({number} of 8)" for number in (1, 2)]
+        assert phases[before:] == [f"reference, further repeat {number} of 8" for number in (1, 2)]
         assert not reference.complete
         few = reference.bounds.allowed(key)
         reference.complete_bounds()
         assert phases[before + 2 :] == [
-            *(f"one rank, perturbed again ({number} of 8)" for number in range(3, 9)), "one rank again"
+            *(f"reference, further repeat {number} of 8" for number in range(3, 9)), "reference, run again unchanged"
         ]  # fmt: skip
         assert reference.complete
         assert not reference.widen(lambda: False)
@@ -75,7 +75,7 @@ def test_repeats_run_while_a_value_is_out_of_its_bounds(off, repeats):
             ]  # fmt: skip
         _, verdict = compare_with(reference, run, None, None)
     assert verdict.equal == (repeats < 8), verdict.text()
-    assert sum(phase.startswith("one rank, perturbed again") for phase in phases) == repeats
+    assert sum(phase.startswith("reference, further repeat") for phase in phases) == repeats
 
 
 @pytest.mark.parametrize("ratio, within", [(0.7, True), (1.3, False), (None, False)])

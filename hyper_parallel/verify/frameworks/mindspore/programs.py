@@ -53,7 +53,7 @@ __all__ = [
 MODES = ("forward", "backward", "grad")
 """What may follow the steps of a program: nothing, ``GradOperation`` with seeds, or ``value_and_grad`` of a sum of the
 outputs times these. Nothing is differentiated twice: MindSpore 2.10 computes some second derivatives wrongly on plain
-tensors, so that a single device is no truth."""
+tensors, so that a single device cannot be a reference."""
 
 DTYPES = ("float64", "float64", "float32", "float32", "float16")
 """The dtypes that programs are drawn in; few kernels for CPU take bfloat16."""
