@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError, HyperParallelError, MeshError
-from hyper_parallel.transport.row_collectives import RowCollectives
+from hyper_parallel.transport.row_collectives import Parts, RowCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,7 @@ __all__ = [
     "EngineTransport",
     "ForwardingTransport",
     "HostOps",
+    "Parts",
     "Ranks",
     "ReductionError",
     "Shape",
@@ -106,6 +107,12 @@ class HostOps(Protocol):
     def stack(self, parts: Sequence[Any]) -> Any:
         """Equal-shaped ``parts`` as rows of a new tensor, outside any gradient."""
 
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        """Flat parts of ``x``, of ``sizes`` elements each: copies outside any gradient, sharing nothing with ``x``."""
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Flat ``parts``, one after the other, in a new tensor."""
+
     def reduce(self, parts: Sequence[Any], op: str) -> Any:
         """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
 
@@ -164,8 +171,15 @@ class Transport(RowCollectives):
         """Member ``i`` receives the reduction of everybody's ``chunks[i]``; chunks may differ in shape or be empty."""
 
     @abc.abstractmethod
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """Send ``chunks[i]`` to member ``i``; receive a list, item ``i``, of ``shapes[i]``, from member ``i``."""
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
+        """Send each member its part of ``x``; return what the members sent, one after the other, as a flat tensor.
+
+        Args:
+            x: a tensor of any shape, whose elements are the parts.
+            ranks: the members.
+            sends: part ``i`` goes to member ``i``.
+            expects: part ``i`` of the result comes from member ``i``.
+        """
 
     @abc.abstractmethod
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
@@ -324,10 +338,9 @@ class EngineTransport(Transport):
         """See :meth:`Transport.reduce_scatter`; uneven chunks travel padded to the largest."""
         return self._reduce_scatter(chunks, op, ranks).wait()
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """See :meth:`Transport.all_to_all`; one collective, whatever the shapes."""
-        received: list[Any] = self._all_to_all(chunks, ranks, shapes).wait()
-        return received
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
+        """See :meth:`Transport.all_to_all`; one collective, whatever the sizes."""
+        return self._all_to_all(x, ranks, sends, expects).wait()
 
     def broadcast(self, x: Any, src: int, ranks: Ranks) -> Any:
         """See :meth:`Transport.broadcast`."""
@@ -356,7 +369,7 @@ class EngineTransport(Transport):
     def _reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Work: ...
 
     @abc.abstractmethod
-    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> Work: ...
+    def _all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Work: ...
 
     @abc.abstractmethod
     def _broadcast(self, x: Any, src: int, ranks: Ranks) -> Work: ...

@@ -1,19 +1,61 @@
-"""Collectives on rows: one tensor whose row ``i`` comes from, or goes to, member ``i``.
+"""Collectives on rows: one tensor whose row ``i`` comes from, or goes to, member ``i``; and :class:`Parts` of a tensor.
 
-Redistribution uses them where all members' shards are equal, or can be padded: a call then packs once, starts one
-collective of the engine, and unpacks once, however many members there are. The lists of :class:`Transport` serve
-everything else.
+Redistribution uses rows where all members' shards are equal, or can be padded: a call then packs once, starts one
+collective of the engine, and unpacks once, however many members there are. :meth:`Transport.all_to_all` does the same
+for parts that differ or are empty.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["RowCollectives"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Parts", "RowCollectives"]
 
 Ranks = tuple[int, ...]
 Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of one tensor that follow each other in memory, one for each member of a collective.
+
+    A caller that repeats a collective keeps them: a call then computes nothing for each member.
+
+    Attributes:
+        shapes: of the parts, as the caller sees them; checks compare them between members.
+        sizes: the number of elements of each, which is more than its shape has where it is padded.
+    """
+
+    shapes: Shapes
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shapes: Iterable[Iterable[int]]) -> Parts:
+        """Return the parts of ``shapes``, without padding."""
+        whole = tuple(tuple(shape) for shape in shapes)
+        return cls(whole, tuple(map(math.prod, whole)))
+
+    @cached_property
+    def total(self) -> int:
+        """The number of elements of all parts together."""
+        return sum(self.sizes)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each part starts."""
+        return (0, *itertools.accumulate(self.sizes))[:-1]
+
+    def of_members(self, order: Iterable[int]) -> tuple[int, ...]:
+        """Return the sizes of the parts of the members at ``order``."""
+        return tuple(self.sizes[member] for member in order)
 
 
 class RowCollectives(abc.ABC):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.platform.select import platform_named
-from hyper_parallel.transport.base import REDUCTIONS, Ranks, Shape, Transport, active_transport
+from hyper_parallel.transport.base import REDUCTIONS, Parts, Ranks, Shape, Transport, active_transport
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16, NumpyOps, narrow, widen
 from hyper_parallel.transport.work import Work
 
@@ -97,13 +97,8 @@ class _Suite:
             parts = [self._sample(dtype, rank, sizes[i]) for i, rank in enumerate(ranks)]
             got = self._transport.all_gather(self._tensor(parts[me]), ranks, sizes)
             self._same(f"all_gather {dtype} {ranks}", got, parts)
-            got = self._transport.all_to_all(
-                [self._tensor(self._sample(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))],
-                ranks,
-                [sizes[me]] * len(ranks),
-            )
-            want = [self._sample(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
-            self._same(f"all_to_all {dtype} {ranks}", got, want)
+            got = self._transport.all_to_all(*self._exchanged(dtype, ranks, sizes))
+            self._same(f"all_to_all {dtype} {ranks}", [got], [self._arriving(dtype, ranks, sizes)])
         source = ranks[-1]
         for shape in ((), (0, 2), (3, 2)):
             received = self._transport.broadcast(self._tensor(self._sample(dtype, ranks[me], shape)), source, ranks)
@@ -153,11 +148,11 @@ class _Suite:
         same = [self._sample(dtype, rank, (5, 3)) for rank in ranks]
         chunks = [self._tensor(self._sample(dtype, ranks[me] + 7 * i, sizes[i])) for i in range(len(ranks))]
         mine = [self._sample(dtype, rank + 7 * me, sizes[me]) for rank in ranks]
-        op = "sum"
+        op, joined = "sum", self._arriving(dtype, ranks, sizes)
         begin = self._transport.start
         flights: list[tuple[str, Work, list[Array]]] = [
             ("all_gather", begin("all_gather", self._tensor(parts[me]), ranks, sizes), parts),
-            ("all_to_all", begin("all_to_all", chunks, ranks, [sizes[me]] * len(ranks)), mine),
+            ("all_to_all", begin("all_to_all", *self._exchanged(dtype, ranks, sizes)), [joined]),
             ("all_reduce", begin("all_reduce", self._tensor(same[me]), op, ranks), [self._ops.reduce(same, op)]),
             ("reduce_scatter", begin("reduce_scatter", chunks, op, ranks), [self._ops.reduce(mine, op)]),
             ("broadcast", begin("broadcast", self._tensor(same[me]), ranks[-1], ranks), [same[-1]]),
@@ -166,6 +161,18 @@ class _Suite:
             got = pending.wait()
             self._same(f"started {name} {dtype} {ranks}", got if isinstance(got, list) else [got], want)
             assert pending.waited, f"{name} {dtype}"
+
+    def _exchanged(self, dtype: str, ranks: Ranks, sizes: list[Shape]) -> tuple[Any, Ranks, Parts, Parts]:
+        """Return the arguments of an all-to-all in which each member receives parts of its shape in ``sizes``."""
+        me = ranks.index(self._transport.rank)
+        parts = [self._sample(dtype, ranks[me] + 7 * i, shape).reshape(-1) for i, shape in enumerate(sizes)]
+        x = self._tensor(np.concatenate(parts))
+        return x, ranks, Parts.of(sizes), Parts.of([sizes[me]] * len(ranks))
+
+    def _arriving(self, dtype: str, ranks: Ranks, sizes: list[Shape]) -> Array:
+        """Return what this rank receives then."""
+        me = ranks.index(self._transport.rank)
+        return np.concatenate([self._sample(dtype, rank + 7 * me, sizes[me]).reshape(-1) for rank in ranks])
 
     def posted(self) -> None:
         """Check that two posted receives from one rank get their messages in the order of posting, not of waiting."""

@@ -10,6 +10,7 @@ from typing import Any
 from hyper_parallel.core.context_parallel.plan import RingPlan, Run
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.platform import Platform
+from hyper_parallel.transport.base import Parts
 
 __all__ = ["Ring", "ring_function"]
 
@@ -128,26 +129,24 @@ class Ring:
             return _Arriving(platform, None, tensors, shapes)
         flat = platform.cat([tensor.reshape(-1) for tensor in tensors], 0)
         ahead, behind = ((plan.index + step) % len(plan.ranks) for step in (1, -1))
-        nothing = platform.narrow(flat, 0, 0, 0)
-        chunks = [flat if index == ahead else nothing for index in range(len(plan.ranks))]
-        size = sum(map(math.prod, shapes))
-        sizes = [(size if index == behind else 0,) for index in range(len(plan.ranks))]
-        work = platform.transport().start("all_to_all", chunks, plan.ranks, sizes)
-        return _Arriving(platform, (work, behind), tensors, shapes)
+        sent, size = flat.shape[0], sum(map(math.prod, shapes))
+        sends = Parts.of([(sent if index == ahead else 0,) for index in range(len(plan.ranks))])
+        expects = Parts.of([(size if index == behind else 0,) for index in range(len(plan.ranks))])
+        work = platform.transport().start("all_to_all", flat, plan.ranks, sends, expects)
+        return _Arriving(platform, work, tensors, shapes)
 
 
 class _Arriving:
     """Tensors on their way from the rank behind."""
 
-    def __init__(self, platform: Platform, sent: Any, tensors: list[Any], shapes: list[Any]) -> None:
-        self._platform, self._sent, self._tensors, self._shapes = platform, sent, tensors, shapes
+    def __init__(self, platform: Platform, work: Any, tensors: list[Any], shapes: list[Any]) -> None:
+        self._platform, self._work, self._tensors, self._shapes = platform, work, tensors, shapes
 
     def wait(self) -> list[Any]:
         """Return them; without another rank, the tensors themselves."""
-        if self._sent is None:
+        if self._work is None:
             return self._tensors
-        work, behind = self._sent
-        flat, start, tensors = work.wait()[behind], 0, []
+        flat, start, tensors = self._work.wait(), 0, []
         for shape in self._shapes:
             tensors.append(self._platform.narrow(flat, 0, start, math.prod(shape)).reshape(shape))
             start += math.prod(shape)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hyper_parallel._caches import register
 from hyper_parallel.core.dtensor.boxes import BoxTransfer, box_edges, contains, split_at_edges, volume
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.exchange import assemble, pack, unpack
+from hyper_parallel.core.dtensor.exchange import OwnBoxes, assemble
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.steps import empty_like, narrow_box, sizes_of
 from hyper_parallel.errors import ArgumentTypeError, MeshMismatchError, ShardMismatchError
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.platform.contract.platform import Platform
 
 __all__ = ["TensorTransform"]
@@ -127,23 +126,10 @@ def _exchange(local: Any, change: _MeshTransition) -> Any:
     source, target, platform = change.source, change.target, change.platform
     ranks = tuple(sorted(source.mesh.ranks))
     box, target_box, own = source.local_box(), target.local_box(), ranks.index(source.mesh.rank)
-    outgoing: list[list[Box]] = [[] for _ in ranks]
-    incoming: list[list[Box]] = [[] for _ in ranks]
-    for part, sender, receiver in _transfers(source, target):
-        if sender == own:
-            outgoing[receiver].append(part)
-        if receiver == own:
-            incoming[sender].append(part)
-    buffers = platform.transport().all_to_all(
-        [pack([narrow_box(local, box, part, platform) for part in boxes], local, platform) for boxes in outgoing],
-        ranks,
-        [(sum(map(volume, boxes)),) for boxes in incoming],
-    )
+    boxes = OwnBoxes.of(_transfers(source, target), own, len(ranks))
+    parts = boxes.exchange(ranks, lambda part: narrow_box(local, box, part, platform), local, platform)
     if not volume(target_box):
         return empty_like(local, sizes_of(target_box), platform)
-    parts: dict[Box, Any] = {}
-    for boxes, buffer in zip(incoming, buffers, strict=True):
-        parts.update(unpack(boxes, buffer, platform))
     if not parts:
         return platform.copy(narrow_box(local, box, target_box, platform))
     edges = box_edges([source.local_box(rank) for rank in ranks], len(target_box))

@@ -40,9 +40,10 @@ from hyper_parallel.core.dtensor.boxes import (
 )
 from hyper_parallel.core.dtensor.reduction_assignment import loads_of_few, senders_of, senders_of_few, sum_parts
 from hyper_parallel.core.dtensor.steps import Step, empty_like, narrow_box, sizes_of
+from hyper_parallel.transport.base import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hyper_parallel.core.dtensor.bounds import Indices
     from hyper_parallel.core.dtensor.boxes import Coordinate, Interval, ReducedBox
@@ -50,21 +51,55 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.reduction_assignment import SumParts
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["Exchange", "ReduceExchange", "assemble", "pack", "unpack"]
+__all__ = ["Exchange", "OwnBoxes", "ReduceExchange", "assemble", "pack"]
 
 
 class OwnBoxes(NamedTuple):
-    """What one rank exchanges, by member of its slice.
+    """What one rank exchanges with the members of a group.
 
     Attributes:
-        outgoing: boxes that it sends.
-        incoming: boxes that it receives.
-        shapes: of the flat buffers that it receives.
+        outgoing: boxes that it sends, those for the first member first.
+        incoming: boxes that it receives, likewise.
+        sends: how many elements it sends to each member.
+        expects: how many it receives from each.
     """
 
-    outgoing: list[list[Box]]
-    incoming: list[list[Box]]
-    shapes: list[tuple[int]]
+    outgoing: list[Box]
+    incoming: list[Box]
+    sends: Parts
+    expects: Parts
+
+    @classmethod
+    def of(cls, transfers: Iterable[BoxTransfer], own: int, members: int) -> OwnBoxes:
+        """Return what member ``own`` of ``members`` exchanges, by the ``transfers`` between all."""
+        outgoing: list[list[Box]] = [[] for _ in range(members)]
+        incoming: list[list[Box]] = [[] for _ in range(members)]
+        for box, sender, receiver in transfers:
+            if sender == own:
+                outgoing[receiver].append(box)
+            if receiver == own:
+                incoming[sender].append(box)
+        sends, expects = (
+            Parts.of([(sum(map(volume, boxes)),) for boxes in by_member]) for by_member in (outgoing, incoming)
+        )
+        return cls([*itertools.chain(*outgoing)], [*itertools.chain(*incoming)], sends, expects)
+
+    def exchange(
+        self, ranks: tuple[int, ...], read: Callable[[Box], Any], like: Any, platform: Platform
+    ) -> dict[Box, Any]:
+        """Send and receive the boxes in one all-to-all.
+
+        Args:
+            ranks: the members.
+            read: returns the values of a box that this rank sends.
+            like: a tensor of the dtype and device of the values.
+            platform: its framework.
+
+        Returns:
+            what this rank receives, by box.
+        """
+        packed = pack(list(map(read, self.outgoing)), like, platform)
+        return unpack(self.incoming, platform.transport().all_to_all(packed, ranks, self.sends, self.expects), platform)
 
 
 class _SliceExchange(Step):
@@ -93,42 +128,8 @@ class _SliceExchange(Step):
         return index
 
     def _own_of(self, transfers: Sequence[BoxTransfer]) -> OwnBoxes:
-        """Return what this rank sends to each member, and what it receives from each, by ``transfers`` of its slice."""
-        own = self._position(self.coordinate)
-        outgoing: list[list[Box]] = [[] for _ in range(self.members)]
-        incoming: list[list[Box]] = [[] for _ in range(self.members)]
-        for box, sender, receiver in transfers:
-            if sender == own:
-                outgoing[receiver].append(box)
-            if receiver == own:
-                incoming[sender].append(box)
-        return OwnBoxes(outgoing, incoming, [(sum(map(volume, boxes)),) for boxes in incoming])
-
-    def _run_all_to_all(
-        self, boxes: OwnBoxes, read: Callable[[Box], Any], like: Any, platform: Platform
-    ) -> dict[Box, Any]:
-        """Send and receive ``boxes`` in one all-to-all.
-
-        Args:
-            boxes: of this rank.
-            read: returns the values of a box that this rank sends.
-            like: a tensor of the dtype and device of the values.
-            platform: its framework.
-
-        Returns:
-            what this rank receives, by box.
-        """
-        nothing = empty_like(like, (0,), platform)
-        buffers = platform.transport().all_to_all(
-            [pack([read(box) for box in each], like, platform) if each else nothing for each in boxes.outgoing],
-            self.source.mesh.ranks_along(self.axes),
-            boxes.shapes,
-        )
-        received: dict[Box, Any] = {}
-        for each, buffer in zip(boxes.incoming, buffers, strict=True):
-            if each:
-                received.update(unpack(each, buffer, platform))
-        return received
+        """Return what this rank exchanges by ``transfers`` of its slice."""
+        return OwnBoxes.of(transfers, self._position(self.coordinate), self.members)
 
 
 class Exchange(_SliceExchange):
@@ -193,8 +194,8 @@ class Exchange(_SliceExchange):
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received parts."""
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
-        parts = self._run_all_to_all(
-            self._own_transfers, lambda part: narrow_box(local, box, part, platform), local, platform
+        parts = self._own_transfers.exchange(
+            self.ranks, lambda part: narrow_box(local, box, part, platform), local, platform
         )
         if not volume(target):
             return empty_like(local, sizes_of(target), platform)
@@ -337,7 +338,7 @@ class ReduceExchange(_SliceExchange):
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the target's local tensor, assembled from own and received sums."""
         sums = self._reduce(local, platform)
-        sums.update(self._run_all_to_all(self._own_transfers, sums.__getitem__, local, platform))
+        sums.update(self._own_transfers.exchange(self.ranks, sums.__getitem__, local, platform))
         target = self.target.box_at(self.coordinate)
         if not volume(target):
             return empty_like(local, sizes_of(target), platform)
@@ -345,21 +346,27 @@ class ReduceExchange(_SliceExchange):
         parts = {cell: _concatenate_parts(cell, sums, platform) for cell in itertools.product(*cells)}
         return assemble(parts, cells, platform)
 
+    @cached_property
+    def _summed_boxes(self) -> dict[int, list[Box]]:
+        """Boxes of which this rank holds partial values with others, by the member that sums them."""
+        holders = tuple(map(self._position, mesh_slice(self.source.mesh, self.reduced, self.coordinate)))
+        boxes_of: dict[int, list[Box]] = {reducer: [] for reducer in holders}
+        for part in self._own_boxes:
+            if part.holders == holders:
+                boxes_of[part.reducer].append(part.box)
+        return boxes_of
+
     def _reduce(self, local: Any, platform: Platform) -> dict[Box, Any]:
         """Sum this rank's boxes in one reduce-scatter; return the sums by box."""
-        mesh, own, box = self.source.mesh, self._position(self.coordinate), self.source.box_at(self.coordinate)
-        holders = tuple(self._position(position) for position in mesh_slice(mesh, self.reduced, self.coordinate))
-        boxes_of = [
-            [reduced.box for reduced in self._own_boxes if reduced.holders == holders and reduced.reducer == reducer]
-            for reducer in holders
-        ]
-        if not any(boxes_of):
+        boxes_of, box = self._summed_boxes, self.source.box_at(self.coordinate)
+        if not any(boxes_of.values()):
             return {}
         chunks = [
-            pack([narrow_box(local, box, part, platform) for part in boxes], local, platform) for boxes in boxes_of
+            pack([narrow_box(local, box, part, platform) for part in boxes], local, platform)
+            for boxes in boxes_of.values()
         ]
-        buffer = platform.transport().reduce_scatter(chunks, "sum", mesh.ranks_along(self.reduced))
-        return unpack(boxes_of[holders.index(own)], buffer, platform)
+        buffer = platform.transport().reduce_scatter(chunks, "sum", self.source.mesh.ranks_along(self.reduced))
+        return unpack(boxes_of[self._position(self.coordinate)], buffer, platform)
 
 
 def _transfers_of(boxes: Sequence[ReducedBox]) -> tuple[BoxTransfer, ...]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hyper_parallel.core.dtensor.boxes import whole_box
+from hyper_parallel.core.dtensor.boxes import volume, whole_box
 from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh, takes_no_part
+from hyper_parallel.core.dtensor.exchange import pack
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import ravel
 from hyper_parallel.core.dtensor.parameter_paths import (
@@ -25,6 +26,7 @@ from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.core.dtensor.transition import plan_transition
 from hyper_parallel.errors import ArgumentTypeError, LayoutError, MeshError, ModuleError
 from hyper_parallel.platform.select import platform_of, platform_of_argument
+from hyper_parallel.transport.base import Parts
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -151,20 +153,14 @@ def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any
 
 def _scatter_to(platform: Platform, whole: Any, layout: Layout, source: int, ranks: tuple[int, ...]) -> Any:
     """Scatter the shards of ``ranks`` from rank ``source``, by an all-to-all in which only that rank sends."""
-    full_box = whole_box(layout.shape or ())
-
-    def flat(rank: int) -> Any:
-        if layout.mesh.rank != source:
-            return platform.reshape(platform.contiguous(whole), (-1,))[:0]
-        box = narrow_box(whole, full_box, layout.local_box(rank), platform)
-        return platform.reshape(platform.contiguous(box), (-1,))
-
-    size = (math.prod(layout.local_shape),)
-    parts = platform.transport().all_to_all(
-        [flat(rank) for rank in ranks], ranks, [size if rank == source else (0,) for rank in ranks]
-    )
+    full_box, size = whole_box(layout.shape or ()), (math.prod(layout.local_shape),)
+    boxes = [layout.local_box(rank) for rank in ranks] if layout.mesh.rank == source else []
+    flat = pack([narrow_box(whole, full_box, box, platform) for box in boxes], whole, platform)
+    sends = Parts.of([(volume(box),) for box in boxes] or [(0,)] * len(ranks))
+    expects = Parts.of([size if rank == source else (0,) for rank in ranks])
+    shard = platform.transport().all_to_all(flat, ranks, sends, expects)
     # No view: a framework makes a view anew when its base is written, and an empty one without second gradients.
-    return platform.detach(platform.reshape(parts[ranks.index(source)], layout.local_shape))
+    return platform.detach(platform.reshape(shard, layout.local_shape))
 
 
 def place_parameter(

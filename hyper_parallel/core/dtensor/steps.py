@@ -10,7 +10,7 @@ import abc
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from hyper_parallel.core.dtensor.bounds import (
 from hyper_parallel.core.dtensor.boxes import intersect, mesh_slice, volume
 from hyper_parallel.core.dtensor.rows import GatheredRows, ScatteredRows, padded
 from hyper_parallel.errors import LayoutError
+from hyper_parallel.transport.base import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -378,27 +379,43 @@ class AllToAll(Step):
 
     @property
     def beats_exchange(self) -> bool:
-        """True if no shard is empty: an exchange receives as much then, and the first member from every other one."""
-        whole, dim = first_sizes(self.target), self._gathered_dim()
-        return all(first_sizes(self.source)) and all(whole) and least_share(whole[dim], [self.members]) > 0
+        """True if the tensor is not empty: an exchange sends the same parts, each to the same member."""
+        return all(first_sizes(self.source)) and all(first_sizes(self.target))
 
-    @property
+    @cached_property
     def messages(self) -> int:
-        """Messages that a rank waits for: one per other member."""
-        return self.members - 1
+        """Messages that the worst rank waits for: one per other member that has a part of the tensor."""
+        holders, receivers = self._filled_of(first_sizes(self.source), first_sizes(self.target))
+        return holders - (holders >= receivers)
 
     def received_by(self, indices: Indices) -> Any:
         """Return the number of elements of the target box that each rank lacks."""
         needed = bounds_at(self.target, indices)
         return volumes(needed) - shared_volumes(needed, bounds_at(self.source, indices))
 
+    def _filled_of(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, int]:
+        """Return how many members of a slice hold a part, and how many receive one, from the first member's shapes.
+
+        Shards of one axis are shorter, or empty, only at the end.
+        """
+        gathered, split = self._gathered_dim(), self._split_dim()
+        if not all(source) or not all(target):
+            return 0, 0
+        return -(-target[gathered] // source[gathered]), -(-source[split] // target[split])
+
     def apply(self, local: Any, platform: Platform) -> Any:
         """Return the members' parts of this rank's target box, concatenated along the dim that is gathered."""
-        sent, received, missing = self.rows
+        sent, received, missing, parts = self.rows
+        transport = platform.transport()
         if missing:
             local = padded(local, received.dim, missing, platform)
-        rows = sent.split(local, platform)
-        arrived = platform.transport().all_to_all_rows(rows, self.ranks, *self._exchanged_shapes)
+        if parts is None:
+            arrived = transport.all_to_all_rows(sent.split(local, platform), self.ranks, *self._exchanged_shapes)
+        else:
+            rows = sent.split(local, platform) if parts.sends.total else empty_like(local, (0,), platform)
+            arrived = transport.all_to_all(rows, self.ranks, parts.sends, parts.expects)
+            if not parts.expects.total:
+                return empty_like(local, self.target.local_shape, platform)
         return _shortened(received.joined(arrived, platform), sent.dim, self.target.local_shape[sent.dim], platform)
 
     @cached_property
@@ -410,24 +427,58 @@ class AllToAll(Step):
         return sends, tuple(sizes_of(intersect(target, self.source.box_at(position))) for position in positions)
 
     @cached_property
-    def rows(self) -> tuple[ScatteredRows, GatheredRows, int]:
-        """How the shard is split and the parts are joined, and by how much this rank's parts are padded to that.
+    def rows(self) -> _ExchangedRows:
+        """How the shard is split and the parts are joined.
 
         The members of a slice agree: all rows have the sizes of the first member's along both dims. Shards of one axis
-        are shorter only at the end.
+        are shorter only at the end; to and from members whose shard is empty, nothing is sent.
         """
         gathered, split = self._gathered_dim(), self._split_dim()
+        first = mesh_slice(self.source.mesh, self.axes, self.coordinate)[0]
+        source, target = self.source.local_shape_at(first), self.target.local_shape_at(first)
+        longest, widest = source[gathered], target[split]
         sends, expects = self._exchanged_shapes
-        longest, widest = expects[0][gathered], sends[0][split]
-        sent = ScatteredRows.filled([_resized(shape, gathered, longest) for shape in sends], split)
-        received = GatheredRows.filled([_resized(shape, split, widest) for shape in expects], gathered)
-        return sent, received, longest - sends[0][gathered]
+        holders, receivers = self._filled_of(source, target)
+        outgoing = [_resized(shape, gathered, longest) for shape in sends[: receivers or None]]
+        incoming = [_resized(shape, split, widest) for shape in expects[: holders or None]]
+        rows, arrived = ScatteredRows.filled(outgoing, split), GatheredRows.filled(incoming, gathered)
+        if holders == receivers == self.members or not holders:
+            return _ExchangedRows(rows, arrived, longest - sends[0][gathered])
+        size = math.prod(arrived.shape)
+        sent, expected = (
+            Parts(shapes, tuple(size if math.prod(shape) else 0 for shape in shapes)) for shapes in (sends, expects)
+        )
+        missing = longest - sends[0][gathered] if sent.total else 0
+        return _ExchangedRows(rows, arrived, missing, _SentParts(sent, expected))
 
     def _gathered_dim(self) -> int:
         return _dim_of(self.axes[0], self.source)
 
     def _split_dim(self) -> int:
         return _dim_of(self.axes[0], self.target)
+
+
+class _SentParts(NamedTuple):
+    """What a rank sends to each member, and what it expects from each."""
+
+    sends: Parts
+    expects: Parts
+
+
+class _ExchangedRows(NamedTuple):
+    """How a shard is split into rows for the members, and how the rows that arrive are joined.
+
+    Attributes:
+        sent: how it is split.
+        received: how they are joined.
+        missing: by how much this rank's parts are padded along the dim that is gathered.
+        parts: where some members' shards are empty, what goes to whom; None if every member has a row of every other.
+    """
+
+    sent: ScatteredRows
+    received: GatheredRows
+    missing: int
+    parts: _SentParts | None = None
 
 
 def _resized(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:

@@ -31,17 +31,9 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
 
     platform_type: str
 
-    def _blocking(
-        self,
-        member: str,
-        operation: str,
-        data: Any,
-        ranks: Ranks,
-        argument: Any = None,
-        chunks: list[Any] | None = None,
-    ) -> Any:
+    def _blocking(self, member: str, operation: str, data: Any, ranks: Ranks, argument: Any = None) -> Any:
         """Run the transport's ``operation``, in its asynchronous form if another member has started that."""
-        transport, arguments = self._transport_for(ranks), engine_arguments(operation, data, ranks, argument, chunks)
+        transport, arguments = self._transport_for(ranks), engine_arguments(operation, data, ranks, argument)
         if must_agree(transport, ranks):
             proposal = self._proposal(member, operation, data, ranks, **_argument(operation, argument))
             if self._agreement(ranks).compare(proposal):
@@ -120,8 +112,8 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         fingerprint = CollectiveFingerprint(name, members, facts, call_site(_CONTRACT_DIR), sends, expects)
         return Proposal(members.index(self.get_rank()), "all_to_all", fingerprint)
 
-    def _rows(self, member: str, data: Any, ranks: Ranks) -> list[Any]:
-        """Return equal chunks of dim 0, one per member.
+    def _rows(self, member: str, data: Any, ranks: Ranks) -> int:
+        """Return how many rows of dim 0 each member has, if all have as many.
 
         Raises:
             ValueError: dim 0 is not divisible by the number of members.
@@ -132,7 +124,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         if rest or not len(data.shape):
             msg = f"{member}: dim 0 of size {size} is not divisible by {len(ranks)} ranks"
             raise ValueError(msg)
-        return [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
+        return rows
 
     def _plain(self, member: str, data: Any) -> None:
         """Raise unless ``data`` is a plain tensor; a DTensor would be ambiguous (local or global).

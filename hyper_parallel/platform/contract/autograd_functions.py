@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hyper_parallel.transport.base import Parts
+
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.differentiable import HookCoordinator
     from hyper_parallel.platform.contract.platform import Platform
@@ -58,12 +60,13 @@ class AllToAllSpec(NamedTuple):
 
     def arguments(self, data: Any) -> tuple[Any, ...]:
         """Return the arguments of a transport's ``all_to_all``."""
-        chunks, start = [], 0
-        for rows in self.sent:
-            chunks.append(self.platform.contiguous(self.platform.narrow(data, 0, start, rows)))
-            start += rows
-        row_shape = tuple(data.shape)[1:]
-        return chunks, self.ranks, [(rows, *row_shape) for rows in self.received]
+        row = tuple(data.shape)[1:]
+        sends, expects = (Parts.of([(rows, *row) for rows in counts]) for counts in (self.sent, self.received))
+        return self.platform.contiguous(data), self.ranks, sends, expects
+
+    def shape(self, data: Any) -> tuple[int, ...]:
+        """Return the shape of the result of exchanging ``data``."""
+        return (sum(self.received), *tuple(data.shape)[1:])
 
 
 class PeerExchangeSpec(NamedTuple):
@@ -92,12 +95,11 @@ class AsyncWaitSpec(NamedTuple):
         shape = tuple(buffer.shape)[1:]
         return platform.cat([platform.reshape(part, shape) for part in parts], dim)
 
-    def split(self, data: Any, dim: int) -> list[Any]:
-        """Return equal chunks of ``data`` along ``dim``, one per member."""
+    def split(self, data: Any, dim: int) -> Any:
+        """Return equal chunks of ``data`` along ``dim``, one per member, stacked along dim 0."""
         platform, size = self.platform, data.shape[dim] // len(self.ranks)
-        return [
-            platform.contiguous(platform.narrow(data, dim, size * member, size)) for member in range(len(self.ranks))
-        ]
+        chunks = [platform.narrow(data, dim, size * member, size) for member in range(len(self.ranks))]
+        return platform.cat([platform.reshape(chunk, (1, *chunk.shape)) for chunk in chunks], 0)
 
 
 class AutogradFunctions(NamedTuple):
@@ -198,12 +200,13 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
             """Run the all-to-all, or launch it."""
             ctx.spec = spec
             platform = spec.platform
+            shape = spec.shape(data)
             if spec.launched is None:
-                return platform.cat(platform.transport().all_to_all(*spec.arguments(data)), 0)
-            shape = (sum(spec.received), *tuple(data.shape)[1:])
+                received = platform.transport().all_to_all(*spec.arguments(data))
+                return platform.function_result(platform.reshape(received, shape))
             output = platform.new_tensor(shape, data.dtype, platform.device_of(data))
             work = platform.transport().start("all_to_all", *spec.arguments(data))
-            spec.launched.append(work.then(lambda parts: platform.fill_(output, platform.cat(parts, 0))))
+            spec.launched.append(work.then(lambda flat: platform.fill_(output, platform.reshape(flat, shape))))
             return output
 
         @staticmethod
@@ -262,21 +265,26 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
             """Return the gradient of ``x``, or a placeholder that is filled when the work in the box is waited for."""
             spec = ctx.spec
             platform = spec.platform
-            chunks = spec.split(grad, spec.concat_dim)
-            shapes = [tuple(chunk.shape) for chunk in chunks]
-            work = platform.transport().start("all_to_all", chunks, spec.ranks, shapes)
+            stacked = spec.split(grad, spec.concat_dim)
+            parts = Parts.of([tuple(stacked.shape)[1:]] * len(spec.ranks))
+            work = platform.transport().start("all_to_all", stacked, spec.ranks, parts, parts)
+
+            def arrived(flat: Any) -> Any:
+                return platform.reshape(flat, tuple(stacked.shape))
+
             if spec.handle_box is None:
-                return platform.cat(work.wait(), spec.split_dim), None
+                return spec.join(arrived(work.wait()), spec.split_dim), None
             device = platform.device_of(grad)
-            buffer = platform.new_tensor((len(chunks), *shapes[0]), grad.dtype, device)
-            whole = [size * (len(chunks) if dim == spec.split_dim else 1) for dim, size in enumerate(shapes[0])]
+            buffer = platform.new_tensor(tuple(stacked.shape), grad.dtype, device)
+            whole = [
+                size * (len(spec.ranks) if dim == spec.split_dim else 1) for dim, size in enumerate(parts.shapes[0])
+            ]
             # NaN, not zeros: a gradient that nobody waited for must be noticed.
             placeholder = platform.full(tuple(whole), float("nan"), dtype=grad.dtype, device=device)
 
-            def fill(parts: list[Any]) -> Any:
-                stacked = platform.cat([platform.reshape(part, (1, *tuple(part.shape))) for part in parts], 0)
-                platform.fill_(buffer, stacked)
-                return platform.fill_(placeholder, platform.cat(parts, spec.split_dim))
+            def fill(flat: Any) -> Any:
+                platform.fill_(buffer, arrived(flat))
+                return platform.fill_(placeholder, spec.join(buffer, spec.split_dim))
 
             spec.handle_box.append((work.then(fill, placeholder), buffer))
             return placeholder, None

@@ -75,11 +75,11 @@ class CollectivesFacet(AgreementFacet):
             ValueError: dim 0 is not divisible by the number of members.
         """
         ranks = self.ranks_of(group_info)
-        chunks = self._rows("reduce_scatter_tensor", data, ranks)
+        rows = self._rows("reduce_scatter_tensor", data, ranks)
         if not async_op:
-            return self._blocking("reduce_scatter_tensor", "reduce_scatter", data, ranks, op, chunks)
+            return self._blocking("reduce_scatter_tensor", "reduce_scatter", data, ranks, op)
         work = self._started("reduce_scatter_tensor", "reduce_scatter", data, ranks, op)
-        return self._in_flight(work, data, tuple(chunks[0].shape))
+        return self._in_flight(work, data, (rows, *tuple(data.shape)[1:]))
 
     def broadcast(self, data: Any, src: int, group: Any = None, async_op: bool = False) -> Any:
         """Return the ``data`` of global rank ``src``.
@@ -108,14 +108,13 @@ class CollectivesFacet(AgreementFacet):
             ValueError: dim 0 is not divisible by the number of members, or the sizes do not give ``output_shape``.
         """
         ranks = self.ranks_of(group)
-        chunks = self._rows("all_to_all_single", input_tensor, ranks)
+        self._rows("all_to_all_single", input_tensor, ranks)
         shape = self._of_equal_volume("all_to_all_single", input_tensor, output_shape)
         if not async_op:
-            parts = self._blocking("all_to_all_single", "all_to_all", input_tensor, ranks, None, chunks)
-            return self.reshape(self._cat(parts, 0), shape), None
+            received = self._blocking("all_to_all_single", "all_to_all", input_tensor, ranks)
+            return self.reshape(received, shape), None
         work = self._started("all_to_all_single", "all_to_all", input_tensor, ranks)
-        joined = work.then(lambda parts: self.reshape(self._cat(parts, 0), shape))
-        output, handle = self._in_flight(joined, input_tensor, shape)
+        output, handle = self._in_flight(work.then(lambda flat: self.reshape(flat, shape)), input_tensor, shape)
         return output, handle
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:

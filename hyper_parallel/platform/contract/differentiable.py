@@ -123,7 +123,7 @@ class DifferentiableFacet(CollectivesFacet):
             ValueError: dim 0 is not divisible by the number of members, or the sizes do not give ``output_shape``.
         """
         ranks = self.ranks_of(group)
-        rows = self._rows("differentiable_all_to_all", input_data, ranks)[0].shape[0]
+        rows = self._rows("differentiable_all_to_all", input_data, ranks)
         shape = self._of_equal_volume("differentiable_all_to_all", input_data, output_shape)
         self._agree("differentiable_all_to_all", input_data, ranks)
         even = (rows,) * len(ranks)
@@ -288,7 +288,7 @@ class DifferentiableFacet(CollectivesFacet):
             msg = f"{member}: the tensor has no dim of rows"
             raise ValueError(msg)
         if sent is None or received is None:
-            rows = self._rows(member, data, ranks)[0].shape[0]
+            rows = self._rows(member, data, ranks)
             sent = (rows,) * len(ranks) if sent is None else sent
             received = (rows,) * len(ranks) if received is None else received
         for name, splits in (("input_splits", sent), ("output_splits", received)):

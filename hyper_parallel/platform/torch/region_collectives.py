@@ -11,13 +11,10 @@ import torch
 
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import get_torch_platform
-from hyper_parallel.transport.base import ForwardingTransport, Ranks, Shape
+from hyper_parallel.transport.base import ForwardingTransport, Parts, Ranks, Shape
 from hyper_parallel.transport.work import Work
 
 __all__ = ["COLLECTIVE", "TracingTransport", "recorded_call"]
-
-_LISTS = frozenset({"reduce_scatter", "all_to_all"})
-"""Collectives whose first argument is a list of tensors, one for each member."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class RecordedCall:
     @property
     def takes_list(self) -> bool:
         """Whether it takes a tensor for each member."""
-        return self.method in _LISTS
+        return self.method == "reduce_scatter"
 
     def bound(self) -> Callable[[Any], Any]:
         """The function of its tensor, or list of tensors, that runs it on the transport of this rank."""
@@ -135,9 +132,9 @@ class TracingTransport(ForwardingTransport):
         """See :class:`Transport`."""
         return _collective([rows], "reduce_scatter_rows", (op, ranks, shapes), [rows.shape[1:]])[0]
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
         """See :class:`Transport`."""
-        return _collective(chunks, "all_to_all", (ranks, shapes), shapes)
+        return _collective([x], "all_to_all", (ranks, sends, expects), [(expects.total,)])[0]
 
     def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: Any, expects: Any) -> Any:
         """See :class:`Transport`."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.transport.base import Ranks, Shape, Transport
+from hyper_parallel.transport.base import Parts, Ranks, Shape, Transport
 from hyper_parallel.transport.checks.compare import mismatch
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Site
 from hyper_parallel.transport.work import Work
@@ -210,9 +210,9 @@ class GlooAgreement:
         facts = dict(first.fingerprint.facts)
         if first.row is not None:
             sends, expects = mine.fitted(earlier)
-            chunks = [self._zeros((rows, *first.row), facts["dtype"]) for rows in sends]
-            shapes = [(rows, *first.row) for rows in expects]
-            return self._transport.start("all_to_all", chunks, self._ranks, shapes)
+            zeros = self._zeros((sum(sends), *first.row), facts["dtype"])
+            parts = [Parts.of([(count, *first.row) for count in rows]) for rows in (sends, expects)]
+            return self._transport.start("all_to_all", zeros, self._ranks, *parts)
         zeros = self._zeros(facts["shape"], facts["dtype"])
         arguments = engine_arguments(first.operation, zeros, self._ranks, facts.get("reduction", facts.get("src")))
         return self._transport.start(first.operation, *arguments)
@@ -237,27 +237,24 @@ def must_agree(transport: Transport, ranks: Ranks) -> bool:
     return transport.backend == "gloo" and len(ranks) > 1
 
 
-def engine_arguments(
-    operation: str, data: Any, ranks: Ranks, argument: Any, chunks: list[Any] | None = None
-) -> tuple[Any, ...]:
+def engine_arguments(operation: str, data: Any, ranks: Ranks, argument: Any) -> tuple[Any, ...]:
     """The arguments of the transport's method ``operation``.
 
     Args:
         operation: its name.
-        data: the tensor.
+        data: the tensor; what is scattered or exchanged is cut evenly into rows.
         ranks: the members.
         argument: the reduction or the source.
-        chunks: of ``data``, where it is cut already; else its rows are cut evenly.
     """
     if operation in ("all_reduce", "broadcast"):
         return data, argument, ranks
     if operation == "all_gather":
         return data, ranks, [tuple(data.shape)] * len(ranks)
-    rows = 0 if chunks else data.shape[0] // len(ranks)
-    chunks = chunks or [data[rows * index : rows * (index + 1)] for index in range(len(ranks))]
+    rows = data.shape[0] // len(ranks)
     if operation == "reduce_scatter":
-        return chunks, argument, ranks
-    return chunks, ranks, [tuple(chunks[0].shape)] * len(ranks)
+        return [data[rows * index : rows * (index + 1)] for index in range(len(ranks))], argument, ranks
+    parts = Parts.of([(rows, *data.shape[1:])] * len(ranks))
+    return data, ranks, parts, parts
 
 
 def _kind(proposal: Proposal) -> tuple[Any, ...]:

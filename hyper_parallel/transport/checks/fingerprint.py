@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, short_dtype
-from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.base import WORLD, Channel, HostOps, Parts, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.frames import PROGRAMS, WRAPPERS
 
 __all__ = [
@@ -154,14 +154,17 @@ class TransportFingerprints:
         facts = (*self._kind(chunks[0]), ("shapes", self._shapes(chunks)), ("reduction", op))
         return self.of("reduce_scatter", ranks, facts)
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> CollectiveFingerprint:
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.all_to_all`."""
-        _check_count("all_to_all", len(chunks), ranks)
-        _check_count("all_to_all", len(shapes), ranks)
-        sends, expects = self._shapes(chunks), _tuples(shapes)
+        _check_count("all_to_all", len(sends.shapes), ranks)
+        _check_count("all_to_all", len(expects.shapes), ranks)
         position = check_ranks(ranks, self._rank, self._world_size)
-        self._check_own("all_to_all", sends[position], expects, position)
-        return self.of("all_to_all", ranks, self._kind(chunks[0]), sends, expects)
+        self._check_own("all_to_all", sends.shapes[position], expects.shapes, position)
+        elements = math.prod(self._ops.shape(x))
+        if elements != sends.total:
+            msg = f"all_to_all over {len(ranks)} ranks sends {sends.total} elements of a tensor of {elements}"
+            raise CollectiveMismatchError(msg)
+        return self.of("all_to_all", ranks, self._kind(x), sends.shapes, expects.shapes)
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
         """Return the fingerprint of :meth:`Transport.all_gather_rows`, equal to that of the same on lists."""

@@ -58,6 +58,14 @@ class NumpyOps:
         """``parts`` as rows of a new array."""
         return np.stack(parts)
 
+    def split(self, x: np.ndarray[Any, Any], sizes: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+        """Flat parts of ``x``; each a copy."""
+        return [part.copy() for part in np.split(x.reshape(-1), np.cumsum(sizes)[:-1])]
+
+    def join(self, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """Flat ``parts``, concatenated."""
+        return np.concatenate(parts)
+
     def reduce(self, parts: Sequence[np.ndarray[Any, Any]], op: str) -> np.ndarray[Any, Any]:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end.
 

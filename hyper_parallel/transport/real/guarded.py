@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hyper_parallel.transport.base import WORLD, Channel, ForwardingTransport, HostOps, Ranks, Shape, Transport
+from hyper_parallel.transport.base import WORLD, Channel, ForwardingTransport, HostOps, Parts, Ranks, Shape, Transport
 from hyper_parallel.transport.checks.fingerprint import (
     CollectiveFingerprint,
     MessageFingerprint,
@@ -59,10 +59,10 @@ class GuardedTransport(ForwardingTransport):
         self.agree(self._fingerprints.reduce_scatter(chunks, op, ranks))
         return self._inner.reduce_scatter(chunks, op, ranks)
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
         """See :meth:`Transport.all_to_all`."""
-        self.agree(self._fingerprints.all_to_all(chunks, ranks, shapes))
-        return self._inner.all_to_all(chunks, ranks, shapes)
+        self.agree(self._fingerprints.all_to_all(x, ranks, sends, expects))
+        return self._inner.all_to_all(x, ranks, sends, expects)
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
         """See :meth:`RowCollectives.all_gather_rows`."""

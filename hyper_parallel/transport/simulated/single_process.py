@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
-from hyper_parallel.transport.base import HostOps, Ranks, Shape
+from hyper_parallel.transport.base import HostOps, Parts, Ranks, Shape
 from hyper_parallel.transport.checks.fingerprint import MessageFingerprint
 from hyper_parallel.transport.simulated.endpoint import Contribution
 from hyper_parallel.transport.simulated.transport import SimulatedTransport
@@ -57,13 +57,12 @@ class FakeTransport(SimulatedTransport):
         """This rank's own chunk for itself."""
         return self._reduce_scatter(chunks, op, ranks).contribution.payloads[ranks.index(self.rank)]
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """This rank's own chunk for itself, and zeros."""
-        payloads = self._all_to_all(chunks, ranks, shapes).contribution.payloads
-        return [
-            payloads[position] if rank == self.rank else self._zeros(chunks[0], shape)
-            for position, (rank, shape) in enumerate(zip(ranks, shapes, strict=True))
-        ]
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
+        """This rank's own part for itself, and zeros."""
+        position = ranks.index(self.rank)
+        own = self._all_to_all(x, ranks, sends, expects).contribution.payloads[position]
+        before, after = expects.starts[position], expects.total - expects.starts[position] - expects.sizes[position]
+        return self._ops.join([self._zeros(x, (before,)), own, self._zeros(x, (after,))])
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
         """This rank's row, and zeros for the others'."""

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyper_parallel.errors import CollectiveMismatchError, MeshError
-from hyper_parallel.transport.base import WORLD, Channel, HostOps, Ranks, Shape, Transport, after_dropped, unknown_group
+from hyper_parallel.transport.base import (
+    WORLD,
+    Channel,
+    HostOps,
+    Parts,
+    Ranks,
+    Shape,
+    Transport,
+    after_dropped,
+    unknown_group,
+)
 from hyper_parallel.transport.checks.fingerprint import (
     MessageFingerprint,
     TransportFingerprints,
@@ -137,10 +147,9 @@ class SimulatedTransport(Transport):
         """Reduce in rank order; see :meth:`Transport.reduce_scatter`."""
         return self._run(self._reduce_scatter(chunks, op, ranks))
 
-    def all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
+    def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
         """See :meth:`Transport.all_to_all`."""
-        received: list[Any] = self._run(self._all_to_all(chunks, ranks, shapes))
-        return received
+        return self._run(self._all_to_all(x, ranks, sends, expects))
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
         """See :meth:`RowCollectives.all_gather_rows`."""
@@ -206,9 +215,9 @@ class SimulatedTransport(Transport):
         fingerprint = self._fingerprints.reduce_scatter(chunks, op, ranks)
         return _Collective(Contribution(fingerprint, self._copies(chunks)), lambda parts: self._ops.reduce(parts, op))
 
-    def _all_to_all(self, chunks: Sequence[Any], ranks: Ranks, shapes: Sequence[Shape]) -> _Collective:
-        fingerprint = self._fingerprints.all_to_all(chunks, ranks, shapes)
-        return _Collective(Contribution(fingerprint, self._copies(chunks)), list)
+    def _all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> _Collective:
+        fingerprint = self._fingerprints.all_to_all(x, ranks, sends, expects)
+        return _Collective(Contribution(fingerprint, self._ops.split(x, sends.sizes)), self._ops.join)
 
     def _broadcast(self, x: Any, src: int, ranks: Ranks) -> _Collective:
         fingerprint = self._fingerprints.broadcast(x, src, ranks)

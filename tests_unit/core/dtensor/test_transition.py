@@ -63,13 +63,13 @@ def test_a_slice_is_free_on_every_rank(dense):
     "source, target, shape, chosen",
     [
         (S0, R, (1, 3), "exchange"),
-        (S0, S1, (2, 3), "exchange"),
+        (S0, S1, (2, 3), "all_to_all"),
         (P, S0, (2, 3), "reduce_scatter"),
         (P, R, (1, 1), "all_reduce"),
     ],
 )
 def test_an_exchange_is_chosen_where_it_waits_for_fewer_messages(dense, source, target, shape, chosen):
-    """On four ranks with one or two rows most shards are empty, and an exchange skips them; a reduction does not."""
+    """On four ranks with one or two rows most shards are empty: gathers and reductions move them, others do not."""
     steps = between(dense, (4,), [source], [target], shape)
     assert names(steps) == [chosen]
     exchange = (ReduceExchange if source is P else Exchange)(steps.source, steps.target, (0,))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, UnsupportedOnBackend
+from hyper_parallel.transport.base import Parts
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, MessageFingerprint, Site
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated.endpoint import Contribution
@@ -24,7 +25,7 @@ def test_every_collective_is_a_copy():
         t.all_reduce(x, "avg", (0,)),
         *t.all_gather(x, (0,), [(3,)]),
         t.reduce_scatter([x], "prod", (0,)),
-        *t.all_to_all([x], (0,), [(3,)]),
+        t.all_to_all(x, (0,), Parts.of([(3,)]), Parts.of([(3,)])),
         t.broadcast(x, 0, (0,)),
         t.all_gather_rows(x, (0,), ((3,),))[0],
         t.reduce_scatter_rows(x[None], "avg", (0,), ((3,),)),
@@ -80,10 +81,9 @@ def test_results_have_the_right_shapes_and_share_no_memory(transport):
     assert [(part.shape, float(part.sum())) for part in gathered] == [((1, 3), 0.0), ((2, 3), 6.0), ((0, 3), 0.0)]
     chunks = [x[:1], x, x[:0]]
     assert transport.reduce_scatter(chunks, "max", RANKS).tolist() == x.tolist()
-    received = transport.all_to_all(chunks, RANKS, [(5,), (2, 3), (4, 1)])
-    assert [(part.shape, float(part.sum()), part.dtype.name) for part in received] == [
-        ((5,), 0.0, "float32"), ((2, 3), 6.0, "float32"), ((4, 1), 0.0, "float32")
-    ]  # fmt: skip
+    sends, expects = Parts.of([(1, 3), (2, 3), (0, 3)]), Parts.of([(5,), (2, 3), (4, 1)])
+    received = transport.all_to_all(np.concatenate([x[:1], x * 2]), RANKS, sends, expects)
+    assert (received.tolist(), received.dtype.name) == ([0] * 5 + [2] * 6 + [0] * 4, "float32")
     rows = np.arange(6, dtype=np.float32).reshape(3, 2) + 1
     shapes = ((2,),) * 3
     assert transport.all_gather_rows(rows[0], RANKS, shapes).tolist() == [[0, 0], [1, 2], [0, 0]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.transport.base import active_transport
+from hyper_parallel.transport.base import Parts, active_transport
 from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated.threads import run_threads
@@ -43,14 +43,15 @@ def test_in_place_writes_do_not_leak():
         x = np.full(4, float(t.rank))
         parts = t.all_gather(x, ranks, [(4,)] * 3)
         total = t.all_reduce(x, "sum", ranks)
-        moved = t.all_to_all([x, x, x], ranks, [(4,)] * 3)
+        rows = np.concatenate([x, x, x])
+        moved = t.all_to_all(rows, ranks, Parts.of([(4,)] * 3), Parts.of([(4,)] * 3))
         broadcasted = t.broadcast(x, 0, ranks)
-        for result in (*parts, total, *moved, broadcasted, x):
+        for result in (*parts, total, moved, broadcasted, x, rows):
             before = result.copy()
             result[:] = 99
             t.barrier(ranks)
             result[:] = before
-        return [part[0] for part in parts], total[0], [part[0] for part in moved], broadcasted[0]
+        return [part[0] for part in parts], total[0], moved[::4].tolist(), broadcasted[0]
 
     assert run(body) == [([0, 1, 2], 3, [0, 1, 2], 0)] * 3
 

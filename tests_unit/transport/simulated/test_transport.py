@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import ArgumentTypeError, CollectiveMismatchError
-from hyper_parallel.transport.base import ReductionError, active_transport_of, use_transport
+from hyper_parallel.transport.base import Parts, ReductionError, active_transport_of, use_transport
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.simulated.single_process import SingleTransport
 from hyper_parallel.transport.simulated.transport import SimulatedGroup, SimulatedTransport
@@ -17,8 +17,12 @@ ALONE = SingleTransport(NumpyOps())
     [
         (lambda t: t.all_gather(np.ones(2), (0,), [(3,)]), "to itself in all_gather, but its shapes name \\[3\\]"),
         (lambda t: t.all_gather(np.ones(2), (0,), []), "one per rank"),
-        (lambda t: t.all_to_all([np.ones(2)], (0,), [(1,)]), "to itself in all_to_all"),
-        (lambda t: t.all_to_all([], (0,), []), "one per rank"),
+        (lambda t: t.all_to_all(np.ones(2), (0,), Parts.of([(2,)]), Parts.of([(1,)])), "to itself in all_to_all"),
+        (lambda t: t.all_to_all(np.ones(0), (0,), Parts.of([]), Parts.of([])), "one per rank"),
+        (
+            lambda t: t.all_to_all(np.ones(3), (0,), Parts.of([(2,)]), Parts.of([(2,)])),
+            "all_to_all over 1 ranks sends 2 elements of a tensor of 3",
+        ),
         (lambda t: t.reduce_scatter([], "sum", (0,)), "one per rank"),
         (lambda t: t.broadcast(np.ones(2), 1, (0,)), "src is a global rank"),
         (lambda t: t.send(np.ones(2), 0), "must be another rank"),

@@ -109,6 +109,14 @@ class TorchOps:
         """``parts`` as rows of a new tensor."""
         return torch.stack([part.detach() for part in parts])
 
+    def split(self, x: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Flat parts of a copy of ``x``; each in storage of its own."""
+        return [part.clone() for part in torch.split(materialized(x.detach()).reshape(-1), list(sizes))]
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Flat ``parts``, concatenated."""
+        return torch.cat(list(parts))
+
     def reduce(self, parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
         return reduce_in_order(parts, op)

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOnBackend
-from hyper_parallel.transport.base import WORLD, Channel, Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.base import WORLD, Channel, Parts, Ranks, Shape, check_ranks, check_reduction
 from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
-from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes, reduce_in_order
+from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes, materialized, reduce_in_order
 from hyper_parallel.transport.real.c10d.gloo import GlooMessages, waiter
 from hyper_parallel.transport.real.c10d.lost_peers import LostPeers
 from hyper_parallel.transport.real.c10d.missing_devices import missing_device
@@ -182,32 +182,35 @@ class C10dTransport(C10dRows):
         own = tuple(chunks[position].shape)
         if len(ranks) > 1 and is_native(self.backend, first.dtype, op):
             return self._native_reduce_scatter(chunks, op, ranks, own)
-        return self._all_to_all(chunks, ranks, [own] * len(ranks)).then(lambda parts: reduce_in_order(parts, op))
+        flat = torch.cat([chunk.detach().reshape(-1) for chunk in chunks])
+        exchanged = self._all_to_all(
+            flat, ranks, Parts.of(chunk.shape for chunk in chunks), Parts.of([own] * len(ranks))
+        )
+        return exchanged.then(lambda parts: reduce_in_order(parts.reshape(len(ranks), *own).unbind(), op))
 
-    def _all_to_all(self, chunks: Sequence[torch.Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Work:
-        position = check_ranks(ranks, self.rank, self.world_size)
-        _check_own("all_to_all", chunks[position], shapes, position, len(ranks))
-        dtype, item = chunks[0].dtype, chunks[0].element_size()
-        sizes = [math.prod(shape) * item for shape in shapes]
-        order = _by_rank(ranks)
-        outgoing = [bytes_of(chunks[position]) for position in order]
+    def _all_to_all(self, x: torch.Tensor, ranks: Ranks, sends: Parts, expects: Parts) -> Work:
+        order, group = self._order(ranks), self.group(ranks)
+        _check_parts(x, sends, expects, ranks.index(self.rank), len(ranks))
+        flat = materialized(x.detach()).reshape(-1)
         if len(ranks) == 1:
-            kept = from_bytes(outgoing[0].clone(), sizes[0], dtype, shapes[0])
-            return Work("all_to_all", lambda: [kept])
-        received, sent = outgoing[0].new_empty(sum(sizes)), torch.cat(outgoing)
-        in_splits, out_splits = [part.numel() for part in outgoing], [sizes[position] for position in order]
-        work = self._waiter(
-            "all_to_all", ranks,
-            dist.all_to_all_single(received, sent, out_splits, in_splits, group=self.group(ranks), async_op=True),
-        )  # fmt: skip
+            kept = flat.clone()
+            return Work("all_to_all", lambda: kept)
+        if order is not None:
+            flat = _reordered(flat, sends.sizes, order[0])
+        outgoing, incoming = (
+            list(parts.sizes) if order is None else list(parts.of_members(order[0])) for parts in (sends, expects)
+        )
+        arrived = flat.new_empty((expects.total,))
+        sent, received, width = flat, arrived, 1
+        if x.dtype not in self._carried:
+            sent, received, width = bytes_of(flat), arrived.view(torch.uint8), x.element_size()
+            outgoing, incoming = ([size * width for size in sizes] for sizes in (outgoing, incoming))
+        # The group's own call: the module-level function costs as much again in logging.
+        work = self._waiter("all_to_all", ranks, group.alltoall_base(received, sent, incoming, outgoing))
 
-        def finish() -> list[torch.Tensor]:
+        def finish() -> torch.Tensor:
             work(sent)
-            arrived = dict(zip(order, torch.split(received, out_splits), strict=True))
-            # Cloned, since results that share a storage share a version counter, which autograd would trip over.
-            return [
-                from_bytes(arrived[index].clone(), sizes[index], dtype, shapes[index]) for index in range(len(ranks))
-            ]
+            return arrived if order is None else _reordered(arrived, expects.of_members(order[0]), order[1])
 
         return Work("all_to_all", finish)
 
@@ -310,15 +313,34 @@ def _by_rank(ranks: Ranks) -> list[int]:
     return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
+def _reordered(flat: torch.Tensor, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """Return the parts of ``flat``, of ``sizes``, in another order."""
+    parts = torch.split(flat, list(sizes))
+    return torch.cat([parts[index] for index in order])
+
+
+def _check_parts(x: torch.Tensor, sends: Parts, expects: Parts, position: int, count: int) -> None:
+    if len(sends.shapes) != count or len(expects.shapes) != count or sends.shapes[position] != expects.shapes[position]:
+        raise _not_own("all_to_all", sends.shapes[position], expects.shapes, count)
+    if x.numel() != sends.total:
+        msg = f"all_to_all over {count} ranks sends {sends.total} elements of a tensor of {x.numel()}"
+        raise CollectiveMismatchError(msg)
+
+
 def _own(shape: Shape, x: torch.Tensor) -> bool:
     return tuple(shape) == tuple(x.shape)
 
 
 def _check_own(operation: str, own: torch.Tensor, shapes: Sequence[Shape], position: int, count: int) -> None:
     if len(shapes) != count or not _own(shapes[position], own):
-        named = [list(shape) for shape in shapes]
-        msg = f"{operation} over {count} ranks sends {list(own.shape)} to itself, but its shapes are {named}"
-        raise CollectiveMismatchError(msg)
+        raise _not_own(operation, tuple(own.shape), shapes, count)
+
+
+def _not_own(operation: str, own: Shape, shapes: Sequence[Shape], count: int) -> CollectiveMismatchError:
+    named = [list(shape) for shape in shapes]
+    return CollectiveMismatchError(
+        f"{operation} over {count} ranks sends {list(own)} to itself, but its shapes are {named}"
+    )
 
 
 def join_world(**arguments: Any) -> None:

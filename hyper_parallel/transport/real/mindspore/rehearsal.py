@@ -16,7 +16,7 @@ from mindspore import Tensor
 from mindspore.mint import distributed
 
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.transport.base import Transport
+from hyper_parallel.transport.base import Parts, Transport
 from hyper_parallel.transport.frontends.mindspore_comm.host import from_host, overwrite, to_host
 from hyper_parallel.transport.work import Work
 
@@ -127,10 +127,8 @@ class _Functions:
         self, output: Tensor, tensor: Tensor, received: list[int], sent: list[int], group: str, async_op: bool
     ) -> Work:
         del async_op
-        return self._start(
-            lambda parts: _put(output, _joined(parts)), "all_to_all", _split(tensor, sent), self._ranks(group),
-            [(size,) for size in received],
-        )  # fmt: skip
+        sends, expects = (Parts.of([(size,) for size in sizes]) for sizes in (sent, received))
+        return self._start(lambda flat: _put(output, flat), "all_to_all", tensor, self._ranks(group), sends, expects)
 
     def reduce_scatter_tensor(self, output: Tensor, tensor: Tensor, op: str, group: str, async_op: bool) -> Work:
         del async_op
@@ -177,8 +175,3 @@ def _split(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """Pieces of a tensor of one dim, each with memory of its own; by NumPy, whose calls take microseconds."""
     array, starts = to_host(flat), np.cumsum([0, *sizes])
     return [from_host(array[start : start + size].copy()) for start, size in zip(starts, sizes, strict=False)]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of one dim, one after the other; as host arrays, since NumPy crashes on MindSpore's own bfloat16."""
-    return from_host(np.concatenate([to_host(part) for part in parts]))

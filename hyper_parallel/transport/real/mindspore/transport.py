@@ -16,6 +16,7 @@ from hyper_parallel.transport.base import (
     WORLD,
     Channel,
     EngineTransport,
+    Parts,
     Ranks,
     Shape,
     Transport,
@@ -92,10 +93,9 @@ class NumpyBridge(NamedGroups):
         """See :meth:`Transport.reduce_scatter`."""
         return self._from_host(self._inner.reduce_scatter([self._to_host(chunk) for chunk in chunks], op, ranks))
 
-    def all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> list[Tensor]:
+    def all_to_all(self, x: Tensor, ranks: Ranks, sends: Parts, expects: Parts) -> Tensor:
         """See :meth:`Transport.all_to_all`."""
-        parts = self._inner.all_to_all([self._to_host(chunk) for chunk in chunks], ranks, shapes)
-        return [self._from_host(part) for part in parts]
+        return self._from_host(self._inner.all_to_all(self._to_host(x), ranks, sends, expects))
 
     def all_gather_rows(self, x: Tensor, ranks: Ranks, shapes: tuple[Shape, ...]) -> Tensor:
         """See :meth:`RowCollectives.all_gather_rows`."""
@@ -134,8 +134,8 @@ class NumpyBridge(NamedGroups):
     def start(self, operation: str, *args: Any) -> Work:
         """See :meth:`Transport.start`."""
         first, *rest = args
-        several = operation in ("reduce_scatter", "all_to_all")
-        data = [self._to_host(chunk) for chunk in first] if several else self._to_host(first)
+        chunks = operation == "reduce_scatter"
+        data = [self._to_host(chunk) for chunk in first] if chunks else self._to_host(first)
         return self._inner.start(operation, data, *rest).then(self._arrived)
 
     def _arrived(self, result: Any) -> Any:
@@ -264,8 +264,8 @@ class HcclTransport(EngineTransport):
     ) -> Tensor:
         """See :meth:`RowCollectives.all_to_all_rows`."""
         del sends, expects
-        chunks = [rows[index] for index in range(len(ranks))]
-        return _stacked(self.all_to_all(chunks, ranks, [chunks[0].shape] * len(ranks)))
+        parts = Parts.of([rows.shape[1:]] * len(ranks))
+        return self.all_to_all(rows, ranks, parts, parts).reshape(rows.shape)
 
     def _all_reduce(self, x: Tensor, op: str, ranks: Ranks) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
@@ -306,8 +306,9 @@ class HcclTransport(EngineTransport):
         own = chunks[position]
         largest = max(math.prod(chunk.shape) for chunk in chunks)
         if len(ranks) == 1 or not largest or not _native(own, op):
-            exchanged = self._all_to_all(chunks, ranks, [own.shape] * len(ranks))
-            return exchanged.then(lambda parts: _fold(parts, op))
+            sends, expects = Parts.of(chunk.shape for chunk in chunks), Parts.of([own.shape] * len(ranks))
+            exchanged = self._all_to_all(mint.cat([chunk.reshape(-1) for chunk in chunks]), ranks, sends, expects)
+            return exchanged.then(lambda flat: _fold(_parts(flat, expects), op))
         rows = mint.cat([_pad(_flat(chunks[index]), largest) for index in _by_rank(ranks)])
         mine = mint.zeros((largest,), dtype=own.dtype)
         work = self._engine.reduce_scatter_tensor(mine, rows, _HCCL_OPS[op], self.group(ranks), async_op=True)
@@ -319,28 +320,23 @@ class HcclTransport(EngineTransport):
 
         return Work("reduce_scatter", finish)
 
-    def _all_to_all(self, chunks: Sequence[Tensor], ranks: Ranks, shapes: Sequence[Shape]) -> Work:
+    def _all_to_all(self, x: Tensor, ranks: Ranks, sends: Parts, expects: Parts) -> Work:
         check_ranks(ranks, self.rank, self.world_size)
-        like = chunks[0]
-        order = _by_rank(ranks)
-        flats = [_flat(chunks[position]) for position in order]
+        flat, shape = _flat(x), (expects.total,)
         if len(ranks) == 1:
-            kept = _unflat(_fresh(flats[0]), like, shapes[0])
-            return Work("all_to_all", lambda: [kept])
-        sent = [flat.shape[0] for flat in flats]
-        received = [math.prod(shapes[position]) * _width(like) for position in order]
-        arrived = mint.zeros((sum(received),), dtype=flats[0].dtype)
-        outgoing = mint.cat(flats)
-        work = self._engine.all_to_all_single(arrived, outgoing, received, sent, self.group(ranks), async_op=True)
+            kept = _unflat(_fresh(flat), x, shape)
+            return Work("all_to_all", lambda: kept)
+        order, width = _by_rank(ranks), _width(x)
+        outgoing, incoming = ([size * width for size in parts.of_members(order)] for parts in (sends, expects))
+        moved = order != list(range(len(ranks)))
+        sent = _reordered(flat, [size * width for size in sends.sizes], order) if moved else flat
+        arrived = mint.zeros((sum(incoming),), dtype=flat.dtype)
+        work = self._engine.all_to_all_single(arrived, sent, incoming, outgoing, self.group(ranks), async_op=True)
 
-        def finish() -> list[Tensor]:
+        def finish() -> Tensor:
             _finish(work)
-            results: dict[int, Tensor] = {}
-            start = 0
-            for position, size in zip(order, received, strict=True):
-                results[position] = _unflat(_fresh(arrived[start : start + size]), like, shapes[position])
-                start += size
-            return [results[position] for position in range(len(ranks))]
+            places = sorted(range(len(ranks)), key=order.__getitem__)
+            return _unflat(_reordered(arrived, incoming, places) if moved else arrived, x, shape)
 
         return Work("all_to_all", finish)
 
@@ -487,7 +483,7 @@ def _flat(x: Tensor) -> Tensor:
     if x.dtype in _COMPLEX:
         if 0 in x.shape:  # which real and imag refuse
             return mint.zeros((0,), dtype=mindspore.float32 if x.dtype == mindspore.complex64 else mindspore.float64)
-        return mint.cat([mint.real(x).reshape(-1), mint.imag(x).reshape(-1)])
+        return mint.cat([mint.real(x).reshape(-1, 1), mint.imag(x).reshape(-1, 1)], 1).reshape(-1)
     return x.reshape(-1)
 
 
@@ -496,8 +492,8 @@ def _unflat(flat: Tensor, like: Tensor, shape: Shape) -> Tensor:
     if 0 in tuple(shape):
         return mint.zeros(tuple(shape), dtype=like.dtype)
     if like.dtype in _COMPLEX:
-        half = flat.shape[0] // 2
-        flat = ops.Complex()(flat[:half], flat[half:])
+        pairs = flat.reshape(-1, 2)
+        flat = ops.Complex()(_fresh(pairs[:, 0]), _fresh(pairs[:, 1]))
     return flat.astype(like.dtype).reshape(tuple(shape))
 
 
@@ -525,6 +521,20 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     if 0 in shape:
         return mint.zeros((len(parts), *shape), dtype=parts[0].dtype)
     return mint.cat([part.reshape((1, *shape)) for part in parts])
+
+
+def _parts(flat: Tensor, parts: Parts) -> list[Tensor]:
+    """The parts of a flat tensor, each in memory of its own and in its shape."""
+    return [
+        _fresh(flat[start : start + size]).reshape(shape)
+        for start, size, shape in zip(parts.starts, parts.sizes, parts.shapes, strict=True)
+    ]
+
+
+def _reordered(flat: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+    """The parts of ``flat``, of ``sizes``, in another order."""
+    parts = mint.split(flat, list(sizes))
+    return mint.cat([parts[index] for index in order])
 
 
 def _by_rank(ranks: Ranks) -> list[int]:

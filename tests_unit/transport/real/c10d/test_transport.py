@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import MeshError
-from hyper_parallel.transport.base import ReductionError, use_transport
+from hyper_parallel.transport.base import Parts, ReductionError, use_transport
 from workshop.conformance.transport import check_transport
 
 pytestmark = pytest.mark.platforms("torch")
@@ -232,7 +232,7 @@ def test_views_and_conjugates_travel(alone):
     x = torch.arange(6.0).reshape(2, 3).t()
     assert torch.equal(alone.broadcast(x, 0, (0,)), x)
     z = torch.tensor([1 + 2j]).conj()
-    assert torch.equal(alone.all_to_all([z], (0,), [(1,)])[0], z)
+    assert torch.equal(alone.all_to_all(z, (0,), Parts.of([(1,)]), Parts.of([(1,)])), z)
     assert alone.recv(torch.empty(0), 0).shape == (0,)
     alone.send(torch.empty(0), 0)
 

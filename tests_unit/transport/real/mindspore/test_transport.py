@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend
-from hyper_parallel.transport.base import ReductionError, active_transport, use_transport
+from hyper_parallel.transport.base import Parts, ReductionError, active_transport, use_transport
 from hyper_parallel.verify.simulate import simulate
 from workshop.conformance.transport import check_transport
 
@@ -210,12 +210,12 @@ def _check_single_bridge():
     bridge = start_rank(SingleTransport(NumpyOps()))
     x = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
     for source in (x, x[1], x.T):
-        want = source.asnumpy().copy()
+        want, parts = source.asnumpy().copy(), Parts.of([source.shape])
         results = [
             bridge.all_reduce(source, "sum", (0,)),
             *bridge.all_gather(source, (0,), [source.shape]),
             bridge.reduce_scatter([source], "sum", (0,)),
-            *bridge.all_to_all([source], (0,), [source.shape]),
+            bridge.all_to_all(source, (0,), parts, parts).reshape(source.shape),
             bridge.broadcast(source, 0, (0,)),
         ]
         source.asnumpy()[...] = -1
