@@ -92,11 +92,19 @@ def explain_model(
     world_size = math.prod(shape)
     peak, other, failure = 0, None, list[str]()
     with use_platform(platform):
-        with use_transport(rehearsed_transport(platform, world_size, 0)):
-            if device != "cpu":
-                step, why, peak = _on_accelerator(run, device)
-            else:
-                step, why = (run(), "") if platform != "torch" else _without_values(run, make_case)
+        try:
+            with use_transport(rehearsed_transport(platform, world_size, 0)):
+                if device != "cpu":
+                    step, why, peak = _on_accelerator(run, device)
+                else:
+                    step, why = (run(), "") if platform != "torch" else _without_values(run, make_case)
+        except InputError as error:
+            smaller = partial(run_parallel_step, make_case, make_plan, mesh_names=names)
+            advice = "" if device != "cpu" else _what_runs(smaller, platform, shape, names)
+            if not advice:
+                raise
+            msg = f"{error}\n  {advice}"
+            raise InputError(msg) from error
         if device == "cpu":
             other, failure = _last_rank(run, platform, world_size, with_values=bool(why))
     checked, wrong = [], [*step.wrong, *failure]
@@ -111,6 +119,41 @@ def explain_model(
         step.itemsizes, traffic(step.events), step.memory, priced, checked, wrong, step.notes, why, str(plan),
         device, peak,
     )  # fmt: skip
+
+
+def _what_runs(run: Callable[..., ParallelStep], platform: str, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
+    """Return in words with how many ranks along one axis a plan runs that fails on ``shape``; empty if with none.
+
+    A program that views its features in heads, say, runs while each rank has a whole one.
+    """
+
+    def runs(axis: int, size: int) -> bool:
+        mesh = (*shape[:axis], size, *shape[axis + 1 :])
+        for rank in dict.fromkeys((0, math.prod(mesh) - 1)):
+            with (
+                use_transport(rehearsed_transport(platform, math.prod(mesh), rank)),
+                meta_tensors() if platform == "torch" else contextlib.nullcontext(),
+            ):
+                try:
+                    run(mesh)
+                except _FAILURES:
+                    return False
+        return True
+
+    for axis in reversed(range(len(shape))):
+        sizes = [size for size in range(2, shape[axis] + 1) if shape[axis] % size == 0]
+        fits, fails = 0, len(sizes) - 1
+        if fails < 1 or not runs(axis, sizes[0]):
+            continue
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            fits, fails = (middle, fails) if runs(axis, sizes[middle]) else (fits, middle)
+        name = names[axis]
+        return (
+            f"the plan runs with {name}={sizes[fits]}, and fails with {name}={sizes[fails]}: use at most "
+            f"{sizes[fits]} ranks along {name}, or shard less along it"
+        )
+    return ""
 
 
 def _on_accelerator(run: Callable[[], ParallelStep], device: str) -> tuple[ParallelStep, str, int]:

@@ -175,6 +175,65 @@ def test_a_model_that_raises_is_an_input_error(spec, capsys):
     )
 
 
+HEADS = """\
+import numpy as np
+import torch
+from hyper_parallel import ColwiseParallel, RowwiseParallel
+
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 16), torch.nn.Linear(16, 6)
+
+    def forward(self, x):
+        return self.down(self.up(x).unflatten(-1, (-1, 4)).softmax(-1).flatten(-2))
+
+def case():
+    batch = (np.ones((4, 6), np.float32), np.zeros((4, 6), np.float32))
+    return Heads(), [batch], lambda out, batch: ((out - batch[1]) ** 2).mean()
+
+def plan(mesh):
+    return {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+def over_one(mesh):
+    from hyper_parallel import parallelize_module
+    return lambda model, mesh: parallelize_module(model, mesh["b"], plan(mesh))
+"""
+
+
+@pytest.mark.platforms("torch")
+@pytest.mark.parametrize(
+    "mesh, plan, local, advice",
+    [
+        ("512", "plan", 1, "the plan runs with tp=4, and fails with tp=8: use at most 4 ranks along tp"),
+        ("6", "plan", 3, "the plan runs with tp=2, and fails with tp=3: use at most 2 ranks along tp"),
+        ("a=4,b=128", "over_one", 1, "the plan runs with b=4, and fails with b=8: use at most 4 ranks along b"),
+        ("5", "plan", None, None),  # the last rank holds no features, and no heads
+        ("4", "plan", None, None),
+        ("a=3,b=2", "over_one", None, None),
+    ],
+)
+def test_a_plan_with_too_many_ranks_for_the_model_says_how_many_it_runs_with(
+    tmp_path, capsys, mesh, plan, local, advice
+):
+    """Heads of four of 16 features: rehearsals of smaller axes tell, for ranks that hold a part of a head."""
+    file = tmp_path / "heads.py"
+    file.write_text(HEADS)
+    status = main(["explain", f"{file}:case", "--plan", f"{file}:{plan}", "--mesh", mesh])
+    err = capsys.readouterr().err
+    if local is None:
+        assert (status, err) == (0, "")
+    else:
+        assert status == 2
+        line = next(n for n, text in enumerate(HEADS.splitlines(), 1) if "unflatten" in text)
+        assert err == (
+            "hyper-parallel: error: SPEC: the model under PLAN raised RuntimeError: unflatten: Provided sizes [-1, 4] "
+            f"don't multiply up to the size of dim 1 ({local}) in the input tensor\n"
+            f"  {file}:{line}, in forward: {HEADS.splitlines()[line - 1].strip()}\n"
+            f"  {advice}, or shard less along it\n"
+        )
+
+
 @pytest.mark.platforms("torch")
 def test_what_only_other_ranks_know_is_not_guessed(spec, capsys):
     """A program that asks other ranks for objects is refused, and so is a command without a mesh."""

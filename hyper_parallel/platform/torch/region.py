@@ -23,6 +23,7 @@ from hyper_parallel.platform.torch.region_graph import INDUCTOR, Backend, Region
 from hyper_parallel.platform.torch.region_numbers import recorder
 from hyper_parallel.platform.torch.region_state import (
     SHARDED,
+    HookRefusal,
     ModuleState,
     ModuleTensors,
     content,
@@ -163,7 +164,7 @@ class CompiledForward:
                 wrap(local, tensor._layout) if isinstance(tensor, DTensor) else local
                 for local, tensor in zip(traced, tensors, strict=True)
             ]
-            with self._holding(mine[:own]), record_sampling(recorder(stream)) as sampling:
+            with self._holding(mine[:own]), HookRefusal(name), record_sampling(recorder(stream)) as sampling:
                 args, kwargs = _arguments(leaves, spec, mine[own:])
                 output = self._uncompiled(*args, **kwargs)
                 graph.calls = sampling()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
@@ -11,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from hyper_parallel.core.dtensor.events import watchers
 from hyper_parallel.core.dtensor.mesh import get_current_mesh
 from hyper_parallel.core.dtensor.skip_dispatch import open_blocks
 from hyper_parallel.core.shard.dispatch import implicitly_replicates
 from hyper_parallel.core.shard.rules.loss import is_vocab_parallel
-from hyper_parallel.errors import PlanError
+from hyper_parallel.errors import PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.versions import (
     function_mode_enabled,
     global_module_hooks,
@@ -25,15 +27,46 @@ from hyper_parallel.platform.torch.versions import (
     transforms_active,
 )
 
-__all__ = ["SHARDED", "ModuleState", "ModuleTensors", "content", "has_fields", "is_observed", "modes"]
+__all__ = ["SHARDED", "HookRefusal", "ModuleState", "ModuleTensors", "content", "has_fields", "is_observed", "modes"]
 
 _PACKAGE = "hyper_parallel."
 _LIBRARIES = {"hyper_parallel", "torch", "numpy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SHARDED = "_hyper_parallel_fully_sharded"
 """Attribute of modules that fully_shard was applied to."""
+_REGISTERING = {  # hooks of tensors
+    torch.Tensor.register_hook: "register_hook",
+    torch.Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook",
+    torch.Tensor.retain_grad: "retain_grad",
+}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+class HookRefusal(TorchFunctionMode):
+    """While a forward is traced, hooks of tensors are refused: graphs would run what they compute, and not call them.
+
+    Args:
+        name: of the class of the module that is traced.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``, unless it registers a hook."""
+        del types
+        registered = _REGISTERING.get(func)
+        if registered is None:
+            return func(*args, **(kwargs or {}))
+        msg = (
+            f"compile: forward of {self._name} calls {registered} of a tensor, which a graph would not call again; "
+            "register hooks on the result of the compiled module or on its parameters, outside of its forward"
+        )
+        raise UnsupportedOperatorError(msg)
 
 
 def is_observed() -> bool:

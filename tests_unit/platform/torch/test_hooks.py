@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.modules import module as global_hooks
 
+import hyper_parallel
 from hyper_parallel import (
     ColwiseParallel,
     DTensor,
@@ -74,8 +75,24 @@ def distributed(model, mesh):
     return distribute_module(model, mesh)
 
 
-DATA_PARALLEL = (sharded, sharded_parts, averaged)
-KINDS = (*DATA_PARALLEL, tensor_parallel, distributed)
+def compiled(model, mesh):
+    """Graphs of both styles of linear layers."""
+    return hyper_parallel.compile(tensor_parallel(model, mesh))
+
+
+def compiled_shards(model, mesh):
+    """Graphs of what is gathered around them."""
+    return sharded(hyper_parallel.compile(model), mesh)
+
+
+def compiled_copies(model, mesh):
+    """Graphs of which gradients are averaged."""
+    return averaged(hyper_parallel.compile(model), mesh)
+
+
+COMPILED = (compiled, compiled_shards, compiled_copies)
+DATA_PARALLEL = (sharded, sharded_parts, averaged, compiled_shards, compiled_copies)
+KINDS = (*DATA_PARALLEL, tensor_parallel, distributed, compiled)
 
 
 def whole(value):
@@ -312,13 +329,41 @@ def saving_hooks(model, log):
     model.register_forward_hook(lambda *_: hooks.__exit__())
 
 
-MODULE_HOOKS = (
-    forward_hooks, backward_hooks, hooks_of_all_modules, hooks_of_values, hooks_of_several_values, saving_hooks
-)  # fmt: skip
+def own_forward_hooks(model, log):
+    """Of the whole alone, before and after; each changes values."""
+    model.register_forward_pre_hook(log.of("pre", result=lambda _, args: (args[0] * 2,)))
+    model.register_forward_pre_hook(
+        log.of("pre of all", result=lambda _, args, kwargs: (args, {"scale": kwargs["scale"] + 1})), with_kwargs=True
+    )
+    model.register_forward_hook(log.of("post of all"), with_kwargs=True, always_call=True)
+    model.register_forward_hook(log.of("post first", result=lambda *given: given[-1] * 2), prepend=True)
 
 
-@pytest.mark.parametrize("register", MODULE_HOOKS)
-@pytest.mark.parametrize("kind", KINDS)
+def own_backward_hooks(model, log):
+    """Of the whole alone, before and after; each changes gradients."""
+    model.register_full_backward_hook(log.of("post", result=lambda *given: tuple(x * 2 for x in given[1])))
+    model.register_full_backward_pre_hook(log.of("pre", result=lambda *given: tuple(x * x for x in given[1])))
+
+
+def hooks_of_the_result(model, log):
+    """One of the result, which changes its gradient, and those of argument and result together."""
+
+    def watch(_, args, out):
+        out.register_hook(log.of("gradient", result=lambda gradient: gradient * gradient))
+        for mode in ("all", "any"):
+            graph.register_multi_grad_hook([out, args[0]], log.of(mode), mode=mode)
+
+    model.register_forward_hook(watch)
+
+
+OWN_HOOKS = (own_forward_hooks, own_backward_hooks, hooks_of_the_result, hooks_of_all_modules, saving_hooks)
+PART_HOOKS = (forward_hooks, backward_hooks, hooks_of_values, hooks_of_several_values)
+MODULE_HOOKS = [
+    (kind, register) for kind in KINDS for register in (*OWN_HOOKS, *(() if kind in COMPILED else PART_HOOKS))
+]
+
+
+@pytest.mark.parametrize("kind, register", MODULE_HOOKS)
 @pytest.mark.parametrize("world", [2, 3])
 def test_hooks_of_modules_and_values(kind, register, world):
     """Each sees and changes what one device has with this rank's batch; so do gradients."""
@@ -351,6 +396,94 @@ def test_hooks_of_modules_and_values(kind, register, world):
         assert_same(mine[1], gradients, "gradients")
 
     simulate(rank, world, "torch")
+
+
+@pytest.mark.parametrize("register", PART_HOOKS)
+@pytest.mark.parametrize("kind", COMPILED)
+def test_hooks_of_parts_of_a_compiled_module_are_refused(kind, register):
+    """Graphs do not call submodules: neither before the first call of the whole, nor after it."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,))
+        place = (lambda x: x) if kind in DATA_PARALLEL else (lambda x: distribute_tensor(x, mesh))
+        for calls in range(2):
+            model = kind(Model(), mesh)
+            for _ in range(calls):
+                model(place(numbers(3, 5)), scale=1.5)
+            register(model, Log())
+            with pytest.raises(PlanError) as caught:
+                model(place(numbers(3, 5)), scale=1.5)
+            assert str(caught.value).startswith("compile: up has a hook, ")
+            assert str(caught.value).endswith(
+                ", which a compiled graph would not call; register it on the compiled module itself, or do not compile"
+            )
+
+    simulate(rank, 2, "torch")
+
+
+class Registering(nn.Module):
+    """A layer whose forward registers a hook."""
+
+    def __init__(self, register):
+        super().__init__()
+        self.up, self.down, self.register = nn.Linear(5, 7), nn.Linear(7, 5), register
+
+    def forward(self, x, *, scale=1.0):
+        """``x_BD -> y_BD``."""
+        y = self.up(x)
+        self.register(self, y)
+        return self.down(y * y) * scale
+
+
+REGISTERED = {
+    "register_hook": [
+        lambda _, y: y.register_hook(print),
+        lambda module, _: module.up.weight.register_hook(print),
+        lambda _, y: graph.register_multi_grad_hook([y], print),
+        lambda _, y: graph.register_multi_grad_hook([y, y * 2], print, mode="any"),
+    ],
+    "register_post_accumulate_grad_hook": [
+        lambda module, _: module.up.bias.register_post_accumulate_grad_hook(print),
+    ],
+    "retain_grad": [lambda _, y: y.retain_grad()],
+}
+
+
+@pytest.mark.parametrize("kind", [compiled, compiled_copies])
+@pytest.mark.parametrize("name, register", [(name, each) for name, several in REGISTERED.items() for each in several])
+def test_hooks_that_a_compiled_forward_registers_are_refused(kind, name, register):
+    """They would be called while the graph is traced, and never again."""
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,))
+        model = kind(Registering(register), mesh)
+        with pytest.raises(UnsupportedOperatorError) as caught:
+            model(distribute_tensor(numbers(3, 5).float(), mesh) if kind is compiled else numbers(3, 5).float())
+        assert str(caught.value) == (
+            f"compile: forward of Registering calls {name} of a tensor, which a graph would not call again; register "
+            "hooks on the result of the compiled module or on its parameters, outside of its forward"
+        )
+
+    simulate(rank, 2, "torch")
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_what_a_compiled_forward_saves_goes_through_hooks(kind):
+    """Packed as often as unpacked, at each call; and where such hooks are disabled, none is needed."""
+
+    def rank():
+        mesh, log = init_device_mesh("cpu", (2,)), Log()
+        model = kind(Model(), mesh)
+        place = (lambda x: x) if kind in DATA_PARALLEL else (lambda x: distribute_tensor(x, mesh))
+        for call in range(1, 3):
+            with graph.saved_tensors_hooks(log.of("pack", result=lambda x: x), log.of("unpack", result=lambda x: x)):
+                y = model(place(numbers(3, 5, seed=call)), scale=1.5)
+            y.sum().backward()
+            assert len(log["pack"]) == len(log["unpack"]) > 3 * call
+        with graph.disable_saved_tensors_hooks("not here"):
+            model(place(numbers(3, 5)), scale=1.5).sum().backward()
+
+    simulate(rank, 2, "torch")
 
 
 @pytest.mark.parametrize("kind", DATA_PARALLEL)
