@@ -527,7 +527,7 @@ def test_ranks_that_communicate_by_their_number(layers, capsys):
     (row,) = rows_of(capsys, layers, "--plan", f"{layers}:uneven", "--mesh", "4", status=1)
     assert row["wrong"][0] == (
         "collective 1 differs: on rank 0 forward of (model): all_gather over tp, f32[5@tp, 6] -> f32[5, 6]; on rank 3 "
-        "forward of (model): exchange over tp, f32[5@tp, 6] -> f32[5, 6@tp]"
+        "forward of (model): all_to_all over tp, f32[5@tp, 6] -> f32[5, 6@tp]"
     )
     (row,) = rows_of(capsys, layers, "--plan", f"{layers}:failing", "--mesh", "4", status=1)
     assert row["wrong"] == [
