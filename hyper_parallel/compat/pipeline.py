@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, NoReturn
+from typing import Any
 
-from hyper_parallel.compat.refusals import refused_class
 from hyper_parallel.compat.schedules import (
     FORWARD,
     Step,
@@ -17,7 +16,7 @@ from hyper_parallel.compat.schedules import (
     rounds_of,
 )
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.errors import PlanError, UnsupportedOnBackend
+from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.pipeline import MicroBatch
 from hyper_parallel.platform.select import get_platform
 
@@ -33,11 +32,7 @@ __all__ = [
     "_MicroBatch",
 ]
 
-_OVERLAP = "overlap of communication and computation is not supported; set pipeline_parallel_overlap_b_f to false"
 _WHOLE = -1
-
-CommComputeOverlap = refused_class("CommComputeOverlap", _OVERLAP)
-HookCoordinator = refused_class("HookCoordinator", _OVERLAP)
 
 
 class HookRole(Enum):
@@ -45,6 +40,32 @@ class HookRole(Enum):
 
     COMPUTE = auto()
     COMM = auto()
+
+
+class HookCoordinator:
+    """Of two threads, of which one computes while the other communicates. Here one runs at a time: nothing waits."""
+
+    def is_enabled(self) -> bool:
+        """Return False: no other thread runs."""
+        return False
+
+    def rendezvous(self, role: Any, phase: str = "forward") -> None:
+        """Go on."""
+
+    def notify_dispatched(self, role: Any) -> None:
+        """Go on."""
+
+
+class CommComputeOverlap:
+    """Runs a forward and a backward of different micro-batches one after the other, with the values of both at once."""
+
+    def __init__(self) -> None:
+        self.coordinator = HookCoordinator()
+
+    def run(self, fwd_fn: Callable[[], Any], bwd_fn: Callable[[], Any]) -> None:
+        """Call both; backward is first, since it frees activations."""
+        bwd_fn()
+        fwd_fn()
 
 
 class MetaStepType(Enum):
@@ -119,10 +140,8 @@ class PipelineStage:
             result.backward(seed, retain_graph=place < len(pairs) - 1)
         self._gradients[micro_index] = tuple(_gradient(each) for each in entered)
 
-    def recompute_one_chunk(self, micro_index: int) -> NoReturn:
-        """Refused: recomputation is part of backward."""
-        del micro_index
-        raise UnsupportedOnBackend(f"recompute_one_chunk: {_OVERLAP}")
+    def recompute_one_chunk(self, micro_index: int) -> None:
+        """Do nothing: :meth:`backward_one_chunk` computes again what it needs."""
 
     def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
         """Return the gradients from which backward starts: ones, of a DTensor divided by how often it repeats."""
@@ -191,10 +210,8 @@ class _Schedule:
     def _orders(self) -> list[list[Step]]:
         raise NotImplementedError
 
-    def register_custom_function(self, kind: MetaStepType, function: Any) -> NoReturn:
-        """Refused: no step of these schedules overlaps others."""
-        del kind, function
-        raise UnsupportedOnBackend(f"register_custom_function: {_OVERLAP}")
+    def register_custom_function(self, kind: MetaStepType, function: Any) -> None:
+        """Do nothing: no step of these schedules is both a forward and a backward."""
 
     def run(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a step; return what the last stage computes of each micro-batch, which other ranks have none of."""

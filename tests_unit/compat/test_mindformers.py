@@ -128,6 +128,18 @@ def on_one_device(model, batch):
             id="pipeline of two stages, expert parallel",
         ),
         pytest.param(
+            4,
+            "experts",
+            4,
+            {
+                "pipeline_parallel": 2,
+                "pipeline_parallel_microbatch_size": 2,
+                "expert_parallel": 2,
+                "pipeline_parallel_overlap_b_f": True,
+            },
+            id="pipeline of two stages, expert parallel, asked to overlap",
+        ),
+        pytest.param(
             2,
             "long",
             1,

@@ -68,11 +68,7 @@ REFUSED_OF_EARLIER_PROGRAMS = {
 SCHEDULES = "Schedule1F1B ScheduleGPipe ScheduleInterleaved1F1B"  # imported by name, from core.pipeline_parallel
 REFUSED = {
     "core.activation_checkpoint": "checkpoint_exclude_wrapper",
-    **{
-        path: names
-        for path, names in NAMES_OF_MINDFORMERS.items()
-        if "dsa" in path or path.startswith(("custom_ops.", "core.pipeline_parallel.comm"))
-    },
+    **{path: names for path, names in NAMES_OF_MINDFORMERS.items() if "dsa" in path or path.startswith("custom_ops.")},
 }
 
 

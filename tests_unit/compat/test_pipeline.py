@@ -8,6 +8,9 @@ import pytest
 from hyper_parallel import init_device_mesh
 from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
 from hyper_parallel.compat.pipeline import (
+    CommComputeOverlap,
+    HookCoordinator,
+    HookRole,
     MetaStepType,
     PipelineStage,
     Schedule1F1B,
@@ -138,6 +141,9 @@ def pipelined(kind, count):
     schedule._init_round_layout()
     schedule.split_micro_batch = platform.micro_batch(count)
     schedule.build_exec_order()
+    schedule.register_custom_function(MetaStepType.OVERLAP_B_F, None)  # no step calls it
+    for stage in stages:
+        stage.recompute_one_chunk(0)
     rows, scales = map(platform.from_numpy, batch(count))
     runs = [schedule.run(rows, scale=scales) for _ in range(2)]
     return (
@@ -168,6 +174,36 @@ def test_losses_and_gradients_are_those_of_one_device(kind, ranks, count, platfo
             np.testing.assert_allclose(run, losses if rank == ranks - 1 else [], rtol=1e-5)
 
 
+def test_overlap_runs_both_one_after_the_other():
+    """What overlaps on devices is called in turn, backward first, and the hooks of its threads wait for nothing."""
+    overlap, seen = CommComputeOverlap(), []
+    overlap.run(fwd_fn=lambda: seen.append("forward"), bwd_fn=lambda: seen.append("backward"))
+    assert seen == ["backward", "forward"]
+    coordinator = overlap.coordinator
+    assert isinstance(coordinator, HookCoordinator)
+    assert not coordinator.is_enabled()
+    assert coordinator.rendezvous(HookRole.COMPUTE) is coordinator.notify_dispatched(HookRole.COMM) is None
+
+
+def hooked():
+    """A product with hooks at every position that programs name, and its gradient."""
+    platform, coordinator = get_platform(), CommComputeOverlap().coordinator
+    enable_backward()
+    weight = platform.new_parameter(platform.from_numpy(array(3, 2)), requires_grad=True, name="weight")
+    x = platform.from_numpy(array(4, 3, seed=1)) @ weight
+    for position in ("CHUNK_START", "A", "B", "C", "D", "D_LAST", "CHUNK_END"):
+        x = platform.differentiable_sync_hook(x, position, coordinator)
+    (x * x).sum().backward()
+    return platform.tensor_to_numpy(weight.grad).copy()
+
+
+def test_hooks_of_overlap_change_nothing(platform_name):
+    """Forward and backward pass every position of the threads that overlap, with the gradient of a plain product."""
+    (found,) = simulate(hooked, 1, platform=platform_name)
+    rows, weight = array(4, 3, seed=1), array(3, 2)
+    np.testing.assert_allclose(found, 2 * rows.T @ (rows @ weight), rtol=1e-5)
+
+
 def refusals():
     """What is refused, and its words; and a run without backward."""
     platform = get_platform()
@@ -182,15 +218,12 @@ def refusals():
     def stage(index, stages=2, **options):
         return PipelineStage(layer, index, stages, mesh=mesh, **options)
 
-    schedule = Schedule1F1B(stage(own), 2)
     nothing = PipelineStage(print, own, 2, mesh=mesh)
     seen = [
         message(lambda: PipelineStage(layer, 0, 2)),
         message(lambda: stage(1 - own)),
         message(lambda: Schedule1F1B(stage(own, 4), 2)),
         message(lambda: ScheduleGPipe([stage(own, 4), stage(own + 2, 4)], 2)),
-        message(lambda: schedule.register_custom_function(MetaStepType.OVERLAP_B_F, print)),
-        message(lambda: stage(own).recompute_one_chunk(0)),
         message(lambda: nothing._gradients or nothing.get_last_stage_sens(None)),
     ]
     only = PipelineStage(lambda x: x * 2, own, 2, mesh=mesh, has_backward=False)
@@ -204,12 +237,9 @@ def refusals():
 def test_what_does_not_fit_is_refused(platform_name):
     """Wrong stages and what is not supported are refused with their words; forward-only stages only compute."""
     for own, found in enumerate(simulate(refusals, 2, platform=platform_name)):
-        mesh, place, many, several, custom, recompute, nothing = found
+        mesh, place, many, several, nothing = found
         assert mesh == "PipelineStage: mesh is None; it must have the ranks of the pipeline as its one axis"
         assert place.startswith(f"PipelineStage: stage {1 - own} of 2 is not on rank {own} of DeviceMesh(")
         assert many == "Schedule1F1B: 1 stages on each of 2 ranks are not 4"
         assert several == "ScheduleGPipe: 2 stages on a rank; it takes one, ScheduleInterleaved1F1B several"
-        reason = "overlap of communication and computation is not supported; set pipeline_parallel_overlap_b_f to false"
-        assert custom == f"register_custom_function: {reason}"
-        assert recompute == f"recompute_one_chunk: {reason}"
         assert nothing == f"PipelineStage: stage {own} returns NoneType; stages exchange plain tensors"

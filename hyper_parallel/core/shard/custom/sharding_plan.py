@@ -20,6 +20,7 @@ from hyper_parallel.core.dtensor.parameter_paths import (
     replacing_parameters,
     untying_problems,
 )
+from hyper_parallel.core.dtensor.placements import Placement
 from hyper_parallel.core.shard.custom.function_map import is_single_placement_spec
 from hyper_parallel.errors import MeshMismatchError, PlacementError, PlanError
 from hyper_parallel.platform.select import platform_of
@@ -45,7 +46,7 @@ class ShardingPlan:
             tensor is this rank's local shard; a DTensor is redistributed. A key ``"fc1.input"`` is ``"fc1"``, and
             ``"input"`` is ``""``, unless the module has modules of these names.
         output_plan: by path of a module, the layouts of its outputs: placements, or a sequence or mapping nested like
-            the output. ``"fc1.output"`` and ``"output"`` likewise.
+            the output; of one tensor, a sequence of its placements as well. ``"fc1.output"`` and ``"output"`` likewise.
         return_local_tensor: paths of modules that return local tensors.
     """
 
@@ -279,12 +280,23 @@ def _by_parameter(boundary: _Boundary, entry: Any, bound: inspect.BoundArguments
     return dict(zip(names, entries, strict=False))
 
 
+def _holds_one(entry: Any) -> bool:
+    """Whether ``entry`` is a sequence of the placements of one tensor."""
+    return (
+        isinstance(entry, (list, tuple))
+        and len(entry) == 1
+        and isinstance(entry[0], (list, tuple))
+        and any(isinstance(item, Placement) for item in entry[0])
+    )
+
+
 def _lay_out_outputs(cell: Any, boundary: _Boundary, entry: Any, *, plain: bool) -> None:
     """Hook ``cell`` so that its outputs are laid out by ``entry``, and returned as local tensors if ``plain``."""
 
     def hook(_: Any, args: Any, output: Any) -> Any:
         del args
-        outputs = boundary.nested(output, entry, "output")
+        one = not isinstance(output, (list, tuple, Mapping)) and _holds_one(entry)
+        outputs = boundary.nested(output, entry[0] if one else entry, "output")
         return boundary.plain(outputs) if plain else outputs
 
     boundary.platform.register_forward_hook(cell, hook)

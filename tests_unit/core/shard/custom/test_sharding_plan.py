@@ -175,7 +175,7 @@ def test_keys_that_end_in_input_and_output():
 
     def body():
         x = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (4, 5)))
-        first = laid_out(network(), x, {"input": ([Shard(0)],)}, {"0.output": [Replicate()], "output": [Shard(1)]})
+        first = laid_out(network(), x, {"input": ([Shard(0)],)}, {"0.output": ([Replicate()],), "output": [Shard(1)]})
         second = laid_out(network(), x, {"": ([Shard(0)],)}, {"0": [Replicate()], "": [Shard(1)]})
         named = torch.nn.Sequential()
         named.add_module("input", torch.nn.Linear(5, 7).double())
