@@ -107,6 +107,7 @@ class _Comparison:
         self._unions_of_losses()
         self._reduced_later()
         self._counts_of_rows()
+        self._losses_of_right_gradients()
         self._outputs_of_right_gradients()
         self._other_rows()
         self._other_samples()
@@ -514,6 +515,33 @@ class _Comparison:
             if not np.array_equal(added, after.astype(np.float64) - before) or (added % 1).any():
                 return False
         return True
+
+    def _losses_of_right_gradients(self) -> None:
+        """List losses that are one multiple of the single device's in a step in which gradients differ otherwise.
+
+        A pipeline's schedule may divide gradients by the number of micro-batches instead of their losses. Some gradient
+        of the step is right then, which a wrong loss would leave none, and none is off by the factor of the losses.
+        """
+        reference = self.runs.bounds.reference
+        for step in sorted({key[2] for key in self.wrong if key[0] == "loss"}):
+            losses = [key for key in reference if (key[0], key[2]) == ("loss", step) and self.runs.holders(key)]
+            gradients = [key for key in self.ratios if (key[0], key[2]) == ("gradient", step)]
+            right = any(key not in self.wrong and largest(reference[key].value) for key in gradients)
+            if not right or not all(key in self.wrong for key in losses):
+                continue
+            factors = self._factors(losses)
+            factor = next(iter(factors), None)
+            if factor is None or any(other is None or abs(other - factor) > 1e-5 * abs(factor) for other in factors):
+                continue
+            own = self._factors(key for key in gradients if key in self.wrong)
+            if own and not any(other is not None and abs(other - factor) < 1e-3 * abs(factor) for other in own):
+                self._accept(losses)
+                line = f"the loss: {factor:.6g} times the single device's, but gradients are right, or off otherwise"
+                self.verdict.skipped += [] if line in self.verdict.skipped else [line]
+
+    def _factors(self, keys: Iterable[Key]) -> list[float | None]:
+        """Return by what ranks' wrong values are multiples of the single device's."""
+        return [self.runs.factor(key, rank) for key in keys for rank in self.wrong[key].ranks]
 
     def _outputs_of_right_gradients(self) -> None:
         """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.

@@ -31,6 +31,8 @@ _INSTEAD = {
     'attn_implementation="sdpa" in transformers',
     "CUDA_HOME environment variable is not set": "kernels for CUDA are compiled, which the CPU cannot run: choose the "
     "stack's implementation in PyTorch",
+    "ReduceOp.PREMUL_SUM with Gloo": "gloo has no such reduction, by which FSDP divides gradients: leave out --launch "
+    "processes, simulated ranks have it",
     "SymmetricMemory does not support": "symmetric memory is a device's alone: leave out what needs it, such as "
     "parallelism.enable_async_tensor_parallel of torchtitan",
     "has no attribute '_cuda_": "what stands in for cuda has no answer to this question: leave it out on a CPU",

@@ -62,6 +62,30 @@ def test_losses_by_sizes_and_ratios():
     assert losses([0.3, 0.3], np.pi).kind == "unexplained"
 
 
+@pytest.mark.parametrize(
+    "factors, kind", [((1.0, 1.5), "gradient"), ((4.0, 1.5), "loss"), ((1.5, 1.5), "loss"), ((1.0, 4.0), "loss")]
+)
+def test_losses_that_a_schedule_scales_later(factors, kind):
+    """Losses of the last stage that are 4 times the single device's: named unless gradients show that they are right.
+
+    They are right where a gradient is, and no gradient is off by the same factor.
+    """
+    losses, parts = RNG.random(3), RNG.standard_normal((2, 3, 2))
+
+    def records(stages, scale, factors):
+        found = []
+        for stage in stages:
+            found.append(record("weight", f"{stage}.w", -1, parts[stage]))
+            found.append(record("gradient", f"{stage}.w", 0, parts[stage] ** 2 * factors[stage]))
+        return [
+            *found,
+            *(record("loss", "loss", 0, loss * scale, call) for call, loss in enumerate(losses) if 1 in stages),
+        ]
+
+    found = first(records((0, 1), 1.0, (1.0, 1.0)), [records((0,), 4.0, factors), records((1,), 4.0, factors)])
+    assert found.kind == kind
+
+
 # -- norms -------------------------------------------------------------------------------------------------------------
 
 

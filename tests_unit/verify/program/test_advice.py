@@ -44,6 +44,14 @@ OPERATOR = "NotImplementedError: Could not run 'aten::_flash_attention_forward' 
             ),
         ),
         (
+            "RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo",
+            "cuda",
+            (
+                "gloo has no such reduction, by which FSDP divides gradients: leave out --launch processes, simulated "
+                "ranks have it (docs/stacks.md)"
+            ),
+        ),
+        (
             "RuntimeError: SymmetricMemory does not support device type cpu",
             "",
             (

@@ -581,6 +581,44 @@ def test_stages_that_learn_their_shapes():
     assert report.verdict.counts["gradient"] == 4
 
 
+def train_in_virtual_stages(wrong):
+    """Train four layers; a rank of two has two stages that do not follow each other."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 7), nn.Linear(7, 6), nn.Linear(6, 7), nn.Linear(7, 5)]
+    batches, targets = torch.randn(2, 12, 5), torch.randn(2, 12, 5)
+    parts = [nn.Sequential() for _ in range(world)]  # of two ranks, or the one that has all
+    for number, layer in enumerate(layers[rank::world]):
+        parts[number if world > 1 else 0].add_module(str(number * world + rank), layer)
+    optimizer = torch.optim.AdamW([value for part in parts for value in part.parameters()], lr=0.01)
+    stages = [PipelineStage(part, rank + 2 * place, 4, torch.device("cpu")) for place, part in enumerate(parts)]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss) if world > 1 else None
+    for inputs, target in zip(batches, targets, strict=True):
+        if schedule is not None:
+            schedule.step(*([inputs] if rank == 0 else []), **({} if rank == 0 else {"target": target}))
+        for x, y in zip(inputs.chunk(4), target.chunk(4), strict=True) if schedule is None else ():
+            (nn.functional.mse_loss(parts[0](x), y) / 4).backward()
+        for value in parts[1].parameters() if wrong and world > 1 and rank == 0 else ():
+            value.grad /= 4
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_virtual_stages_of_a_pipeline():
+    """They are equal; means over micro-batches that one stage takes twice are named, not the losses.
+
+    PyTorch's schedule divides gradients by the number of micro-batches, and the single device its losses.
+    """
+    report = verify_program(lambda: train_in_virtual_stages(wrong=False), 2, platform="torch")
+    assert report.status == 0, report.text()
+    assert report.verdict.counts["gradient"] == 2 * 8
+    report = verify_program(lambda: train_in_virtual_stages(wrong=True), 2, platform="torch")
+    first = report.verdict.first
+    assert (first.kind, first.name.partition(".")[0], first.cause.kind) == ("gradient", "2", "scaled-by-size")
+
+
 def test_a_reference_that_is_not_deterministic():
     """It is run twice, and the first value that differs is named."""
     count = []
