@@ -6,8 +6,9 @@ sequence and some of the heads (Ulysses; Jacobs et al., 2023), and keys and valu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.errors import PlanError
@@ -17,6 +18,8 @@ __all__ = ["AsyncContextParallel", "ContextParallel"]
 
 _LEFT_UP, _RIGHT_DOWN = 2, 3  # sparse modes: causal from the first key on, and up to the last key
 _QKV = ("query", "key", "value")
+Args: TypeAlias = "tuple[Any, ...]"
+Kwargs: TypeAlias = "Mapping[str, Any]"
 
 
 class ContextParallel:
@@ -66,33 +69,24 @@ class ContextParallel:
             PlanError: (a ValueError) the axis has a size that ``ulysses_degree`` does not divide.
         """
         exchange = self._exchange(module, mesh)
-
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return self._replaced(args, kwargs, exchange.entering(self._found(args, kwargs)))
-
-        return self._hooked(module, exchange, before)
+        return self._hooked(module, exchange, exchange.before)
 
     def _exchange(self, module: Any, mesh: DeviceMesh) -> _Exchange:
         name = type(self).__name__
-        platform = platform_of_argument(module, f"{name}: module", module=True)
+        platform_of_argument(module, f"{name}: module", module=True)
         size = mesh.size()
         if mesh.ndim != 1 or not 0 < self.ulysses_degree <= size or size % self.ulysses_degree:
             msg = f"{name}: ulysses_degree={self.ulysses_degree} must divide the size of one axis, not of {mesh!r}"
             raise PlanError(msg)
         parts = (size // self.ulysses_degree, self.ulysses_degree)
-        return _Exchange(platform, mesh._unflatten(0, parts, ("gathered", "exchanged")), self)  # noqa: SLF001 - ours
+        return _Exchange(module, mesh._unflatten(0, parts, ("gathered", "exchanged")), self)  # noqa: SLF001 - ours
 
     def _hooked(self, module: Any, exchange: _Exchange, before: Any) -> Any:
-        def after(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
-            del args, kwargs
-            return exchange.leaving(output)
-
         exchange.platform.register_forward_pre_hook(module, before, with_kwargs=True)
-        exchange.platform.register_forward_hook(module, after, with_kwargs=True)
-        exchange.module = module
+        exchange.platform.register_forward_hook(module, exchange.after, with_kwargs=True)
         return module
 
-    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def found(self, args: Args, kwargs: Kwargs) -> list[Any]:
         """Return query, key and value."""
         found = []
         for index, name in zip(self.qkv_indices, self.qkv_kwarg_names, strict=True):
@@ -105,9 +99,8 @@ class ContextParallel:
                 raise PlanError(msg)
         return found
 
-    def _replaced(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Sequence[Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def replaced(self, args: Args, kwargs: Kwargs, values: Sequence[Any]) -> tuple[Args, Kwargs]:
+        """Return the arguments with ``values`` as query, key and value."""
         positional, named = list(args), dict(kwargs)
         for index, name, value in zip(self.qkv_indices, self.qkv_kwarg_names, values, strict=True):
             if name in named:
@@ -136,39 +129,57 @@ class AsyncContextParallel(ContextParallel):
         producers = (q_proj, k_proj, v_proj)
         if any(producer is None for producer in producers):
             return super().apply(module, mesh)
-        exchange, launched = self._exchange(module, mesh), [None] * len(producers)
-
-        def started(place: int) -> Any:
-            def start(_: Any, args: Any, output: Any) -> None:
-                del args
-                launched[place] = exchange.launched(output)
-
-            return start
-
+        exchange = self._exchange(module, mesh)
         for place, producer in enumerate(producers):
-            exchange.platform.register_forward_hook(producer, started(place))
-
-        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            found = zip(self._found(args, kwargs), launched, strict=True)
-            return self._replaced(args, kwargs, exchange.gathered([exchange.awaited(x, sent) for x, sent in found]))
-
-        return self._hooked(module, exchange, before)
+            exchange.platform.register_forward_hook(producer, partial(exchange.start, place))
+        return self._hooked(module, exchange, exchange.before_launched)
 
 
 class _Exchange:
-    """What one rank does with the operands and the result of one module.
+    """What one rank does with the operands and the result of one module; a copy of the module has one of its own.
 
     Args:
-        platform: of the module.
+        module: computes attention of its arguments.
         mesh: the axis as two, the ranks that gather and the ranks that exchange.
         style: of the module.
     """
 
-    def __init__(self, platform: Any, mesh: DeviceMesh, style: ContextParallel) -> None:
-        self.platform, self.style, self.module = platform, style, None
+    def __init__(self, module: Any, mesh: DeviceMesh, style: ContextParallel) -> None:
+        self.module, self.style, self._mesh = module, style, mesh
         self._co, self._degree = mesh.size(0), mesh.size(1)
-        self._co_rank = mesh.get_local_rank("gathered")
-        self._co_group, self._group = mesh.get_group("gathered"), mesh.get_group("exchanged")
+        self._launched: dict[int, Any] = {}
+
+    @property
+    def platform(self) -> Any:
+        """The framework of the module."""
+        return platform_of_argument(self.module, "module", module=True)
+
+    @property
+    def _group(self) -> Any:
+        """The ranks that exchange."""
+        return self._mesh.get_group("exchanged")
+
+    def before(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Return the arguments as the module computes with them."""
+        del module
+        return self.style.replaced(args, kwargs, self.entering(self.style.found(args, kwargs)))
+
+    def before_launched(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Return the same, of what is on its way already."""
+        del module
+        launched, self._launched = self._launched, {}
+        operands = [self.awaited(x, launched.get(place)) for place, x in enumerate(self.style.found(args, kwargs))]
+        return self.style.replaced(args, kwargs, self.gathered(operands))
+
+    def start(self, place: int, module: Any, args: Any, output: Any) -> None:
+        """Start the exchange of an operand."""
+        del module, args
+        self._launched[place] = self.launched(output)
+
+    def after(self, module: Any, args: Args, kwargs: Kwargs, output: Any) -> Any:
+        """Return this rank's part of the result."""
+        del module, args, kwargs
+        return self.leaving(output)
 
     def entering(self, operands: Sequence[Any]) -> list[Any]:
         """Return query, key and value as the module computes with them."""
@@ -207,10 +218,9 @@ class _Exchange:
             kernel.head_num //= self._degree
         if self._co == 1:
             return [query, *others]
-        seq = self.style.seq_dim
+        seq, group = self.style.seq_dim, self._mesh.get_group("gathered")
         others = [
-            self.platform.differentiable_all_gather_concat(each, self._co_group, self._co, seq, varying=True)
-            for each in others
+            self.platform.differentiable_all_gather_concat(each, group, self._co, seq, varying=True) for each in others
         ]
         length = others[0].shape[seq]
         if any(kernel.sparse_mode == 0 and kernel.next_tokens < length - 1 for kernel in kernels):
@@ -219,7 +229,9 @@ class _Exchange:
                 "compress the causal mask (use_attn_mask_compression), which is sparse_mode 2"
             )
         if any(kernel.sparse_mode in (_LEFT_UP, _RIGHT_DOWN) for kernel in kernels):
-            end = (self._co_rank + 1) * query.shape[seq]  # what is later is hidden; the last key is the last query's
+            end = (self._mesh.get_local_rank("gathered") + 1) * query.shape[
+                seq
+            ]  # what is later is hidden; the last key is the last query's
             others = [self.platform.narrow(each, seq, 0, end) for each in others]
             for kernel in kernels:
                 kernel.sparse_mode = _RIGHT_DOWN

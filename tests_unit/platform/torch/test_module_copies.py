@@ -14,18 +14,23 @@ from torch.optim.swa_utils import AveragedModel
 from hyper_parallel import (
     ColwiseParallel,
     DTensor,
+    ExpertParallel,
     NoParallel,
     PrepareModuleInput,
     PrepareModuleOutput,
     Replicate,
     RowwiseParallel,
+    Shard,
+    context_parallel_attention,
     distribute_module,
     init_device_mesh,
     parallelize_module,
 )
+from hyper_parallel.compat.context_parallel import AsyncContextParallel, ContextParallel
 from hyper_parallel.core.data_parallel import fully_shard, no_sync, replicate
 from hyper_parallel.errors import PlanError
 from hyper_parallel.verify import simulate
+from hyper_parallel.verify.launch import launch
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -50,6 +55,72 @@ class Model(nn.Module):
     def forward(self, x):
         """Compute."""
         return self.last(x + self.down(torch.tanh(self.up(self.norm(x))))) + self.offset
+
+
+class Experts(nn.Module):
+    """Three packed experts, called as those of Transformers are."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_experts = 3
+        self.gate_up, self.down = nn.Parameter(torch.empty(3, 6, 5)), nn.Parameter(torch.empty(3, 5, 3))
+
+    def forward(self, x, index, weights):
+        """Compute."""
+        result = torch.zeros_like(x)
+        for expert in range(len(self.gate_up)):
+            token, choice = torch.where(index == expert)
+            gate, up = (x[token] @ self.gate_up[expert].T).chunk(2, -1)
+            y = (torch.tanh(gate) * up) @ self.down[expert].T * weights[token, choice, None]
+            result = result.index_add(0, token, y)
+        return result
+
+
+class Routed(Model):
+    """Experts that a router chooses."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.up, self.last, self.router, self.experts = nn.Linear(5, 7), nn.Linear(5, 7), nn.Linear(5, 3), Experts()
+        self.last.weight = self.up.weight
+        self.last.bias.requires_grad_(False)
+        for seed, parameter in enumerate(self.double().parameters()):
+            parameter.data.copy_(numbers(*parameter.shape, seed=10 + seed))
+
+    def forward(self, x):
+        """Compute."""
+        weights, index = self.router(x).softmax(-1).topk(2)
+        return self.up(x) + self.last(self.experts(x, index, weights))
+
+
+class Product(nn.Module):
+    """Attention of one device: ``[B, H, S, E]``."""
+
+    def forward(self, query, key, value):
+        """Compute."""
+        return (query @ key.transpose(2, 3) * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+class Attending(Model):
+    """Attention over a sequence, of which ``take`` and ``give`` are the borders of what is sharded."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.up, self.key, self.last, self.product = nn.Linear(5, 12), nn.Linear(5, 12), nn.Linear(12, 7), Product()
+        self.up.weight = self.key.weight
+        self.mesh = self.form = None
+        for seed, parameter in enumerate(self.double().parameters()):
+            parameter.data.copy_(numbers(*parameter.shape, seed=10 + seed))
+
+    def forward(self, x):
+        """Compute."""
+        query, key = (part(x).unflatten(-1, (6, 2)).transpose(0, 1).unsqueeze(0) for part in (self.up, self.key))
+        if self.form is None:
+            y = self.product(query, key, key)
+        else:
+            query, key = (each.redistribute(placements=[Shard(2)]) for each in (query, key))
+            y = context_parallel_attention(query, key, key, axis=self.mesh.mesh_dim_names[0], form=self.form)
+        return self.last(y.squeeze(0).transpose(0, 1).flatten(1))
 
 
 def whole_group(model, mesh):
@@ -105,6 +176,27 @@ def two_axes(model, mesh):
     return whole_group(styles(model, mesh), mesh)
 
 
+def experts(model, mesh):
+    """Experts over all ranks, of which the last may have none."""
+    return parallelize_module(model, mesh["tp"] if mesh.ndim > 1 else mesh, {"experts": ExpertParallel()})
+
+
+def sharded_experts(model, mesh):
+    """Experts over one axis, and everything sharded over the other."""
+    return whole_group(experts(model, mesh), mesh)
+
+
+def ring(model, mesh, form="ring"):
+    """Keys and values go around."""
+    model.mesh, model.form = mesh, form
+    return distributed(model, mesh)
+
+
+def exchanged(model, mesh):
+    """The sequence is exchanged for heads."""
+    return ring(model, mesh, "all_to_all")
+
+
 def by_file(model):
     """``torch.save`` of the module."""
     file = io.BytesIO()
@@ -125,9 +217,13 @@ def by_average(model):
     return average.module
 
 
-KINDS = (whole_group, nested_groups, averaged, styles, prepared, distributed, two_axes)
+KINDS = (
+    whole_group, nested_groups, averaged, styles, prepared, distributed, two_axes, experts, sharded_experts, ring,
+    exchanged,
+)  # fmt: skip
+MODELS = {experts: Routed, sharded_experts: Routed, ring: Attending, exchanged: Attending}
 WAYS = (copy.deepcopy, by_pickle, by_file, by_average)
-SHAPES = {two_axes: (2, 2)}
+SHAPES = {two_axes: (2, 2), sharded_experts: (2, 2)}
 
 
 def full(value):
@@ -155,38 +251,92 @@ def assert_equal_models(mine, theirs, gradients=((), ())):
             torch.testing.assert_close(full(one), full(other), rtol=1e-9, atol=1e-11)
 
 
+def train_copies(kind, way, shape):
+    """On a rank: copy and original take steps in turn, and each is compared with its counterpart on one device."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
+    shared, make = kind in {whole_group, nested_groups, averaged, two_axes, sharded_experts}, MODELS.get(kind, Model)
+    mine, dense = kind(make(), mesh), make()
+    pairs = [(mine, dense)]
+    optimizers = [[torch.optim.AdamW(model.parameters(), lr=0.1) for model in pair] for pair in pairs]
+
+    def train(number, seed):
+        batches = [(numbers(6, 5, seed=seed + r), numbers(6, 7, seed=seed + 50 + r)) for r in range(shape[0])]
+        own = [batches[mesh.get_coordinate()[0]]] if shared else batches
+        counts = 1 if shared else shape[0], shape[0]
+        steps = zip(pairs[number], optimizers[number], (own, batches), counts, strict=True)
+        assert_equal_models(*pairs[number], tuple(step(*each) for each in steps))
+
+    train(0, 100)
+    pairs.append((way(mine), way(dense)))
+    assert_equal_models(*pairs[1])
+    optimizers.append([torch.optim.AdamW(model.parameters(), lr=0.1) for model in pairs[1]])
+    for seed in (200, 300):
+        train(1, seed)
+        train(0, seed + 7)
+    copied = pairs[1][0]
+    assert copied.up.weight is (copied.key if make is Attending else copied.last).weight
+    assert copied.last.bias.requires_grad is (make is Attending)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_copy_trains_by_itself(kind, way, world):
     """Copy and original take steps in turn, each with the gradients and weights of its counterpart on one device."""
     shape = SHAPES.get(kind, (world,))
+    if world == 2 or len(shape) == 1:
+        simulate(train_copies, 4 if len(shape) > 1 else world, "torch", (kind, way, shape))
+
+
+def by_value(model):
+    """A file with the classes of the model, which cannot be imported on a rank that got this module by value."""
+    import cloudpickle
+
+    file = io.BytesIO()
+    torch.save(model, file, pickle_module=cloudpickle)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def train_every_copy():
+    """On a real rank: every kind and way that two ranks can have."""
+    for kind in KINDS:
+        for way in (copy.deepcopy, by_value, by_average):
+            if kind not in SHAPES:
+                train_copies(kind, way, (2,))
+    return True
+
+
+@pytest.mark.slow
+def test_copies_on_real_processes():
+    """Process groups, which nothing can copy, are found again by a copy."""
+    assert launch(train_every_copy, 2, "torch") == [True, True]
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, by_pickle, by_file])
+@pytest.mark.parametrize("style", [ContextParallel, AsyncContextParallel])
+def test_copies_of_modules_with_context_parallel_styles(style, way):
+    """Hooks of a copy belong to the copy: it computes this rank's part of what one device has."""
 
     def rank():
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")[: len(shape)])
-        shared = kind in {whole_group, nested_groups, averaged, two_axes}
-        mine, dense = kind(Model(), mesh), Model()
-        pairs = [(mine, dense)]
-        optimizers = [[torch.optim.AdamW(model.parameters(), lr=0.1) for model in pair] for pair in pairs]
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+        operands = [numbers(1, 2, 6, 3, seed=seed).requires_grad_() for seed in range(3)]
+        wanted = Product()(*operands)[:, :, 3 * mesh.rank :][:, :, :3]
+        model = nn.Sequential()
+        model.product, model.handoff = Product(), nn.ModuleList(nn.Identity() for _ in operands)
+        names = dict(zip(("q_proj", "k_proj", "v_proj"), model.handoff, strict=True))
+        made = style(seq_dim=2, head_dim=1, ulysses_degree=2)
+        made.apply(model.product, mesh, **(names if style is AsyncContextParallel else {}))
+        copied = way(model)
+        for hook in copied.product._forward_hooks.values():
+            assert hook.__self__.module is copied.product
+        for each in (model, copied, model):
+            mine = [x[:, :, 3 * mesh.rank :][:, :, :3].contiguous() for x in operands]
+            torch.testing.assert_close(
+                each.product(*(hand(x) for hand, x in zip(each.handoff, mine, strict=True))), wanted
+            )
 
-        def train(number, seed):
-            batches = [(numbers(6, 5, seed=seed + r), numbers(6, 7, seed=seed + 50 + r)) for r in range(shape[0])]
-            own = [batches[mesh.get_coordinate()[0]]] if shared else batches
-            counts = 1 if shared else shape[0], shape[0]
-            steps = zip(pairs[number], optimizers[number], (own, batches), counts, strict=True)
-            assert_equal_models(*pairs[number], tuple(step(*each) for each in steps))
-
-        train(0, 100)
-        pairs.append((way(mine), way(dense)))
-        assert_equal_models(*pairs[1])
-        optimizers.append([torch.optim.AdamW(model.parameters(), lr=0.1) for model in pairs[1]])
-        assert pairs[1][0].last.weight is pairs[1][0].up.weight
-        for seed in (200, 300):
-            train(1, seed)
-            train(0, seed + 7)
-        assert pairs[1][0].last.bias.requires_grad is False
-
-    simulate(rank, 4 if kind is two_axes else world, "torch")
+    simulate(rank, 2, "torch")
 
 
 @pytest.mark.parametrize("kind", [whole_group, nested_groups, averaged])
