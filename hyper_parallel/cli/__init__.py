@@ -27,6 +27,7 @@ from hyper_parallel.cli import (
     verify_ops,
     verify_program,
     verify_redistribute,
+    verify_suite,
 )
 from hyper_parallel.cli.arguments import Parser, UsageError
 from hyper_parallel.cli.output import check_distinct_outputs, coloured, logs_to_stderr
@@ -50,11 +51,19 @@ _EXAMPLES = (
     "hyper-parallel verify program train.py --world-size 4",
 )
 
-_VERIFY = "Compare a parallel run with a single-device run: values, gradients and updated weights."
+_VERIFY = """\
+Compare a parallel run with a single-device run: values, gradients and updated weights.
+
+Without WHAT, run the checks of [tool.hyper_parallel.verify] in pyproject.toml: scripts, models and pairs of runs with
+their worlds, options and budgets.
+
+Exit status without WHAT: 0 if all checks passed, 1 if one failed, 2 if one or its settings are invalid, 3 if one is
+inconclusive, 130 after Ctrl-C."""
 
 _VERIFY_EXAMPLES = (
     "hyper-parallel verify model --mesh 3 --html report.html",
     "hyper-parallel verify program train.py --world-size 4",
+    "hyper-parallel verify --reports reports",
 )
 
 _ELSEWHERE = {
@@ -136,6 +145,8 @@ def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> ar
     script = tuple(words[end + 1 :])
     top = parser(words) if top is None else top
     arguments = top.parse_args(words[:end])
+    if getattr(arguments, "kind", None) is not None and words[1:2] != [arguments.kind]:
+        top.error(f"{words[1]} stands before {arguments.kind}; options of verify {arguments.kind} follow it")
     if script and not hasattr(arguments, "arguments"):
         top.error(f"this command takes no arguments after --, got {shlex.join(script)}")
     arguments.arguments = script
@@ -168,7 +179,8 @@ def parser(words: Sequence[str] = ()) -> Parser:
         examples=_VERIFY_EXAMPLES,
         guide="docs/first-plan.md",
     )
-    kinds = verify.add_subparsers(required=True, metavar="WHAT")
+    verify_suite.add_options(verify, parse)
+    kinds = verify.add_subparsers(metavar="WHAT", dest="kind")
     first, second = (*words[:2], "", "")[:2]
     if first == "verify" and second in _KINDS:
         _KINDS[second](kinds)

@@ -261,6 +261,7 @@ class ModelReport:
             "mesh": self.mesh,
             "steps": self.steps,
             "ok": self.ok,
+            "headline": self.verdict(),
             "compared": self.counts,
             "values": sum(check.values for check in self.checks),
             "first_divergence": None if first is None else {**asdict(first), "error": _finite(first.error)},

@@ -37,6 +37,7 @@ FILES = {
     "deep/rank-0.json": b"[" * 100_000,
     "bare/pyproject.toml": b"",
     "broken/pyproject.toml": b"[tool",
+    "suite/pyproject.toml": b'[tool.hyper_parallel.verify.programs.x]\nrun = "train.py"\n',
     "odd/pyproject.toml": b"[tool.hyper_parallel]\ncoverage = 3\n",
     "project/pyproject.toml": b"[tool.hyper_parallel.coverage]\n",
     "bad_bench/pyproject.toml": b"[tool.hyper_parallel.coverage]\n",

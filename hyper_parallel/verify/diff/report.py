@@ -141,8 +141,12 @@ class DiffReport(Report):
     def json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         verdict = None if self.verdict is None else json.loads(_of_a(json.dumps(self.verdict.to_json())))
+        failed = f"FAILED in {self.failed_run}: {self.cause}" if self.failure else ""
+        headline = "" if self.verdict is None else f"{_of_a(self.verdict.headline())}: {self.conclusion()}"
         return {
+            "schema": "diff-1",
             "ok": self.ok,
+            "headline": failed or self.inconclusive or headline,
             "a": self.names[0],
             "b": self.names[1],
             "platforms": list(self.platforms),

@@ -68,7 +68,14 @@ class HardenedCase:
     def json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""
         verdict = None if self.verdict is None else self.verdict.to_json()
-        return {"ok": self.ok, "changes": self.words, "verdict": verdict, "failure": self.failure}
+        return {
+            "ok": self.ok,
+            "title": self.title,
+            "changes": self.words,
+            "skipped": self.skipped,
+            "verdict": verdict,
+            "failure": self.failure,
+        }
 
 
 _RANKS = {
@@ -187,6 +194,17 @@ class ProgramReport(Report):
         """Return the failure in one line."""
         return f"FAILED on {self.world_size} ranks: {self.cause}"
 
+    def headline(self) -> str:
+        """Return the verdict in one line."""
+        if self.failure or self.verdict is None:
+            return self.failed()
+        wrong = next((case for case in self.hardened if not case.ok), None)
+        if self.verdict.equal and self.verdict.unplaced:
+            return UNPLACED
+        if wrong is not None:
+            return f"{wrong.title}: {wrong.failed() if wrong.verdict is None else wrong.verdict.headline()}"
+        return "; ".join(self.refusals()) or self.inconclusive or self.verdict.headline()
+
     def refusals(self) -> list[str]:
         """Return what the case cannot show although it must, a sentence each."""
         return [f"this case cannot show {spot}" for spot in self.refused]
@@ -231,7 +249,9 @@ class ProgramReport(Report):
     def json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         return {
+            "schema": "program-1",
             "ok": self.ok,
+            "headline": self.headline(),
             "program": self.name,
             "platform": self.platform,
             "launch": self.launch,

@@ -56,6 +56,7 @@ class Recorder:
         self._perturbed: set[str] = set()
         self._moved = 0  # the step before which weights moved last
         self._steps: dict[int, int] = {}
+        self._stepped_at = ""
         self._optimizers: list[Any] = []
         self._in_step = False
         self._changed = AppliedChanges(log)
@@ -117,7 +118,7 @@ class Recorder:
             if taken is not None:
                 if taken.region is None and self.log.place is not None:
                     taken = taken._replace(region=self.log.place(cell, value))
-                self.log.add("output", leaf_name, taken, module=path)
+                self.log.add("output", leaf_name, taken, module=path, site=user_site(_FRAMEWORK))
 
     def record_mask(self, path: str, output: Any) -> None:
         """Record which elements a dropout kept."""
@@ -214,6 +215,7 @@ class Recorder:
     def _before_step(self, optimizer: Any, args: Any) -> Any:
         if not any(known is optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
+        self._stepped_at = user_site(_FRAMEWORK)
         if not self._steps:
             self._record_initial()
         step = self._steps.setdefault(id(optimizer), 0)
@@ -223,7 +225,7 @@ class Recorder:
             name = names[position]
             taken = read_tensor(gradient)
             if taken is not None:
-                self.log.add("gradient", name, taken, module=_owner(name), step=step)
+                self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
             gradients[position] = self._perturbed_gradient(name, step, gradient)
         number = self._optimizers.index(optimizer)
         for position, rate in enumerate(_rates(optimizer)):
@@ -234,7 +236,8 @@ class Recorder:
     def _after_step(self, optimizer: Any) -> None:
         step = self._steps[id(optimizer)]
         for name, taken in self._state_of(optimizer):
-            self.log.add("state", name, taken, module=_owner(name.partition(":")[0]), step=step)
+            owner = _owner(name.partition(":")[0])
+            self.log.add("state", name, taken, module=owner, step=step, site=self._stepped_at)
         self._record_weights(step)
         self._steps[id(optimizer)] = step + 1
         self.log.step = max(self._steps.values())
@@ -300,7 +303,7 @@ class Recorder:
             for name, value in tensors.items():
                 taken = read_tensor(value)
                 if taken is not None:
-                    self.log.add(kind, name, taken, module=_owner(name), step=step)
+                    self.log.add(kind, name, taken, module=_owner(name), step=step, site=self._stepped_at)
         frozen = [name for name, value in parameters.items() if not value.requires_grad]
         self.log.notes.update({"frozen parameters": frozen} if frozen else {})
 

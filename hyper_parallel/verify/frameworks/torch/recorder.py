@@ -68,6 +68,7 @@ class Recorder:
         self._initial: dict[str, int] = {}
         self._perturbed: set[str] = set()
         self._steps: dict[int, int] = {}
+        self._stepped_at = ""
         self._unrecorded: int | None = None
         self._optimizers: list[Any] = []
         self._own_weights: set[int] = set()
@@ -152,7 +153,7 @@ class Recorder:
                     taken = taken._replace(region=self.log.place(module, value))
                 if taken.region is None and self.inner[0] is module:
                     taken = taken._replace(region=_region_of_alias(self.inner[1], value))
-                self.log.add("output", leaf_name, taken, module=path)
+                self.log.add("output", leaf_name, taken, module=path, site=user_site(_FRAMEWORK))
             elif isinstance(value, torch.Tensor):
                 self._note("outputs whose placement has no name", leaf_name)
         self.inner = (None, None)
@@ -215,7 +216,7 @@ class Recorder:
         """
         if self._clips:
             return clip()
-        parameters = list(parameters)
+        parameters, self._stepped_at = list(parameters), user_site(_FRAMEWORK)
         chosen, named = {id(value) for value in parameters}, self._names.parameters()
         pieces, step = (
             pieces_in(parameters, named),
@@ -226,7 +227,7 @@ class Recorder:
             if name in pieces and pieces[name].parts:
                 taken = pieces[name].read(_gradient)
             if taken is not None:
-                self.log.add("gradient", name, taken, module=_owner(name), step=step)
+                self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
         if total is not None:
             self._record_norm(total, largest, step)
         self._clips = True
@@ -283,6 +284,7 @@ class Recorder:
         if self._in_step > 1:
             return None
         self.add_optimizer(optimizer)
+        self._stepped_at = user_site(_FRAMEWORK)
         goes_on = self._goes_on(optimizer)
         if self._steps.get(id(optimizer)) == self.log.step and not goes_on:
             self._end_step()
@@ -332,14 +334,14 @@ class Recorder:
                 continue
             taken = read_part(parameter, parameter.grad)
             if taken is not None:
-                self.log.add("gradient", name, taken, module=_owner(name), step=step)
+                self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
             self._displace(name, step, parameter.grad)
 
     def _record_pieces(self, name: str, pieces: Pieces, step: int) -> None:
         taken = pieces.read(_gradient) if pieces.parts or name not in self._recorded_pieces else None
         if taken is not None:
             self._recorded_pieces.add(name)
-            self.log.add("gradient", name, taken, module=_owner(name), step=step)
+            self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
         for part in pieces.parts:
             if part.holder.grad is not None:
                 self._displace(name, step, part.of(part.holder.grad))
@@ -368,7 +370,7 @@ class Recorder:
                 taken = _read_state(parameter, value) if own is None else own.read(partial(_state, optimizer, key))
                 if taken is not None:
                     full = f"{name}:{key}"
-                    self.log.add("state", full, taken, module=_owner(name), step=step)
+                    self.log.add("state", full, taken, module=_owner(name), step=step, site=self._stepped_at)
 
     def _end_step(self) -> None:
         """Record the weights of the last step: now that the program goes on, it has changed what it wants to change.
@@ -399,7 +401,7 @@ class Recorder:
         self._by_hand.take(named)
         step = self.log.step
         for name, taken in self._by_hand.gradients.items():
-            self.log.add("gradient", name, taken, module=_owner(name), step=step)
+            self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
         for name in self._by_hand.own:
             self._note(OWN_GRADIENTS, name)
         self._by_hand.gradients.clear()
@@ -468,7 +470,7 @@ class Recorder:
             for name, value in tensors.items():
                 taken = read_weight(value)
                 if taken is not None:
-                    self.log.add(kind, name, taken, module=_owner(name), step=step)
+                    self.log.add(kind, name, taken, module=_owner(name), step=step, site=self._stepped_at)
         frozen = [name for name, value in named.items() if not value.requires_grad]
         self.log.notes.update({"frozen parameters": frozen} if frozen else {})
 
