@@ -118,6 +118,11 @@ def add_parser(kinds: Any) -> None:
         help="number of ranks after the stop of --resume (default: the same)",
     )
     subparser.add_argument(
+        "--dtypes", action="append", metavar="KIND=DTYPE",
+        help="fail where parameters, gradients, reductions, states or masters have another dtype, as in "
+        "states=float32 or parameters:*.norm.*=float32; repeatable",
+    )  # fmt: skip
+    subparser.add_argument(
         "--allow",
         action="append",
         metavar="KIND",
@@ -202,6 +207,7 @@ def run(arguments: argparse.Namespace) -> int:
                 resume=_words("--resume", arguments.resume),
                 resume_after=arguments.resume_after,
                 resume_world=arguments.resume_world,
+                dtypes=arguments.dtypes or (),
                 only=arguments.only or (),
                 timeout=arguments.timeout,
                 harden=arguments.harden,

@@ -33,6 +33,7 @@ CAUSES = {
     "padding": "rows that pad a parameter take part in the computation",
     "loss": "every output is right and the loss is not: its formula or its targets",
     "no-gradient": "a parameter has no gradient on some ranks",
+    "dtype": "a value has another dtype than was declared",
     "unequal-calls": "ranks call different collectives",
     "other-weights": "the runs start from other weights",
     "other-samples": "the models of the runs see other samples in the first step",

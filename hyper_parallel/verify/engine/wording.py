@@ -23,6 +23,8 @@ _COUNTED = {
     "buffer": ("buffer", "buffers"),
     "rate": ("learning rate", "learning rates"),
     "saved": ("saved tensor", "saved tensors"),
+    "dtype": ("dtype", "dtypes"),
+    "reduction": ("reduction", "reductions"),
     "logged": ("logged number", "logged numbers"),
 }
 

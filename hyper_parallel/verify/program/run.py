@@ -28,6 +28,7 @@ from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.accumulation import verify_accumulation
 from hyper_parallel.verify.program.advice import advice_on_error, shortened
+from hyper_parallel.verify.program.dtypes import DeclaredDtype, compare_dtypes, parse_dtypes
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.logged import compare_logged
@@ -92,6 +93,7 @@ def verify_program(
     resume: Sequence[str] | None = None,
     resume_after: int | None = None,
     resume_world: int | None = None,
+    dtypes: Sequence[str] = (),
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -145,6 +147,9 @@ def verify_program(
             some steps and started again, and must go on as if it had not been stopped.
         resume_after: the steps after which it is stopped; half of them by default.
         resume_world: number of ranks on which it is started again; the same by default.
+        dtypes: declared dtypes, ``KIND=DTYPE`` or ``KIND:PATTERN=DTYPE``: those of all ``parameters``, ``gradients``,
+            ``reductions`` of gradients, optimizer ``states`` and ``masters`` (weights that an optimizer keeps in
+            addition to the model's), or of parameters whose name fits the pattern. The last one that fits counts.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -190,7 +195,7 @@ def verify_program(
     )  # fmt: skip
     verification = _Verification(
         program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast, one_batch,
-        logged, _resumption(program, parallel, resume, resume_after, resume_world, launch),
+        logged, _resumption(program, parallel, resume, resume_after, resume_world, launch), parse_dtypes(dtypes),
     )  # fmt: skip
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda _: run))
@@ -214,6 +219,7 @@ class _Verification:
     one_batch: Program | None
     logged: bool | None
     resumption: Resumption | None
+    dtypes: list[DeclaredDtype]
 
     def compare(self, run_ranks: Callable[[World], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
@@ -274,6 +280,8 @@ class _Verification:
             self._resume(self.resumption, reference)
         if self.harden and report.equal:
             self._harden(runs, report.verdict, reference)
+        if self.dtypes:
+            report.hardened.append(compare_dtypes(run, self.dtypes))
 
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
         """Verify a program once more in a wider dtype, where an error of a gradient might not have shown.

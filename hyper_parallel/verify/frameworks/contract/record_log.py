@@ -30,6 +30,7 @@ from hyper_parallel.verify.frameworks.contract.records import (
 )
 
 __all__ = [
+    "REDUCED",
     "Perturbation",
     "ProgramStopped",
     "RecordLimits",
@@ -94,6 +95,10 @@ class RecordLimits:
     pretend: str = ""
     contributions: int | None = None
     replay: ReplayTable = field(default_factory=dict)
+
+
+REDUCED = "gradients that were reduced"
+"""The note of how often gradients were reduced, by dtype, step and ``file:line``."""
 
 
 def sink_folder(limits: RecordLimits) -> str:

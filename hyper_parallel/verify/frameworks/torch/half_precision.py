@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor as TorchDTensor
 
 from hyper_parallel._tree import CONTAINERS, named_leaves, tree_map
-from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
+from hyper_parallel.verify.frameworks.contract.record_log import REDUCED, RecordLog, user_site
 from hyper_parallel.verify.frameworks.torch.local_values import HALF_TYPES
 from hyper_parallel.verify.frameworks.torch.partitions import overwrite
 
 __all__ = ["REDUCTIONS", "HalfPrecision", "changed"]
 
-REDUCTIONS = {"all_reduce": "tensor", "reduce": "tensor", "reduce_scatter_tensor": "input"}
-"""Collectives that add up tensors, and the name of the argument that each rank gives."""
+_FRAMEWORK = str(Path(str(torch.__file__)).parent)
+REDUCTIONS = {
+    "all_reduce": "tensor", "reduce": "tensor", "reduce_scatter_tensor": "input", "reduce_scatter_single": "input",
+}  # fmt: skip
+"""Collectives that add up tensors, and the name of the argument that each rank gives; the last is new in 2.13."""
 
 
 class HalfPrecision:
@@ -25,11 +29,16 @@ class HalfPrecision:
 
     Args:
         log: of the rank.
+
+    Attributes:
+        of_gradients: whether a backward has begun and no optimizer's step has ended since: what is reduced then are
+            gradients.
     """
 
     def __init__(self, log: RecordLog) -> None:
         self._log = log
         self._outputs = self._sums = 0
+        self.of_gradients = False
 
     def output(self, path: str, output: Any) -> Any:
         """Note half-precision tensors of a module's output, and perturb them and their gradients."""
@@ -55,12 +64,19 @@ class HalfPrecision:
         return tree_map(change, output, CONTAINERS)
 
     def reduced(self, value: Any) -> None:
-        """Note a half-precision tensor that is about to be reduced over ranks, and perturb it in place.
+        """Note the dtype of gradients that are about to be reduced over ranks; perturb half precision in place.
 
         Each rank rounds its own part of the sum, and the single device the sum. Parts are as large as the tensor's
         other numbers where the sum is small, so numbers move by a unit in the last place of their root mean square.
         """
-        if type(value) is not torch.Tensor or value.dtype not in HALF_TYPES:
+        if type(value) is not torch.Tensor:
+            return
+        if self.of_gradients and value.is_floating_point() and value.numel() > 1:
+            dtype = str(value.dtype).removeprefix("torch.")
+            reduced = self._log.notes.setdefault(REDUCED, {})
+            key = (dtype, self._log.step, user_site(_FRAMEWORK))
+            reduced[key] = reduced.get(key, 0) + 1
+        if value.dtype not in HALF_TYPES:
             return
         self._log.notes["half precision"] = True
         perturbation = self._log.perturbation

@@ -203,7 +203,8 @@ class _Installation:
         for owner, name in OPERATORS:
             self._replace(owner, name, functools.partial(_decision, name))
         for name, argument in REDUCTIONS.items():
-            self._replace(distributed, name, functools.partial(_reduction, argument))
+            if hasattr(distributed, name):
+                self._replace(distributed, name, functools.partial(_reduction, argument))
         for owner, name in thresholds.OPERATORS:
             self._replace(owner, name, functools.partial(_threshold, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)

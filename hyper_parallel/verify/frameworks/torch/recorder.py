@@ -179,7 +179,7 @@ class Recorder:
         """Record the losses that enter a backward, and run it."""
         if self._in_backward or recomputes():
             return plain(tensors, *args, **kwargs)
-        site = user_site(_FRAMEWORK)
+        site, self.half.of_gradients = user_site(_FRAMEWORK), True
         for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors):
             taken = read_tensor(tensor)
             if taken is not None and tensor.numel() == 1:
@@ -352,6 +352,7 @@ class Recorder:
         if self._in_step:  # one that another optimizer calls, as PyTorch's ZeroRedundancyOptimizer does
             self._record_state(optimizer, max(self._steps.values()))
             return
+        self.half.of_gradients = False
         step = self._steps[id(optimizer)]
         if self._closed is not None:  # a closure that the optimizer did not call
             self._closed = None

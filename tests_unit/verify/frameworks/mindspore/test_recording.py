@@ -98,7 +98,7 @@ def test_a_step_leaves_everything_under_the_models_names():
     assert float(factor) == pytest.approx(min(1.0, 0.5 / float(norm)))
     sites = {entry.kind: entry.site for entry in result.records if entry.site}
     assert all(site.startswith(__file__) for site in sites.values())
-    assert set(sites) == {"loss", "norm"}
+    assert set(sites) == {"loss", "norm", "output", "gradient", "state", "weight", "buffer"}
     assert result.records[0].step == -1
     assert set(result.notes) == {"inputs", "contiguous inputs", "own gradients", "optimizers", "optimizer steps"}
     assert (result.notes["optimizers"], result.notes["optimizer steps"]) == (["AdamW"], 2)
