@@ -87,7 +87,8 @@ def compare_dtypes(run: Run, declared: Sequence[DeclaredDtype]) -> HardenedCase:
         declared: the declarations.
     """
     words = [f"declared: {', '.join(each.text for each in declared)}"]
-    verdict, used = Verdict(run.world_size), set()
+    verdict = Verdict(run.world_size)
+    used: set[DeclaredDtype] = set()
     wrong: dict[tuple[str, str, str], tuple[_Seen, DeclaredDtype, set[int]]] = {}
     for rank in run.ranks:
         for seen in _seen(rank):
