@@ -163,6 +163,32 @@ def test_a_world_is_no_larger_than_one_machine_serves(world_size):
         simulate(everyone, world_size)
 
 
+_FIRST_IMPORT = """
+import sys
+from hyper_parallel.transport.simulated import threads
+from hyper_parallel.verify.simulate import simulate
+
+assert "torch" not in sys.modules
+begun = threads.run_threads
+
+
+def begin(*args, **named):
+    print("torch" in sys.modules, "hyper_parallel.verify.frameworks.torch.harness" in sys.modules)
+    return begun(*args, **named)
+
+
+threads.run_threads = begin
+print(simulate(lambda: __import__("torch").ones(3).sum().item(), 2, "torch"))
+"""
+
+
+@pytest.mark.platforms("torch")
+def test_the_time_limit_begins_after_imports():
+    """A process that imports its framework for the first time does so before a rank could run out of time."""
+    done = subprocess.run([sys.executable, "-c", _FIRST_IMPORT], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("True True\n[3.0, 3.0]\n", 0), done.stderr
+
+
 @pytest.mark.platforms("torch", "mindspore")
 def test_a_device_that_is_not_there_is_refused(platform_name, monkeypatch):
     """No world is started on a device that the framework does not see, nor on CPU in its place."""
