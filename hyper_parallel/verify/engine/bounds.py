@@ -25,6 +25,7 @@ from hyper_parallel.verify.engine.noise import (
     unit,
 )
 from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.store import largest
 from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
 
 __all__ = ["DISPLACED", "ROUNDED", "Bounds", "Key", "WholeBound", "index_records"]
@@ -158,8 +159,15 @@ class Bounds:
         return self._last_gradients.get((name, step))
 
     def floor(self, key: Key) -> float:
-        """Return the least magnitude that an error of this value is measured against."""
-        return NOISE_SHARE * self.movements.largest(key[0], key[2])
+        """Return the least magnitude that an error of this value is measured against.
+
+        A gradient that no repeat moves is a sum of terms that have no digits to move, such as the signs of an absolute
+        error: how far sums in another order are apart shows in none of them, and their terms are as large as the sum.
+        """
+        least = NOISE_SHARE * self.movements.largest(key[0], key[2])
+        if key[0] != "gradient" or any(self.movements.whole(kind, key).norm for kind in MOVEMENTS):
+            return least
+        return max(least, largest(self.records[key].value))
 
     def whole(self, key: Key) -> WholeBound | None:
         """Return what a value may be off by as a whole; None of values that are no floating numbers."""

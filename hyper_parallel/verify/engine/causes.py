@@ -31,6 +31,7 @@ CAUSES = {
     "untied": "one weight that two modules share is two weights on the ranks",
     "optimizer": "gradients and states are right, and the optimizer's step is another",
     "padding": "rows that pad a parameter take part in the computation",
+    "backward": "the forward is right, and gradients are wrong from one module on back to the first",
     "loss": "every output is right and the loss is not: its formula or its targets",
     "no-gradient": "a parameter has no gradient on some ranks",
     "dtype": "a value has another dtype than was declared",

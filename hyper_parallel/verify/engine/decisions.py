@@ -38,8 +38,8 @@ class Decision:
         key: the same under the reference's names.
         chosen: the rank's indices, one row per decision.
         expected: the reference's indices of the same rows.
-        flips: rows whose scores are within the bounds and whose choice is another, a near tie.
-        outside: the same where what is chosen is not a near tie.
+        flips: rows in which another choice is a near tie, of scores that are within their bounds.
+        outside: rows all scores of which are so, and in which another choice is not a near tie.
         why: numbers of the first row of ``outside``.
     """
 
@@ -177,19 +177,26 @@ def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected
     """Return a decision whose rows are known, with the flips of it."""
     own, chosen = np.asarray(call.scores), np.asarray(call.choice)
     with np.errstate(invalid="ignore"):
-        right = ((np.abs(own - scores) <= allowed) | (own == scores)).all(axis=1)
-    other = np.flatnonzero(right & (chosen != expected).any(axis=1))
+        right = (np.abs(own - scores) <= allowed) | (own == scores)
+    other = np.flatnonzero((chosen != expected).any(axis=1))
     if not other.size:
         return Decision(rank, call.own, key, chosen, expected)
-    here, there = (np.take_along_axis(scores[other], index[other], axis=1) for index in (chosen, expected))
+    here, there, right_here, right_there = (
+        np.take_along_axis(array[other], index[other], axis=1)
+        for array in (scores, right)
+        for index in (chosen, expected)
+    )
     slack = np.take_along_axis(allowed[other], chosen[other], axis=1) + allowed[other].max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         tie = (np.abs(here - there) <= slack) | (here == there)
-    near = tie.all(axis=1)
-    outside = other[~near]
+    # a wrong score that is chosen, or is not any more, moves those behind it: nothing is known of them
+    judged = right_here & right_there & (chosen != expected)[other]
+    near = judged.any(axis=1) & (tie | ~judged).all(axis=1)
+    far = right[other].all(axis=1) & ~tie.all(axis=1)
+    outside = other[far]
     why = ""
     if outside.size:
-        row = int(np.flatnonzero(~near)[0])
+        row = int(np.flatnonzero(far)[0])
         place = int(np.flatnonzero(~tie[row])[0])
         why = (
             f"rank {rank} chooses index {int(chosen[other[row], place])} where the single device chooses "

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.backward import wrong_way_back
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.evidence import Evidence
@@ -72,7 +73,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     else:
         tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
         tests += [local_statistics, _other_part, other_inputs, at_boundaries]
-    for test in (*tests, _zero, _replicas_differ, _input_gradient, _components):
+    for test in (*tests, _zero, _replicas_differ, _input_gradient, wrong_way_back, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
             return cause  # type: ignore[no-any-return]

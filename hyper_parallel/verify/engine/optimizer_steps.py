@@ -79,7 +79,26 @@ def scaled_update(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
     if not factors or max(factors) - min(factors) > 1e-3 * abs(factors[0]):
         return None
     text = f"what is new in it is the reference's times {factors[0]:.5g}, and what it keeps is right"
-    return Cause("scaled", "", f"{text}, on {ranks_words(evidence.ranks)}")
+    text += f", on {ranks_words(evidence.ranks)}"
+    counts = _counts_of_variance(runs, key, evidence, factors)
+    return Cause("scaled-by-count" if counts else "scaled", "", f"{text}{counts}")
+
+
+def _counts_of_variance(runs: PairedRuns, key: Key, evidence: Evidence, factors: list[float]) -> str:
+    """Return words if factors are those of variances corrected by a rank's count of numbers; empty if they are not."""
+    module = runs.bounds.reference[key].module
+    output = next((other for other in runs.bounds.reference if other[0] == "output" and other[1] == module), None)
+    if output is None or any(output not in runs.ranks[rank] for rank in evidence.ranks):
+        return ""
+    channels = evidence.expected[evidence.ranks[0]].size
+    shown: dict[str, None] = {}
+    for rank, factor in zip(evidence.ranks, factors, strict=True):
+        own, whole = (np.size(index[output].value) / channels for index in (runs.ranks[rank], runs.bounds.reference))
+        corrected = own / (own - 1) * (whole - 1) / whole if min(own, whole) > 1 else 1.0
+        if own == whole or abs(factor - corrected) > 0.01 * abs(corrected - 1):
+            return ""
+        shown.setdefault(f"n / (n - 1) with {own:g}, the numbers per channel of a rank, for {whole:g}")
+    return f": {', '.join(shown)}"
 
 
 def _columns(runs: PairedRuns, before: Key, evidence: Evidence, rank: int) -> tuple[Any, Any, Any]:

@@ -704,3 +704,23 @@ def test_micro_batches_of_stages_are_compared_as_a_union():
     assert not verdict(1).unplaced
     wrong = verdict(0.5).first
     assert (wrong.kind, wrong.name, wrong.ranks) == ("gradient", "first.weight", (0,))
+
+
+@pytest.mark.parametrize("off, equal", [(2e-8, True), (1e-4, False)])
+def test_gradients_that_no_repeat_moves_are_sums_in_another_order(off, equal):
+    """Signs that cancel on the single device leave rounding on ranks, of the size of their terms."""
+    signs = np.random.default_rng(5).choice([-1.0, 0.0, 1.0], 20).astype(np.float32)
+    weight = np.arange(20, dtype=np.float32)
+
+    def run(*errors):
+        return Run([
+            RankRecords(rank, [
+                Record("weight", "w", "", -1, 0, weight),
+                Record("gradient", "w", "", 0, 0, 0.0125 * (signs + error * (signs == 0)).astype(np.float32)),
+                Record("weight", "w", "", 0, 0, weight - 0.125 * signs),
+            ])
+            for rank, error in enumerate(errors)
+        ])  # fmt: skip
+
+    verdict = compare_runs(run(0.0), [run(0.0), run(0.0)], run(off, off), mesh={"dp": 2})
+    assert verdict.equal == equal, verdict.text()

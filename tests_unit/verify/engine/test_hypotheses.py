@@ -518,6 +518,29 @@ def test_a_moving_average_of_another_share():
     )
 
 
+def test_a_running_variance_that_is_corrected_by_the_count_of_a_part():
+    """The factor of n / (n - 1) of the numbers that a rank has is told with both counts, and another one is not."""
+    old, new = RNG.standard_normal((2, 9))
+    out = RNG.standard_normal((6, 9, 5))
+
+    def records(part, share):
+        values = (old, 0.9 * old + 0.1 * share * new)
+        kept = [record("buffer", "norm.running_var", step - 1, value) for step, value in enumerate(values)]
+        return [kept[0], record("output", "norm", 0, part), kept[1]]
+
+    def cause(share):
+        ranks = [records(part, share) for part in (out[:3], out[3:])]
+        return first(records(out, 30 / 29), ranks, {"dp": 2}).cause
+
+    found = cause(15 / 14)
+    assert found.kind == "scaled-by-count"
+    assert found.evidence == (
+        "what is new in it is the reference's times 1.0357, and what it keeps is right, on ranks 0, 1: "
+        "n / (n - 1) with 15, the numbers per channel of a rank, for 30"
+    )
+    assert cause(14 / 13).kind == "scaled"
+
+
 def test_outputs_that_no_sum_makes_right():
     """Different outputs without a right sum are reported with the nearest; parts that do not fit and sums by name."""
     out, one, other = RNG.standard_normal((3, 4, 5))

@@ -1,21 +1,30 @@
-"""Operators of PyTorch that choose indices by comparing numbers: top-k, sorting, the place of an extremum.
+"""Operators of PyTorch that choose indices by comparing numbers: top-k, sorting, the place of an extremum, max-pooling.
 
 Each is replaced while a program is recorded. The indices that it chose can be replaced by those of the reference; the
-values that it returns are then gathered with them.
+values that it returns are then gathered with them. What max-pooling returns does not jump, but its gradient does: it
+goes to one element of each window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 
-__all__ = ["OPERATORS", "decided"]
+__all__ = ["OPERATORS", "POOLS", "decided", "pooled"]
 
 _METHODS = ("topk", "sort", "argsort", "argmax", "argmin", "max", "min")
 OPERATORS = tuple((owner, name) for owner in (torch, torch.Tensor) for name in _METHODS)
 """Where the operators stand, and their names."""
+
+POOLS = (
+    *((torch, f"max_pool{dims}d") for dims in (1, 2, 3)),
+    *((nn.functional, f"{kind}max_pool{dims}d_with_indices") for kind in ("", "adaptive_") for dims in (1, 2, 3)),
+)
+"""Where the operators of max-pooling stand, and their names; those of the first line call those of the second."""
 
 _SIZE = 1 << 24
 """Most elements of which a choice is recorded."""
@@ -66,6 +75,45 @@ def decided(
         return chosen
     values = torch.gather(scores, along, other)
     return type(result)((values.squeeze(along) if dropped else values, chosen))
+
+
+def pooled(
+    plain: Callable[..., Any],
+    name: str,
+    record: Callable[[str, Any, Any, int], Any | None],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call an operator of ``POOLS`` as :func:`decided` does: what is chosen is one element of each window of a sample.
+
+    Args:
+        plain: the operator.
+        name: of ``POOLS``.
+        record: gets the name, one row of numbers per sample, the places of the maxima in them, and 1.
+        args: of the call.
+        kwargs: of the call.
+    """
+    numbers = args[0] if args else kwargs.get("input")
+    if (
+        type(numbers) is not torch.Tensor
+        or not (torch.is_grad_enabled() and numbers.requires_grad)
+        or numbers.is_meta
+        or not 1 < numbers.numel() <= _SIZE
+    ):
+        return plain(*args, **kwargs)
+    if not name.endswith("_with_indices"):
+        return getattr(nn.functional, f"{name}_with_indices")(*args, **kwargs)[0]
+    values, indices = plain(*args, **kwargs)
+    kind = name.removesuffix("_with_indices")
+    dims = int(kind[-2])
+    channels = numbers.shape[-dims - 1]
+    starts = torch.arange(channels, device=indices.device) * prod(numbers.shape[-dims:])
+    starts = starts.reshape(channels, *(1,) * dims)
+    samples = numbers.reshape(len(numbers) if numbers.dim() == dims + 2 else 1, -1)
+    other = record(kind, samples, (indices + starts).reshape(len(samples), -1), 1)
+    if other is None:
+        return values, indices
+    return samples.gather(1, other).reshape(values.shape), other.reshape(indices.shape) - starts
 
 
 def _dim(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:

@@ -34,7 +34,7 @@ from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch import thresholds
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
-from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, decided
+from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, POOLS, decided, pooled
 from hyper_parallel.verify.frameworks.torch.dropouts import drop
 from hyper_parallel.verify.frameworks.torch.half_precision import REDUCTIONS
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
@@ -201,7 +201,9 @@ class _Installation:
         for owner, name in _DRAWS:
             self._replace(owner, name, functools.partial(_draw, name))
         for owner, name in OPERATORS:
-            self._replace(owner, name, functools.partial(_decision, name))
+            self._replace(owner, name, functools.partial(_decision, decided, name))
+        for owner, name in POOLS:
+            self._replace(owner, name, functools.partial(_decision, pooled, name))
         for name, argument in REDUCTIONS.items():
             if hasattr(distributed, name):
                 self._replace(distributed, name, functools.partial(_reduction, argument))
@@ -388,12 +390,12 @@ def _draw(name: str, plain: Any) -> Any:
     return function
 
 
-def _decision(name: str, plain: Any) -> Any:
+def _decision(decide: Any, name: str, plain: Any) -> Any:
     def operator(*args: Any, **kwargs: Any) -> Any:
         recorder = _active()
         if recorder is None or _is_traced():
             return plain(*args, **kwargs)
-        return decided(plain, name, recorder.decided.choice, args, kwargs)
+        return decide(plain, name, recorder.decided.choice, args, kwargs)
 
     return operator
 

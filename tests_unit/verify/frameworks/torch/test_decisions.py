@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from hyper_parallel.verify.frameworks.torch.decisions import decided
+from hyper_parallel.verify.frameworks.torch.decisions import decided, pooled
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -77,3 +78,49 @@ def test_what_is_no_decision_is_not_recorded(call):
     """Extrema without indices, integers, single elements, results that are given, and subclasses are left alone."""
     operator, args, kwargs = call
     decided(operator, operator.__name__, lambda *_: pytest.fail("recorded"), args, kwargs)
+
+
+WINDOWS = {
+    "1d": ("max_pool1d_with_indices", (3, 4, 9), (2, 2)),
+    "2d, padded and overlapping": ("max_pool2d_with_indices", (2, 3, 7, 5), (3, 2, 1)),
+    "2d of one sample": ("max_pool2d_with_indices", (3, 7, 5), (2,)),
+    "3d, dilated": ("max_pool3d_with_indices", (2, 2, 5, 6, 7), (2, 1, 0, 2)),
+    "adaptive": ("adaptive_max_pool2d_with_indices", (2, 3, 7, 5), ((3, 2),)),
+}
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_maxima_of_windows_are_replaced_with_their_gradients(windows):
+    """A sample is a row of numbers; with the places of another input's maxima, values and gradients are from there."""
+    name, shape, args = WINDOWS[windows]
+    operator = getattr(F, name)
+    torch.manual_seed(0)
+    x, other = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    seen = []
+
+    def record(kind, samples, chosen, dim):
+        seen.append((kind, samples, chosen))
+        assert dim == 1
+        return None if len(seen) == 1 else wanted
+
+    values, indices = pooled(operator, name, record, (x, *args), {})
+    assert torch.equal(values, operator(x, *args)[0])
+    assert torch.equal(indices, operator(x, *args)[1])
+    kind, samples, chosen = seen[0]
+    assert f"{kind}_with_indices" == name
+    assert torch.equal(samples.gather(1, chosen).reshape(values.shape), values)
+    elsewhere = operator(other, *args)[1]
+    wanted = chosen + (elsewhere - indices).reshape(chosen.shape)
+    values, indices = pooled(operator, name, record, (x, *args), {})
+    assert torch.equal(indices, elsewhere)
+    assert torch.equal(values.reshape(-1), samples.gather(1, wanted).reshape(-1))
+    g = torch.randn_like(values)
+    (gradient,) = torch.autograd.grad((values * g).sum(), x)
+    expected = torch.zeros(samples.shape).scatter_add(1, wanted, g.reshape(wanted.shape))
+    assert torch.allclose(gradient, expected.reshape(shape), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 3, 8), torch.ones(1, 1, 1, requires_grad=True)], ids=["constant", "one"])
+def test_maxima_without_a_gradient_are_not_recorded(x):
+    """What max-pooling returns does not jump: without a gradient, or of one number, nothing is decided."""
+    pooled(torch.max_pool1d, "max_pool1d", lambda *_: pytest.fail("recorded"), (x, 1), {})

@@ -1,0 +1,72 @@
+"""A hypothesis about gradients that are wrong from one module on back to the first, after a forward that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.evidence import Evidence
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.store import largest
+from hyper_parallel.verify.engine.verdict import Difference
+
+__all__ = ["wrong_way_back"]
+
+_MOST = 0.5
+"""Share of the modules before that must have a wrong gradient, too: what comes back wrong reaches all of them."""
+
+
+def wrong_way_back(
+    runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
+) -> Cause | None:
+    """Test whether gradients are right after a module and wrong from it on back, though what the forward made is right.
+
+    Where no sum or multiple of gradients is right (which is tested before), what comes back to the modules is wrong, as
+    outputs are not: the backward of an exchange with other ranks, for example.
+    """
+    kind, _, step, _ = key
+    if kind != "gradient" or evidence is None or not evidence.ranks:
+        return None
+    if any(
+        other[2] < step or (other[2] == step and other[0] in {"output", "value", "mask", "loss"}) for other in wrong
+    ):
+        return None
+    places = _places(runs, step)
+    off: dict[str, bool] = {}  # by module that has gradients of this step: whether one of them is wrong
+    for other, record in runs.bounds.reference.items():
+        if other[0] == "gradient" and other[2] == step and record.module in places and runs.holders(other):
+            off[record.module] = off.get(record.module, False) or other in wrong
+    wrong_modules = [module for module, is_wrong in off.items() if is_wrong]
+    if runs.bounds.reference[key].module not in wrong_modules:
+        return None
+    last = max(wrong_modules, key=places.__getitem__)
+    after = [module for module in off if places[module] > places[last] and _has_gradient(runs, module, step)]
+    before = [module for module in off if places[module] < places[last]]
+    reached = [module for module in before if off[module]]
+    if not after or not before or len(reached) < _MOST * len(before):
+        return None
+    nearest = min(after, key=places.__getitem__)
+    text = (
+        f"every output that was compared is right, and so are the gradients of {nearest}; those of {last}, which runs "
+        f"before it, are wrong, and of {len(reached)} of the {len(before)} modules before: look at the backward of "
+        f"what runs from {last} to {nearest}"
+    )
+    return Cause("backward", "", text)
+
+
+def _places(runs: PairedRuns, step: int) -> dict[str, int]:
+    """Return where in a step's forward each module made its last output."""
+    return {
+        record.module: place
+        for place, (key, record) in enumerate(runs.bounds.reference.items())
+        if key[0] == "output" and key[2] == step and record.module
+    }
+
+
+def _has_gradient(runs: PairedRuns, module: str, step: int) -> bool:
+    """Return whether a module has gradients that are not zero, so that being right says something."""
+    return any(
+        key[0] == "gradient" and key[2] == step and record.module == module and largest(record.value)
+        for key, record in runs.bounds.reference.items()
+    )
