@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import numpy as np
 
@@ -16,6 +17,12 @@ from hyper_parallel.verify.frameworks.contract.records import Record
 
 __all__ = ["explain_loss"]
 
+_POWERS = (1.0, 0.5, 2.0, 0.25, 4.0)
+"""Ratios of scales against overflow, after which gradients are divided by them."""
+
+_CHANCE = 1e-3
+"""How likely powers may fit by chance at most."""
+
 
 def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
     """Return which sizes or counts turn the ranks' numbers into the reference's; None if none do."""
@@ -27,6 +34,7 @@ def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
     return (
         _by_size(runs, key, expected, values, tolerance)
         or _by_weights(runs, expected, values, tolerance)
+        or _by_powers_of_two(runs, expected, values, tolerance)
         or _by_ratio(runs, key, expected, tolerance)
         or _by_calls(runs, key, tolerance)
     )
@@ -81,6 +89,24 @@ def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tol
             return Cause(
                 "scaled-by-count", axis, f"{text}; weighted equally it does not: each rank divides by its own count"
             )
+    return None
+
+
+def _by_powers_of_two(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
+    """The mean or sum of the ranks' numbers, times powers of two that are not all the same, is the reference's."""
+    for axis, groups in runs.axes.sets():
+        group = groups[0]
+        count = len(_POWERS) ** len(group)
+        if len(groups) > 1 or not all(rank in values for rank in group) or tolerance * count > _CHANCE:
+            continue
+        chosen = sorted(product(_POWERS, repeat=len(group)), key=lambda powers: sum(power != 1 for power in powers))
+        for powers in chosen:
+            total = sum(power * values[rank] for power, rank in zip(powers, group, strict=True))
+            for words, number in (("mean", total / len(group)), ("sum", total)):
+                if len(set(powers)) > 1 and abs(number - expected) <= tolerance * abs(expected):
+                    shown = ", ".join(f"{power:g}" for power in powers)
+                    text = f"the {words} over {axis} of the ranks' losses times {shown} is the reference's"
+                    return Cause("scaled", axis, f"{text}: the ranks scale their losses by other powers of two")
     return None
 
 

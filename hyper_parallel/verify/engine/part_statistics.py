@@ -200,6 +200,8 @@ def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
     if first != key or weights or not parts or not all(evidence.wrong[rank].all() for rank in evidence.ranks):
         return None
     text = f"every row of the step's first output is wrong on {ranks_words(evidence.ranks)}"
+    if not own and " (no_grad)" in key[1]:  # parameters are recorded of what is trained
+        return Cause("unexplained", "", f"{text}; neither what went into it nor its parameters were recorded")
     right = f", although the parameters of {module or 'the model'} are right" if own else ""
     return Cause("data", "", f"{text}{right}: other inputs")
 

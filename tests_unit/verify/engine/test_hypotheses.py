@@ -86,6 +86,18 @@ def test_losses_that_a_schedule_scales_later(factors, kind):
     assert found.kind == kind
 
 
+def test_losses_by_powers_of_two():
+    """Losses that are the reference's after other powers of two on the ranks have other scales; thirds are none."""
+    values = np.random.default_rng(4).random(3)
+    cause = losses(values, (values * [0.5, 0.5, 1.0]).mean())
+    assert (cause.kind, cause.axis) == ("scaled", "dp")
+    assert cause.evidence == (
+        "the mean over dp of the ranks' losses times 0.5, 0.5, 1 is the reference's: the ranks scale their losses by "
+        "other powers of two"
+    )
+    assert losses(values, (values * [1 / 3, 1.0, 1.7]).mean()).kind == "unexplained"
+
+
 # -- norms -------------------------------------------------------------------------------------------------------------
 
 

@@ -116,6 +116,18 @@ def test_rows_of_the_first_output_that_nobody_has_are_other_inputs():
     assert (first.name, first.ranks, first.cause.kind) == ("embed", (2,), "data")
 
 
+def test_rows_of_a_model_that_nobody_trains_may_have_other_weights():
+    """Of the first output of an average of weights, neither inputs nor weights are known: no cause is claimed."""
+    embed, ids = random(ROWS, WIDTH), random(ROWS, 3)
+    ranks = [{"ema.0 (no_grad)": embed[rows] + (rank == 2), "ids": ids[rows]} for rank, rows in enumerate(PARTS)]
+    first = first_difference({"ema.0 (no_grad)": embed, "ids": ids}, ranks)
+    assert (first.name, first.ranks, first.cause.kind) == ("ema.0 (no_grad)", (2,), "unexplained")
+    assert first.cause.evidence == (
+        "every row of the step's first output is wrong on rank 2; neither what went into it nor its parameters were "
+        "recorded"
+    )
+
+
 def test_parts_of_other_ranks_are_found_although_they_match():
     """Rows that all ranks take from the front are wrong where other outputs of their sizes show the ranks' places."""
     embed, table = random(ROWS, 2), random(ROWS, WIDTH)

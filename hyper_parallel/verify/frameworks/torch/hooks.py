@@ -200,10 +200,8 @@ class _Installation:
             self._replace(nn.functional, name, _dropout)
         for owner, name in _DRAWS:
             self._replace(owner, name, functools.partial(_draw, name))
-        for owner, name in OPERATORS:
-            self._replace(owner, name, functools.partial(_decision, decided, name))
-        for owner, name in POOLS:
-            self._replace(owner, name, functools.partial(_decision, pooled, name))
+        for decide, (owner, name) in (*((decided, each) for each in OPERATORS), *((pooled, each) for each in POOLS)):
+            self._replace(owner, name, functools.partial(_decision, decide, name))
         for name, argument in REDUCTIONS.items():
             if hasattr(distributed, name):
                 self._replace(distributed, name, functools.partial(_reduction, argument))
