@@ -157,7 +157,7 @@ class Verdict:
         return (
             f"equal on {self.world_size} rank{'' if self.world_size == 1 else 's'}: {counted} "
             f"({self.checked} elements); "
-            f"the largest error is {self.largest:.2g} of what rounding may do"
+            f"max error: {self.largest:.1%} of the rounding tolerance"
         )
 
     def text(self) -> str:

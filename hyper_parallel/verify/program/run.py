@@ -125,7 +125,7 @@ def verify_program(
         budget: bytes that may be written there; by default what is free.
         upcast: whether a program that is equal is verified once more in a wider dtype: float32 for half precision,
             float64 for float32; by default in half precision where an error of 5 % in a gradient might not have been
-            noticed, or where a value uses more than half of what rounding may do.
+            noticed, or where a value uses more than half of the rounding tolerance.
         harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
             constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
             makes three steps.

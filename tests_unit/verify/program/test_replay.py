@@ -232,7 +232,7 @@ def test_replayed_windows_hide_no_error():
 
 
 def test_a_choice_that_is_no_near_tie_is_an_error():
-    """Right scores of which another index is chosen differ first, with both scores and what rounding may do."""
+    """Right scores of which another index is chosen differ first, with both scores and the rounding tolerance."""
 
     def second(scores):
         return scores.topk(2, -1).indices if dist.get_world_size() == 1 else wrong(scores)

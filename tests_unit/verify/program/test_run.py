@@ -777,7 +777,7 @@ def test_a_number_of_dims_zero_is_trained():
 
 
 def test_replicas_with_other_bits_differ():
-    """Ranks that hold the same weight with other bits differ, although each is within what rounding may do."""
+    """Ranks that hold the same weight with other bits differ, although each is within the rounding tolerance."""
 
     def program():
         rank, world = dist.get_rank(), dist.get_world_size()
