@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.tested import TESTED
 
 __all__ = ["Missing", "Names", "Wanted", "named"]
 
@@ -25,7 +26,7 @@ class Wanted:
     Attributes:
         paths: where versions have it, the first that is there counts.
         feature: what does not work without it.
-        versions: that have it, where not all that are tested do.
+        versions: that have it; by default those that are tested.
         otherwise: what serves in versions that have neither the name nor the need for it.
     """
 
@@ -104,9 +105,10 @@ class Names:
         if wanted.otherwise is not _NOTHING:
             return wanted.otherwise
         version = importlib.import_module(self._package).__version__
-        having = f"; {self._framework} {wanted.versions} has it" if wanted.versions else ""
+        having = wanted.versions or " and ".join(TESTED.get(self._package, ()))
         return Missing(
-            f"{wanted.feature} needs {wanted.paths[0]}, which {self._framework} {version} does not have{having}"
+            f"{wanted.feature} needs {wanted.paths[0]}, which {self._framework} {version} does not have"
+            + (f"; it is in {self._framework} {having}" if having else "")
         )
 
 

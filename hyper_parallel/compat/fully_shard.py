@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hyper_parallel.compat.refusals import refused_function
 from hyper_parallel.core.data_parallel import policy
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, OffloadPolicy
-from hyper_parallel.core.data_parallel.sharding import groups_of, shard_group
+from hyper_parallel.core.data_parallel.sharding import dim_to_split, groups_of, shard_group
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Shard
@@ -130,6 +130,7 @@ def fully_shard(
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) on PyTorch; shards in host memory for a device with memory of its
             own.
+        PlanError: (a ValueError) as for :func:`hyper_parallel.fully_shard`.
     """
     del comm_fusion
     if framework_of(module) == "torch":
@@ -145,10 +146,7 @@ def fully_shard(
     kept_whole = {id(parameter) for parameter in replicate_params or ()}
 
     def dim_of(parameter: Any) -> int | None:
-        placement = None if shard_placement_fn is None else shard_placement_fn(parameter)
-        if id(parameter) in kept_whole:
-            return None
-        return 0 if placement is None else placement.dim % len(parameter.shape)
+        return None if id(parameter) in kept_whole else dim_to_split(shard_placement_fn, parameter)
 
     shard_group(module, mesh, reshard_after_forward, mp_policy, ignored, dim_of)
     for group in groups_of(module)[0]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hyper_parallel import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from hyper_parallel import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    ShardingPlan,
+    distribute_tensor,
+    init_device_mesh,
+    shard_module,
+)
 from hyper_parallel.compat.layouts import (
     DevMat,
     RedistributionOperatorInfer,
@@ -14,7 +23,7 @@ from hyper_parallel.compat.layouts import (
 )
 from hyper_parallel.compat.pipeline import _MicroBatch
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
-from hyper_parallel.errors import LayoutError, MeshError, UnsupportedOnBackend
+from hyper_parallel.errors import LayoutError, MeshError, PlacementError, PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -147,3 +156,59 @@ def test_layout_reports(platform_name):
 def test_partial_is_a_sum_by_default():
     """``Partial()`` sums, as gradients that no one has reduced are declared."""
     assert (Partial().reduce_op, Replicate()) == ("sum", Replicate())
+
+
+WEIGHT = "fc.weight [7, 6]: placements:"
+PLANS = {  # as distribute_module of MindFormers writes them: a tuple of one placement by path
+    "fc.weihgt": ((Shard(0),), "'fc.weihgt' matches no parameter; children of fc: weight, bias"),
+    "fc": ((Shard(0),), "'fc' matches no parameter; children of the module: fc"),
+    "fc.bias": ((Shard(1),), "fc.bias [7]: placements: Shard(1) names dim 1, the tensor has 1 dims"),
+    "fc.weight": ((Shard(2),), f"{WEIGHT} Shard(2) names dim 2, the tensor has 2 dims"),
+    "*.weight": (
+        (Shard(0), Shard(1)),
+        f"{WEIGHT} 2 given (Shard(0), Shard(1)) for the 1 axes ('tp',) of the mesh; give one per axis",
+    ),
+    "fc.w*": (("Shard(0)",), f"{WEIGHT} 1 aliases ('Shard(0)',) given for a tensor of 2 dims; give one per dim"),
+    "fc.weigh?": (
+        None,
+        f"{WEIGHT} got None; give one placement per mesh axis, such as [Replicate()], or one alias per dim",
+    ),
+}
+
+
+def wrong_plans():
+    """The errors of plans and of placements that do not fit."""
+    from mindspore import Tensor, nn
+
+    class Layer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(6, 7)
+
+    mesh = init_device_mesh("npu", (3,), mesh_dim_names=("world",))._unflatten(0, (1, 3), ("dp", "tp"))["tp"]
+    messages, x = [], Tensor([[1.0, 2.0]])
+    for path, (placements, _) in PLANS.items():
+        with pytest.raises(PlanError) as caught:
+            shard_module(Layer(), mesh, ShardingPlan(plan={path: placements}))
+        messages.append(str(caught.value))
+    for wrong in ((Shard(2),), (Shard(0), Replicate()), (None,)):
+        with pytest.raises(PlacementError) as local:
+            DTensor.from_local(x, mesh, wrong)
+        with pytest.raises(PlacementError) as other:
+            DTensor.from_local(x, mesh, (Replicate(),)).redistribute(device_mesh=mesh, placements=wrong)
+        assert str(local.value) == str(other.value)
+        messages.append(str(local.value))
+    return messages
+
+
+@pytest.mark.platforms("mindspore")
+def test_wrong_entries_of_a_plan_are_named():
+    """A path that names nothing and placements that do not fit are refused by name, in plans and of activations."""
+    (*plans, dim, count, nothing), *_ = simulate(wrong_plans, 3, platform="mindspore")
+    head = "shard_module: the plan does not fit the module (1 problem); no parameter was changed:\n  - plan: "
+    assert plans == [head + text for _, text in PLANS.values()]
+    assert dim == "placements: Shard(2) names dim 2, the tensor has 2 dims"
+    assert count == (
+        "placements: 2 given (Shard(0), Replicate()) for the 1 axes ('tp',) of the mesh; give one per axis"
+    )
+    assert nothing == "placements: 1 aliases (None,) given for a tensor of 2 dims; give one per dim"

@@ -23,7 +23,7 @@ from hyper_parallel.compat.fully_shard import (
     OffloadPolicy,
     fully_shard,
 )
-from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.errors import PlanError, UnsupportedOnBackend
 from hyper_parallel.verify.simulate import simulate
 
 NAMES = ("first.weight", "first.gain", "second.weight", "second.gain", "bias", "frozen")
@@ -380,11 +380,21 @@ def counters():
 
 
 def refusals():
-    """A wrong reduction is refused."""
+    """A wrong reduction, and what is no shard of a parameter's dims, are refused; the parameters stay whole."""
     mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
     model = fully_shard(make_model().first, mesh=mesh)
     with pytest.raises(ValueError, match=r"^set_reduce_op_type: 'max' is not one of avg, mean, sum$"):
         model.set_reduce_op_type("max")
+    plain = make_model().first
+    shape = list(plain.weight.shape)
+    for placement in (Shard(2), Shard(-3), Replicate(), 1):
+        with pytest.raises(PlanError) as caught:
+            fully_shard(plain, mesh=mesh, shard_placement_fn=lambda _, chosen=placement: chosen)
+        assert str(caught.value) == (
+            f"fully_shard: shard_placement_fn returned {placement!r} for a parameter of shape {shape}; "
+            "it must be Shard(dim) of one of its dims, or None"
+        )
+        assert not isinstance(plain.weight, DTensor)
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import runpy
 from pathlib import Path
 
@@ -220,6 +221,23 @@ def test_verify_program_takes_the_trainers_script(broken, tmp_path, monkeypatch)
     else:
         assert "the CPU stood in for npu: on rank 0, Cell.to_empty 1, FlashAttentionScore 4, " in report.text()
         assert "38 gradients" in report.text()
+
+
+@pytest.mark.parametrize(
+    "model, parallelism, text",
+    [
+        ("dense", {"tensor_parallel": 3}, "tensor_parallel(3) * pipeline_parallel(1) * context_parallel(1) must be"),
+        ("experts", {"expert_parallel": 3}, "ep(3) must divide dp_shard(2) * cp(1) * tp(1) = 2"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_ranks_are_named(model, parallelism, text, tmp_path, monkeypatch):
+    """MindFormers itself refuses sizes that do not divide two ranks, and its sentence is the cause of the report."""
+    monkeypatch.chdir(tmp_path)
+    args = [model, "2", json.dumps(parallelism)]
+    report = verify_program(SCRIPT, 2, platform="mindspore", pretend="npu", steps=1, args=args)
+    assert not report.ok
+    assert report.cause.startswith("ValueError: "), report.text()
+    assert text in report.cause
 
 
 def test_keys_and_values_are_gathered_over_context_parallelism(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def make_trainer(model, batch, parallelism, callbacks=()):
     ops.communication.set_comm_ops_inplace(False)  # MindSpore 2.11 takes None as the output in either mode
     size = math.prod(parallelism.get(f"{kind}_parallel", 1) for kind in ("tensor", "context", "pipeline"))
     inner = size // parallelism.get("pipeline_parallel", 1)  # the pipeline is the outermost axis
-    data_ranks = get_world_size() // size
+    data_ranks = max(1, get_world_size() // size)  # a size that does not fit is MindFormers' to refuse
     data = Rows(get_rank() // inner % data_ranks, data_ranks, MODELS[model]["seq_length"])
     trainer = Trainer(config(model, batch, parallelism), train_dataset=data, callbacks=list(callbacks))
     for part in trainer.model:

@@ -130,9 +130,10 @@ def test_a_private_name_is_found(source, name):
 
 
 def test_a_tested_version_has_every_name(platform_name):
-    """The installed version, if it is one of those tested, lacks only what the table says it lacks."""
+    """The installed version, if it is one of those tested, lacks only what the table gives to other versions."""
     table = importlib.import_module(f"hyper_parallel.platform.{platform_name}.versions")
-    assert [sentence for sentence in table.NAMES.missing() if "; " not in sentence] == []
+    tested = " and ".join(TESTED[platform_name])
+    assert [sentence for sentence in table.NAMES.missing() if sentence.endswith(f" {tested}")] == []
 
 
 def test_an_unknown_name_is_a_mistake_of_ours(platform_name):
@@ -173,7 +174,7 @@ def test_the_first_path_that_is_there_counts():
 @pytest.mark.usefixtures("fake")
 def test_a_missing_name_refuses_what_needs_it_and_nothing_else():
     """A missing name can be imported, and derived from; using it says what is missing and which versions have it."""
-    text = "views of DTensors needs fake_framework._View, which Fake 3.7 does not have; Fake 3.8 and newer has it"
+    text = "views of DTensors needs fake_framework._View, which Fake 3.7 does not have; it is in Fake 3.8 and newer"
     wanted = {"View": Wanted(("fake_framework._View",), "views of DTensors", "3.8 and newer")}
     table = Names("Fake", "fake_framework", wanted)
     view = table.find("View")
@@ -187,6 +188,16 @@ def test_a_missing_name_refuses_what_needs_it_and_nothing_else():
         with pytest.raises(UnsupportedOnBackend) as caught:
             use()
         assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("tested, having", [(("3.6",), "Fake 3.6"), (("3.6", "3.8"), "Fake 3.6 and 3.8")])
+@pytest.mark.usefixtures("fake")
+def test_tested_versions_have_what_the_installed_one_lacks(tested, having, monkeypatch):
+    """Where the table names no versions, those that are tested have the name, and the sentence says so."""
+    monkeypatch.setitem(TESTED, "fake_framework", tested)
+    table = Names("Fake", "fake_framework", {"View": Wanted(("fake_framework._View",), "views of DTensors")})
+    text = f"views of DTensors needs fake_framework._View, which Fake 3.7 does not have; it is in {having}"
+    assert table.missing() == [text]
 
 
 @pytest.mark.parametrize(

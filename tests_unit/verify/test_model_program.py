@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, NoParallel, RowwiseParallel, parallelize_module
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.model.program import _require_equal_batches
@@ -73,6 +74,20 @@ def report_of(seeds=None, **options):
 
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     return verify_model(case, lambda _: plan, (3,), ("tp",), platform="torch", steps=2)
+
+
+def test_a_plan_that_changes_nothing_names_what_splits_the_batch(platform_name):
+    """``{}`` on a data axis is refused with the plan for data parallelism, and that plan is verified and equal."""
+    spec = f"{USER / platform_name}_case.py:case"
+    with pytest.raises(InputError) as caught:
+        verify_model(spec, lambda _: {}, (3,), ("dp",), platform=platform_name)
+    assert str(caught.value) == (
+        "PLAN gives no module a style and splits no batch, so every rank would train like the single device and "
+        "nothing would be verified; for data parallelism return hyper_parallel.verify.ParallelPlan({}, "
+        "batch={'dp': Shard(0)}), or give a module a style by its path"
+    )
+    remedy = ParallelPlan({}, batch={"dp": Shard(0)})
+    assert verify_model(spec, lambda _: remedy, (3,), ("dp",), platform=platform_name, steps=1).ok
 
 
 @pytest.mark.platforms("torch")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["REPLICATED", "fully_shard", "groups_of", "shard_group", "sharded_layout"]
+__all__ = ["REPLICATED", "dim_to_split", "fully_shard", "groups_of", "shard_group", "sharded_layout"]
 
 
 def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh, dim: int | None = 0) -> Layout:
@@ -127,7 +127,9 @@ def fully_shard(
     mesh = resolve_mesh(mesh)
     _check_offload(offload_policy, mesh)
     reshard = _reshard(reshard_after_forward, mesh)
-    return shard_group(module, mesh, reshard, mp_policy, ignored_params or (), partial(_dim, shard_placement_fn))
+    return shard_group(
+        module, mesh, reshard, mp_policy, ignored_params or (), partial(dim_to_split, shard_placement_fn)
+    )
 
 
 def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
@@ -151,8 +153,16 @@ def _reshard(reshard: Any, mesh: DeviceMesh) -> bool | None:
     return reshard != 1
 
 
-def _dim(place: Callable[[Any], Any] | None, parameter: Any) -> int:
-    """The dim of ``parameter`` to split."""
+def dim_to_split(place: Callable[[Any], Any] | None, parameter: Any) -> int:
+    """Return the dim of ``parameter`` to split.
+
+    Args:
+        place: ``shard_placement_fn`` of :func:`fully_shard`.
+        parameter: of the module.
+
+    Raises:
+        PlanError: (a ValueError) ``place`` returns no shard of one of its dims.
+    """
     placement = None if place is None else place(parameter)
     if placement is None:
         return 0

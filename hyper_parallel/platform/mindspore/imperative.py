@@ -6,9 +6,16 @@ from typing import Any
 
 from mindspore import Parameter, Tensor
 
+from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, PlanError
-from hyper_parallel.platform.mindspore.versions import no_grad, pynative_executor, run_backward
+from hyper_parallel.platform.mindspore.versions import (
+    NAMES,
+    TENSOR_GRADIENTS,
+    no_grad,
+    pynative_executor,
+    run_backward,
+)
 from hyper_parallel.transport.base import active_transport_of
 
 __all__ = ["enable"]
@@ -18,10 +25,16 @@ def enable() -> None:
     """Record operations for backward from now on, and give tensors the attributes below that they lack.
 
     Simulated ranks forget it when their run ends.
+
+    Raises:
+        UnsupportedOnBackend: (a NotImplementedError) MindSpore has no ``backward`` and lacks what this one needs.
     """
+    added = {name: value for name, value in _ATTRIBUTES.items() if not hasattr(Tensor, name)}
+    for needed in (run_backward, *map(NAMES.find, TENSOR_GRADIENTS)) if added else ():
+        if isinstance(needed, Missing):
+            needed.refuse()
     recorded = pynative_executor.grad_flag()
     pynative_executor.set_grad_flag(True)
-    added = {name: value for name, value in _ATTRIBUTES.items() if not hasattr(Tensor, name)}
     for name, value in added.items():
         setattr(Tensor, name, value)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel import DTensor, Partial, Shard, distribute_tensor, init_device_mesh
-from hyper_parallel.errors import LayoutError, MeshError, PlanError
+from hyper_parallel import DTensor, Partial, Shard, _versions, distribute_tensor, init_device_mesh
+from hyper_parallel._versions import named
+from hyper_parallel.errors import LayoutError, MeshError, PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.select import get_platform
 from hyper_parallel.verify.simulate import simulate
 
@@ -86,6 +87,33 @@ def test_nothing_is_left_after_a_run():
     """Simulated ranks begin without the attributes that an earlier run has added."""
     for _ in range(2):
         assert simulate(imperative, 3, platform="mindspore") == [True] * 3
+
+
+GRADIENTS = ("_grad", "_grad_node", "_is_leaf", "_requires_grad", "requires_grad_")
+
+
+@pytest.mark.parametrize("api", ["_c_expression.run_backward", *(f"Tensor.{name}" for name in GRADIENTS)])
+def test_a_mindspore_that_lacks_what_backward_needs_is_refused_at_once(api, monkeypatch):
+    """Asked for ``backward``, a MindSpore without a name that it needs is refused by that name, and nothing changes."""
+    import mindspore
+    from mindspore import Tensor
+
+    from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
+    from hyper_parallel.platform.mindspore import imperative as module
+    from hyper_parallel.platform.mindspore.versions import NAMES, pynative_executor
+
+    monkeypatch.setattr(mindspore, "__version__", "2.9.1")
+    monkeypatch.setattr(_versions, "named", lambda path: None if path == f"mindspore.{api}" else named(path))
+    monkeypatch.setattr(NAMES, "_found", {})
+    monkeypatch.setattr(module, "run_backward", NAMES.find("run_backward"))
+    recorded = pynative_executor.grad_flag()
+    with pytest.raises(UnsupportedOnBackend) as raised:
+        enable_mindspore_backward_compat()
+    assert str(raised.value) == (
+        f"backward() on MindSpore needs mindspore.{api}, which MindSpore 2.9.1 does not have; it is in MindSpore 2.10"
+    )
+    assert not hasattr(Tensor, "backward")
+    assert pynative_executor.grad_flag() is recorded
 
 
 def transposed():

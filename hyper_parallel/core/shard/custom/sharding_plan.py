@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardingPlan", "shard_module"]
 
+_BY_PATH = ("plan", "input_plan", "output_plan", "return_local_tensor")
+"""Options of a plan; the first names parameters, the others modules."""
+
 
 @dataclass(frozen=True)
 class ShardingPlan:
@@ -71,7 +74,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
         PlanError: (a ValueError) the plan does not fit, with all problems, before any weight is touched: patterns
             that name nothing, placements that do not fit, a tied parameter with two layouts, or tied to one elsewhere
             that an earlier call has placed.
-        TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`.
+        TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`, or a path in it is not a text.
     """
     if not isinstance(sharding_plan, ShardingPlan):
         msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
@@ -80,6 +83,11 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     if not isinstance(plan, Mapping):
         msg = f"shard_module: plan must map paths to placements, got {type(plan).__name__}; {{}} replicates everything"
         raise TypeError(msg)
+    for option in _BY_PATH:
+        for path in getattr(sharding_plan, option) or ():
+            if not isinstance(path, str):
+                msg = f"shard_module: a path in {option} must be a text, got {path!r}"
+                raise TypeError(msg)
     mesh = resolve_mesh(device_mesh)
     platform = platform_of(module)
     owners = dict(platform.get_cells_and_names(module))
@@ -140,15 +148,10 @@ def _checked_layouts(platform: Platform, module: Any, mesh: DeviceMesh, plan: Sh
                 layouts[path] = Layout.place(mesh, placements, shape)
             except ValueError as error:
                 problems.append(f"plan: {path} {list(shape)}: {error}")
-    module_options = {
-        "input_plan": plan.input_plan or (),
-        "output_plan": plan.output_plan or (),
-        "return_local_tensor": plan.return_local_tensor or (),
-    }
     problems.extend(
         f"{option}: {pattern!r} names no module; {describe_nearest(pattern, cells)}"
-        for option, patterns in module_options.items()
-        for pattern in patterns
+        for option in _BY_PATH[1:]
+        for pattern in getattr(plan, option) or ()
         if not any(path_matches(pattern, path) for path in cells)
     )
     problems.extend(_conflicts(platform, module, layouts))

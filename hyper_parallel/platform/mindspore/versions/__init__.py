@@ -10,10 +10,14 @@ from typing import Any
 
 from hyper_parallel._versions import Names, Wanted
 
-__all__ = ["NAMES"]
+__all__ = ["NAMES", "TENSOR_GRADIENTS"]
+
+TENSOR_GRADIENTS = ("_grad", "_grad_node", "_is_leaf", "_requires_grad", "requires_grad_")
+"""Attributes of tensors that ``backward()`` reads and writes on them."""
 
 _GUARD = "a refusal of DTensors in what is compiled"
 _GRADIENTS = "gradients of DTensors"
+_IMPERATIVE = "backward() on MindSpore"
 _RECOMPUTED = "recomputation that draws from DTensors"
 _WORLD = "MindSpore's collectives on simulated ranks"
 _SCALING = "loss scaling of DTensors"
@@ -36,11 +40,12 @@ NAMES = Names(
         "Function": _name("mindspore.common._grad_function._Function", _GRADIENTS),
         "Grad": _name("mindspore.ops.composite.base._Grad", _GRADIENTS),
         "PyNativeExecutor": _of_api("_PyNativeExecutor", _GRADIENTS),
+        **{name: _name(f"mindspore.Tensor.{name}", _IMPERATIVE) for name in TENSOR_GRADIENTS},
         "RecomputeCell": _name("mindspore.common.recompute._RecomputeCell", _RECOMPUTED),
         "RecomputeHandle": _name("mindspore.common.recompute._RecomputeHandle", _RECOMPUTED, "2.10"),
         "get_bprop_fn": _name("mindspore.ops._grad_experimental.grad_base.get_bprop_fn", _WORLD),
         "grad_comm_ops": _name("mindspore.ops._grad_experimental.grad_comm_ops", _WORLD),
-        "run_backward": _name("mindspore._c_expression.run_backward", "backward() on MindSpore"),
+        "run_backward": _name("mindspore._c_expression.run_backward", _IMPERATIVE),
         "no_grad": _of_api("_no_grad", _GRADIENTS),
         "pynative_executor": _of_api("_pynative_executor", _GRADIENTS),
         # dispatch

@@ -276,11 +276,17 @@ def test_inputs_that_do_not_fit_the_plan():
 
 @torch_only
 def test_what_is_no_plan():
-    """A mapping instead of a ShardingPlan, and None instead of its mapping, are refused by type."""
+    """A mapping instead of a ShardingPlan, None instead of its mapping, and paths that are not text are refused."""
 
     def body():
         messages = []
-        for plan in ({"0.weight": [Shard(0)]}, ShardingPlan(None)):
+        for plan in (
+            {"0.weight": [Shard(0)]},
+            ShardingPlan(None),
+            ShardingPlan({0: [Shard(0)]}),
+            ShardingPlan(input_plan={"0": [Shard(0)], None: [Shard(0)]}),
+            ShardingPlan(return_local_tensor=[1]),
+        ):
             with pytest.raises(TypeError) as caught:
                 shard_module(network(), init_device_mesh("cpu", (2,)), plan)
             messages.append(str(caught.value))
@@ -289,6 +295,9 @@ def test_what_is_no_plan():
     assert simulate(body, 2, platform="torch")[0] == [
         "shard_module: sharding_plan must be a ShardingPlan, got dict",
         "shard_module: plan must map paths to placements, got NoneType; {} replicates everything",
+        "shard_module: a path in plan must be a text, got 0",
+        "shard_module: a path in input_plan must be a text, got None",
+        "shard_module: a path in return_local_tensor must be a text, got 1",
     ]
 
 
