@@ -7,12 +7,11 @@ Version numbers are never compared: a nightly build has what it has. The tables 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.tested import TESTED
 
 __all__ = ["Missing", "Names", "Wanted", "named"]
 
@@ -71,12 +70,14 @@ class Names:
         framework: its name for people.
         package: its top-level module.
         wanted: what is asked for, by the name it has in this library.
+        tested: the versions that are tested.
     """
 
-    def __init__(self, framework: str, package: str, wanted: Mapping[str, Wanted]) -> None:
+    def __init__(self, framework: str, package: str, wanted: Mapping[str, Wanted], tested: Sequence[str] = ()) -> None:
         self._framework = framework
         self._package = package
         self._wanted = wanted
+        self._tested = tested
         self._found: dict[str, Any] = {}
 
     def find(self, name: str) -> Any:
@@ -105,7 +106,7 @@ class Names:
         if wanted.otherwise is not _NOTHING:
             return wanted.otherwise
         version = importlib.import_module(self._package).__version__
-        having = wanted.versions or " and ".join(TESTED.get(self._package, ()))
+        having = wanted.versions or " and ".join(self._tested)
         return Missing(
             f"{wanted.feature} needs {wanted.paths[0]}, which {self._framework} {version} does not have"
             + (f"; it is in {self._framework} {having}" if having else "")

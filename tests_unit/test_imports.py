@@ -69,8 +69,8 @@ ARROWS = {
     "_versions": {"errors"},
     "errors": set(),
     # A framework's private names, which its transports need as well; they import nothing of the rest.
-    "platform.torch.versions": {"_versions", "errors"},
-    "platform.mindspore.versions": {"_versions"},
+    "platform.torch.versions": {"_versions", "errors", "platform"},  # tested.py alone
+    "platform.mindspore.versions": {"_versions", "platform"},  # tested.py alone
     # The transport is part of what a platform answers with: contracts name its interface.
     "platform.contract": {"_text", "_tree", "errors", "transport", "transport.checks", "transport.host"},
     "platform": {"_lazy", "errors", "platform.contract", "platform.torch", "platform.mindspore"},  # select.py alone

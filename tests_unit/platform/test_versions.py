@@ -192,10 +192,9 @@ def test_a_missing_name_refuses_what_needs_it_and_nothing_else():
 
 @pytest.mark.parametrize("tested, having", [(("3.6",), "Fake 3.6"), (("3.6", "3.8"), "Fake 3.6 and 3.8")])
 @pytest.mark.usefixtures("fake")
-def test_tested_versions_have_what_the_installed_one_lacks(tested, having, monkeypatch):
+def test_tested_versions_have_what_the_installed_one_lacks(tested, having):
     """Where the table names no versions, those that are tested have the name, and the sentence says so."""
-    monkeypatch.setitem(TESTED, "fake_framework", tested)
-    table = Names("Fake", "fake_framework", {"View": Wanted(("fake_framework._View",), "views of DTensors")})
+    table = Names("Fake", "fake_framework", {"View": Wanted(("fake_framework._View",), "views of DTensors")}, tested)
     text = f"views of DTensors needs fake_framework._View, which Fake 3.7 does not have; it is in {having}"
     assert table.missing() == [text]
 

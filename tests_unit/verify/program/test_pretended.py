@@ -111,6 +111,45 @@ def test_scripts_that_name_the_device_are_equal(pretend, launch, tmp_path):
     assert not torch.cuda.is_available()
 
 
+OWN_MESH = """
+import torch
+from torch import nn
+from hyper_parallel import DTensor, Replicate, Shard, distribute_tensor, get_platform, init_device_mesh
+
+world = get_platform().get_world_size()
+mesh = init_device_mesh("npu", (world,), mesh_dim_names=("dp",))
+torch.manual_seed(0)
+model = nn.Linear(5, 3).to("npu")
+for name, parameter in list(model.named_parameters()):
+    placed = DTensor.from_local(parameter.detach(), mesh, [Replicate()])
+    setattr(model, name, nn.Parameter(placed))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+x = torch.randn(7, 5, device="npu")
+for step in range(2):
+    rows = distribute_tensor(x, mesh, [Shard(0)])
+    again = DTensor.from_local(rows.to_local(), mesh, [Shard(0)], shape=x.shape, stride=x.stride())
+    loss = model(again).square().mean()
+    loss.backward()
+    GRADIENTS
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("pretend", ["npu", "cuda"])
+@pytest.mark.parametrize(
+    "change, equal", [("", True), ("model.weight.grad.to_local().mul_(1 + mesh.rank)", False)], ids=["right", "wrong"]
+)
+def test_a_mesh_of_this_library_may_name_the_device(pretend, change, equal, tmp_path):
+    """Tensors that a program puts on the device are on the device of its mesh, local shards included."""
+    source = OWN_MESH.replace("GRADIENTS", change).replace('"npu"', f'"{pretend}"')
+    (tmp_path / "train.py").write_text(source)
+    report = verify_program(str(tmp_path / "train.py"), 3, pretend=pretend, allow=["equal-data"])
+    assert report.ok is equal, report.text()
+    if not equal:
+        assert report.verdict.first.name == "weight"
+
+
 def test_an_error_on_the_pretended_device_is_caught(tmp_path):
     """A gradient that one rank scales is reported with its parameter."""
     wrong = "model.module[0].weight.grad.mul_(1 + dist.get_rank())"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from hyper_parallel._versions import Names, Wanted
+from hyper_parallel.platform.tested import TESTED
 
 __all__ = ["NAMES", "TENSOR_GRADIENTS"]
 
@@ -85,6 +86,7 @@ NAMES = Names(
         "ms_ctx_param": _name("mindspore._c_expression.ms_ctx_param", "settings of the device"),
         "primitive_cache": _name("mindspore.ops._primitive_cache._PRIM_CACHE", _WORLD),
     },
+    TESTED["mindspore"],
 )
 
 

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from hyper_parallel._versions import Names, Wanted
 from hyper_parallel.errors import UnsupportedOnBackend
+from hyper_parallel.platform.tested import TESTED
 
 __all__ = [
     "NAMES",
@@ -156,6 +157,7 @@ NAMES = Names(
         "set_cudnn_tf32": _name("torch._C._set_cudnn_allow_tf32", _ROUNDING),
         "set_precision": _name("torch._C._set_fp32_precision_setter", _ROUNDING),
     },
+    TESTED["torch"],
 )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
 
+from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.platform.torch.versions import device_constructors, device_context, function_table
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice
 
@@ -45,6 +46,7 @@ def replace_placement(device: PretendedDevice) -> None:
     _replace(_Torch, "get_autocast_dtype", placed.asked)
     _replace(_Torch, "load", placed.loaded)
     _replace(DeviceMesh, "__init__", placed.first)
+    _replace(TorchTensors, "device_beside", placed.beside)
     _replace(nn.parallel.DistributedDataParallel, "__init__", _without("device_ids", "output_device"))
     _replace(fsdp.FullyShardedDataParallel, "__init__", placed.by_number)
 
@@ -140,6 +142,16 @@ class _Placement:
             return plain(file, self.here(map_location, numbers=False), *args, **kwargs)
 
         return load
+
+    def beside(self, plain: Any) -> Any:
+        """Replace this library's question whether a tensor is on a mesh's device."""
+
+        @functools.wraps(plain)
+        def device_beside(platform: Any, data: Any, device_type: str) -> str:
+            found: str = plain(platform, data, "cpu" if device_type == self._name else device_type)
+            return found
+
+        return device_beside
 
     def by_number(self, plain: Any) -> Any:
         """Replace the constructor of FSDP1, whose ``device_id`` is a device or its number."""
