@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
@@ -67,6 +68,8 @@ ModuleT = TypeVar("ModuleT")
 _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
 _MOST_AXES = 2
+_TAKEN: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Parameters that ``fully_shard`` has replaced, by identity, while another module or the program holds them."""
 
 
 def fully_shard(
@@ -205,9 +208,8 @@ def shard_group(
     left_alone = {id(parameter) for parameter in ignored}
     found = [place for each in modules for place in _places(platform, each)]
     places = [place for place in found if id(place[3]) not in left_alone]
-    owned = {id(original()) for group in nested for original in group.originals if original() is not None}
     for path, _, _, parameter in places:
-        _check_parameter(path, parameter, mesh, dim_of(parameter), taken=id(parameter) in owned)
+        _check_parameter(path, parameter, mesh, dim_of(parameter), taken=_TAKEN.get(id(parameter)) is parameter)
     options = _options(mesh, reshard, policy or MixedPrecisionPolicy())
     whole_options = replace(options, ranks=(mesh.rank,), replicas=tuple(mesh.ranks))
     split = [place for place in places if dim_of(place[3]) is not None]
@@ -216,6 +218,7 @@ def shard_group(
     if whole:
         parts += [(whole_options, part) for part in _by_dtype(_sharded(platform, whole, mesh, dim_of))]
     groups = [platform.fully_sharded(module, chosen, part) for chosen, part in parts]
+    _TAKEN.update({id(parameter): parameter for *_, parameter in places})
     for number, group in enumerate(groups):
         group.take([*nested, *groups[:number]])
     for group in groups:
@@ -291,7 +294,7 @@ def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
 def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, dim: int | None, *, taken: bool) -> None:
     if taken:
         msg = (
-            f"fully_shard: parameter {path} is shared with a submodule that is sharded by itself; shard both with one "
+            f"fully_shard: parameter {path} is shared with a module that is sharded by itself; shard both with one "
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import mindspore
 from mindspore import Tensor, mint, ops
@@ -158,7 +158,6 @@ class FullyShardedGroup:
         self.trained = [member for member in self.members if member.is_trained]
         self._gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(options.ranks))
         self.number = next(_NUMBERS)
-        self.originals = [ref(original) for original, _, _ in parameters]
         self._calls: list[_Call] = []  # forward calls that have begun
         with replacing_parameters(platform, module):
             for _, sharded, owners in parameters:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 
@@ -20,7 +19,7 @@ from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves
 from hyper_parallel.transport.checks.sequence import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 
@@ -47,9 +46,24 @@ class _Gathering:
         self.rows = rows
 
 
+def _leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of what PyTorch's pytree knows, and of dataclasses in it."""
+    for leaf in tree_leaves(tree):
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _leaves([getattr(leaf, field.name, None) for field in fields(leaf)])
+        else:
+            yield leaf
+
+
 def _cast(dtype: torch.dtype, leaf: Any) -> Any:
-    """Return a floating tensor in ``dtype``; anything else as it is."""
-    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    """Return a floating tensor in ``dtype``, a dataclass with others as a copy, and anything else as it is."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
+    tensors = [each for each in _leaves(leaf) if isinstance(each, torch.Tensor)]  # of a dataclass, if it is one
+    if any(_cast(dtype, each) is not each for each in tensors):
+        platform: Any = TorchDTensor._platform
+        return platform.tree_map(partial(_cast, dtype), leaf)
+    return leaf
 
 
 def _policy_dtype(policy: torch.dtype | None, own: torch.dtype) -> torch.dtype:
@@ -107,8 +121,6 @@ class FullyShardedGroup:
         self.options, self.ranks, self.is_outermost = options, options.ranks, True
         dims = [_split_dim(sharded, self.ranks) for _, sharded, _ in parameters]
         self.plan = plan_flat(shapes, len(self.ranks), dims)
-        # Weak, so that the memory of the whole parameters is freed.
-        self.originals = [ref(original) for original, _, _ in parameters]
         self.members = [
             ShardedParameter(*each, slot, _policy_dtype(options.param_dtype, each[0].dtype))
             for each, slot in zip(parameters, self.plan.slots, strict=True)
@@ -154,7 +166,7 @@ class FullyShardedGroup:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin anew, in a schedule with those groups that are copied together."""
-        self.__dict__.update(state, platform=TorchDTensor._platform, originals=[])
+        self.__dict__.update(state, platform=TorchDTensor._platform)
         refuse_wrong_steps()
         self._begin()
         self.schedule.readopt(self)
@@ -228,7 +240,7 @@ class FullyShardedGroup:
         if torch.is_grad_enabled() and not self.in_backward:
             call = _Call()
             self.entered.append(call)
-            for leaf in {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _is_computed(leaf)}.values():
+            for leaf in {id(leaf): leaf for leaf in _leaves((args, kwargs)) if _is_computed(leaf)}.values():
                 call.inputs += 1
                 leaf.register_hook(partial(self._after_input, call))
         dtype = self.options.param_dtype if self.options.cast_forward_inputs else None
@@ -282,7 +294,7 @@ class FullyShardedGroup:
             output = tree_map(partial(_cast, self.options.output_dtype), output)
         if not self.in_backward:  # else activations were recomputed
             self._expose(whole=False)
-            leaves = [leaf for leaf in tree_leaves(output) if _is_computed(leaf)]
+            leaves = [leaf for leaf in _leaves(output) if _is_computed(leaf)]
             if torch.is_grad_enabled() and self.entered:
                 call = self.entered.pop()
                 for leaf in leaves:
@@ -406,7 +418,7 @@ class FullyShardedGroup:
             whole.grad = None
             msg = (
                 f"fully_shard: backward through module group {self.name} began at a value that is not an output of its "
-                "forward; return the value, in a structure that torch.utils._pytree knows"
+                "forward; return the value, in a dataclass or a structure that torch.utils._pytree knows"
             )
             raise PlanError(msg)
 

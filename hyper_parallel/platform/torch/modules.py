@@ -12,11 +12,12 @@ from torch import nn
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.module import distribute_tensor, local_data_for
 from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.contract.modules import HookHandle, ModulesFacet, check_hook
 from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 from hyper_parallel.platform.torch import delayed
-from hyper_parallel.platform.torch.deferred_hooks import refuse_earlier_hooks
+from hyper_parallel.platform.torch.deferred_hooks import local_leaf, refuse_earlier_hooks
 
 __all__ = ["TorchModules"]
 
@@ -48,8 +49,14 @@ class TorchModules(ModulesFacet):
             cell.register_buffer(name, value, persistent=name not in cell._non_persistent_buffers_set)
 
     def check_unhooked(self, parameter: Any, path: str, event: str) -> None:
-        """Hooks are in dicts of the leaf."""
+        """Hooks are in dicts of the leaf; what ``fully_shard`` of PyTorch calls around a gathering are methods."""
         refuse_earlier_hooks(parameter, path, event)
+        if event == "fully_shard" and hasattr(local_leaf(parameter), "fsdp_pre_all_gather"):
+            msg = (
+                f"fully_shard: parameter {path} has fsdp_pre_all_gather, which would not be called, since collectives "
+                "of fully_shard are not replaced; leave the parameter out by ignored_params"
+            )
+            raise PlanError(msg)
 
     def new_parameter(self, data: Any, *, requires_grad: bool, name: str | None = None) -> Any:
         """``nn.Parameter``; PyTorch parameters carry no name."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import dataclass, replace
 
 import pytest
 
 import hyper_parallel
-from hyper_parallel import CPUOffloadPolicy, FSDPModule, OffloadPolicy, Shard, fully_shard, init_device_mesh
+from hyper_parallel import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    Shard,
+    fully_shard,
+    init_device_mesh,
+)
 from hyper_parallel.errors import ArgumentTypeError, PlanError
 from hyper_parallel.verify import simulate
 
@@ -339,3 +348,91 @@ def test_all_methods_of_pytorch_are_there():
             )
 
     on_ranks(2, rank)
+
+
+def test_values_travel_in_dataclasses():
+    """Dataclasses between sharded modules, nested and frozen, train as on one device, and are cast by the policy."""
+    import torch
+    from torch import nn
+
+    class Layer(nn.Linear):
+        def forward(self, pair):
+            seen.append((pair.x.dtype, pair.rest.scale.dtype, pair.rest.count))
+            y = super().forward(pair.x)
+            return Pair(torch.tanh(y), replace(pair.rest, scale=pair.rest.scale * y[..., :1]))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Layer(5, 7), Layer(7, 5)
+
+        def forward(self, x):
+            pair = self.second(self.first(Pair(x, Rest(x[..., :1], torch.tensor(3)))))
+            return pair.x * pair.rest.scale
+
+    seen = []
+
+    def train():
+        mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))
+        torch.manual_seed(1)
+        dense = Model().double()
+        for reshard in (True, False):
+            model = copy.deepcopy(dense)
+            for module in (model.first, model.second, model):
+                fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+            assert_trains(model, copy.deepcopy(dense), 3, mesh.rank)
+
+    def cast():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        layer = fully_shard(Layer(5, 5), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        given = Pair(torch.ones(2, 5), Rest(torch.ones(2, 1), torch.tensor(3)))
+        seen.clear()
+        out = layer(given)
+        assert seen[0] == (torch.bfloat16, torch.bfloat16, torch.tensor(3))
+        assert given.x.dtype is given.rest.scale.dtype is torch.float32
+        assert out.rest.count is given.rest.count
+
+    simulate(train, 3, platform="torch")
+    simulate(cast, 2, platform="torch")
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A tensor to differentiate and one that is not."""
+
+    scale: object
+    count: object
+
+
+@dataclass
+class Pair:
+    """A tensor and a dataclass."""
+
+    x: object
+    rest: Rest
+
+
+def test_gathering_that_a_parameter_brings_along_is_refused():
+    """A parameter whose class would change what is gathered is refused by name, and nothing of the module changed."""
+    import torch
+
+    class Quantized(torch.Tensor):
+        def fsdp_pre_all_gather(self, _mesh):
+            return (self.to(torch.bfloat16),), None
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        module = torch.nn.Linear(3, 2)
+        module.weight = torch.nn.Parameter(module.weight.detach().as_subclass(Quantized))
+        before = dict(module.named_parameters())
+        with pytest.raises(PlanError) as info:
+            fully_shard(module, mesh=mesh)
+        assert str(info.value) == (
+            "fully_shard: parameter weight has fsdp_pre_all_gather, which would not be called, since collectives of "
+            "fully_shard are not replaced; leave the parameter out by ignored_params"
+        )
+        assert all(each is before[name] for name, each in module.named_parameters())
+        fully_shard(module, mesh=mesh, ignored_params={module.weight})
+        assert module.weight is before["weight"]
+
+    simulate(rank, 2, platform="torch")

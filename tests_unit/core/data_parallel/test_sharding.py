@@ -247,8 +247,14 @@ def test_what_cannot_be_sharded_is_refused():
         tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         tied[1].weight = tied[0].weight
         fully_shard(tied[0], mesh=mesh)
-        with pytest.raises(PlanError, match=r"^fully_shard: parameter 1.weight is shared with a submodule"):
+        with pytest.raises(PlanError, match=r"^fully_shard: parameter 1.weight is shared with a module that is"):
             fully_shard(tied, mesh=mesh)
+        with pytest.raises(PlanError) as info:
+            fully_shard(tied[1], mesh=mesh)
+        assert str(info.value) == (
+            "fully_shard: parameter weight is shared with a module that is sharded by itself; shard both with one "
+            "fully_shard of a module that holds them"
+        )
         parent = torch.nn.Sequential(torch.nn.Linear(2, 2))
         parent[0].weight = linear.weight
         with pytest.raises(
@@ -283,7 +289,7 @@ def test_an_optimizer_from_before_sharding_is_refused():
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_backward_from_a_value_that_left_forward_unseen_is_refused(reshard):
-    """An attribute, or an object that pytree does not know: its gradient would never be reduced, so it is an error."""
+    """An attribute, or an object of a class of its own: its gradient would never be reduced, so it is an error."""
     import torch
 
     class Box:
@@ -317,7 +323,7 @@ def test_backward_from_a_value_that_left_forward_unseen_is_refused(reshard):
                 else:
                     assert str(info.value) == (
                         "fully_shard: backward through module group 0 (Biased) began at a value that is not an output "
-                        "of its forward; return the value, in a structure that torch.utils._pytree knows"
+                        "of its forward; return the value, in a dataclass or a structure that torch.utils._pytree knows"
                     )
             assert all(parameter.grad is None for parameter in module.parameters())
 

@@ -434,7 +434,7 @@ def test_parameters_of_two_dtypes():
 
 
 def test_what_cannot_be_sharded_is_refused():
-    """An optimizer from before, a parameter replaced since, and a second gradient."""
+    """An optimizer from before, a parameter replaced since, a shared one, and a second gradient."""
 
     def rank():
         import mindspore as ms
@@ -461,5 +461,11 @@ def test_what_cannot_be_sharded_is_refused():
             "fully_shard: parameter bias of Dense was replaced or converted after fully_shard, which gathers the one "
             "from before; convert the module first, and load values into its parameters"
         )
+        other = nn.Dense(3, 5)
+        second = nn.Dense(3, 5)
+        second.weight = other.weight
+        fully_shard(other, mesh=mesh)
+        with pytest.raises(PlanError, match=r"^fully_shard: parameter weight is shared with a module that is sharded"):
+            fully_shard(second, mesh=mesh)
 
     simulate(rank, 2, platform="mindspore")
