@@ -28,6 +28,7 @@ from hyper_parallel.compat.schedules import (
 )
 from hyper_parallel.errors import PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.select import get_platform
+from hyper_parallel.verify import verify_program
 from hyper_parallel.verify.simulate import simulate
 
 
@@ -243,3 +244,65 @@ def test_what_does_not_fit_is_refused(platform_name):
         assert many == "Schedule1F1B: 1 stages on each of 2 ranks are not 4"
         assert several == "ScheduleGPipe: 2 stages on a rank; it takes one, ScheduleInterleaved1F1B several"
         assert nothing == f"PipelineStage: stage {own} returns NoneType; stages exchange plain tensors"
+
+
+OWN_PATHS = """
+import numpy as np
+from mindspore import Parameter, Tensor, mint, nn
+from hyper_parallel import get_platform, init_device_mesh
+from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
+from hyper_parallel.compat.pipeline import PipelineStage, Schedule1F1B
+
+class Layer(nn.Cell):
+    def __init__(self, index):
+        super().__init__()
+        values = 0.4 * np.random.default_rng(index).standard_normal((5 + index, 6 + index))
+        self.weight = Parameter(Tensor(values.astype(np.float32)), name="weight")
+
+    def construct(self, x):
+        return mint.tanh(mint.matmul(x, self.weight))
+
+class MeanSquare(nn.Cell):
+    def construct(self, x):
+        return (x * x).mean()
+
+enable_mindspore_backward_compat()
+world = get_platform().get_world_size()
+mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("pp",))
+rank = mesh.get_local_rank()
+stage = nn.SequentialCell([Layer(0), Layer(1), Layer(2), MeanSquare()][2 * rank : None if rank == world - 1 else 2])
+optimizer = nn.SGD(stage.trainable_params(), 0.1)
+draw = np.random.default_rng(9)
+for _ in range(2):
+    x = Tensor(draw.standard_normal((9, 5)).astype(np.float32))
+    if world > 1:
+        Schedule1F1B(PipelineStage(stage, rank, world, mesh=mesh), 3).run(x)
+    else:
+        for start in (0, 3, 6):
+            stage(x[start : start + 3]).backward()
+    weights = stage.trainable_params()
+    if WRONG and rank == 1:
+        weights[0].grad = weights[0].grad * 1.5
+    optimizer(tuple(each.grad for each in weights))
+    for each in weights:
+        each.grad = None
+"""
+
+
+@pytest.mark.platforms("mindspore")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_stages_whose_cells_have_paths_of_their_own_are_compared(wrong, tmp_path):
+    """``0`` of the second stage is ``2`` of the whole model, by its weights; its wrong gradient has that name.
+
+    The second stage's output is the loss, a single number, and the first one's is not.
+    """
+    (tmp_path / "train.py").write_text(OWN_PATHS.replace("WRONG", str(wrong)))
+    report = verify_program(str(tmp_path / "train.py"), 2, platform="mindspore")
+    assert report.ok is not wrong, report.text()
+    assert "0 on rank 1 is compared with the reference's 2" in report.verdict.notes
+    assert "the model's output on rank 0: they have only some of its parameters, as pipeline stages do" in report.text()
+    if wrong:
+        first = report.verdict.first
+        assert (first.kind, first.name, first.step, first.ranks) == ("gradient", "2.weight", 0, (1,))
+    else:
+        assert report.verdict.counts["gradient"] == 6

@@ -149,8 +149,8 @@ class _Comparison:
             distances = compare_scalars(self.runs, key, self.verdict.notes)
         else:
             distances = self.runs.distances(key)
-            for rank in self._stages(key, distances):
-                del distances[rank]
+        for rank in self._stages(key, distances):
+            del distances[rank]
         for rank, distance in distances.items():
             if distance is not None:
                 self.verdict.counts[key[0]] += 1

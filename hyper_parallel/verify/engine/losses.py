@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import product
 
 import numpy as np
@@ -36,7 +36,7 @@ def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
         or _by_weights(runs, expected, values, tolerance)
         or _by_powers_of_two(runs, expected, values, tolerance)
         or _by_ratio(runs, key, expected, tolerance)
-        or _by_calls(runs, key, tolerance)
+        or _by_calls(runs, key, values, tolerance)
     )
 
 
@@ -121,10 +121,10 @@ def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> 
     return None
 
 
-def _by_calls(runs: PairedRuns, key: Key, tolerance: float) -> Cause | None:
+def _by_calls(runs: PairedRuns, key: Key, values: Collection[int], tolerance: float) -> Cause | None:
     """The losses of a step add up to the reference's times their number: none is divided by it."""
     whole = _of_step(runs.bounds.reference, key)
-    for rank in runs.holders(key):
+    for rank in values:
         own = _of_step(runs.ranks[rank], key)
         times = len(own) / len(whole)
         if len(own) == len(whole) or not sum(whole) or abs(sum(own) / sum(whole) - times) > tolerance * times:
@@ -134,4 +134,6 @@ def _by_calls(runs: PairedRuns, key: Key, tolerance: float) -> Cause | None:
 
 
 def _of_step(index: Mapping[Key, Record], key: Key) -> list[float]:
-    return [float(record.value) for other, record in index.items() if other[:3] == key[:3]]
+    return [
+        float(record.value) for other, record in index.items() if other[:3] == key[:3] and np.size(record.value) == 1
+    ]

@@ -27,9 +27,10 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
     """
     expected, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
     plain = {rank: distance(runs.value(key, rank), expected, allowed) for rank in runs.holders(key)}
-    if all(result.ratio <= 1 for result in plain.values()) or expected.dtype.kind != "f":
+    numbers = _numbers(runs, key)
+    if all(plain[rank].ratio <= 1 for rank in numbers) or expected.dtype.kind != "f":
         return dict(plain)
-    equal = len({runs.value(key, rank).tobytes() for rank in plain}) == 1
+    equal = len({value.tobytes() for value in numbers.values()}) == 1
     for words, values in combinations_of_ranks(runs, key):
         if equal and words.startswith("sum"):
             continue  # equal numbers that add up are no parts: each is the whole, divided by the number of ranks
@@ -38,13 +39,15 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
             note = f"{value_words(key[0], key[1])} is compared as the {words} of the ranks' values"
             if note not in notes:
                 notes.append(note)
-            return dict(results)
+            return {**plain, **results}
     return dict(plain)
 
 
 def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mapping[int, Any]]]:
     """Yield how the ranks' numbers may be combined, in words, with the result on each rank that has one."""
-    values = {rank: runs.value(key, rank) for rank in runs.holders(key)}
+    values = _numbers(runs, key)
+    if len({value.shape for value in values.values()}) > 1:
+        return
     for axis, groups in runs.axes.sets():
         groups_of = {rank: [other for other in group if other in values] for group in groups for rank in group}
         chosen = {rank: groups_of.get(rank, [rank]) for rank in values}
@@ -67,6 +70,13 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
                     for rank, members in chosen.items()
                 },
             )
+
+
+def _numbers(runs: PairedRuns, key: Key) -> dict[int, Any]:
+    """Return the ranks' numbers, without ranks that have a tensor instead, as stages of a pipeline before the last."""
+    size = np.size(runs.bounds.reference[key].value)
+    values = {rank: runs.value(key, rank) for rank in runs.holders(key)}
+    return {rank: value for rank, value in values.items() if value.size == size}
 
 
 def rows_of_rank(runs: PairedRuns, rank: int, step: int) -> int:

@@ -51,6 +51,30 @@ def test_an_optimizer_that_is_refused_is_named_with_one_that_is_not(optimizer_na
     simulate(step, 3, platform="mindspore")
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_lars_is_refused_over_dtensors(world):
+    """``nn.LARS`` scales by norms of whole parameters: it is refused before the optimizer inside takes its step."""
+
+    def step():
+        import mindspore
+        from mindspore import nn
+
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        net = nn.SequentialCell(nn.Dense(5, 7))
+        parallelize_module(net, mesh, {"0": ColwiseParallel()})
+        optimizer = nn.LARS(nn.Momentum(net.trainable_params(), 0.1, 0.9), coefficient=0.05)
+        before = net[0].weight.to_local().asnumpy().copy()
+        x = mindspore.Tensor(np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32))
+        _, gradients = mindspore.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())(x)
+        message = f"LARS: {SHARDS} nn.Adam or nn.AdamWeightDecay or nn.SGD"
+        with pytest.raises(UnsupportedOperatorError, match=f"^{re.escape(message)}$"):
+            optimizer(gradients)
+        np.testing.assert_array_equal(net[0].weight.to_local().asnumpy(), before)
+        return True
+
+    assert simulate(step, world, platform="mindspore") == [True] * world
+
+
 def test_centralised_gradients_are_refused_by_name():
     """An optimizer that steps by elements is refused for the option that does not, which the message names."""
     message = (

@@ -487,11 +487,15 @@ def test_a_stage_that_loads_another_layer_differs():
     assert "rank 1 has the single device's layers.0.weight" in verdict.first.cause.evidence
 
 
-def test_a_stages_output_of_the_model_is_not_the_models():
-    """A stage's own output of the whole model is left out where another stage has the right one, and is wrong else."""
+@pytest.mark.parametrize("shape", [(2, 3), ()], ids=["tensor", "number"])
+def test_a_stages_output_of_the_model_is_not_the_models(shape):
+    """A stage's own output of the whole model is left out where another stage has the right one, and is wrong else.
+
+    So it is where the whole model's output is a single number, as where its last layer is the loss.
+    """
     rng = np.random.default_rng(0)
     layers = [Record("weight", f"layers.{n}.weight", f"layers.{n}", -1, 0, rng.standard_normal((3, 3))) for n in (0, 1)]
-    first, last = (Record("output", "", "", 0, 0, rng.standard_normal((2, 3))) for _ in range(2))
+    first, last = (Record("output", "", "", 0, 0, np.asarray(rng.standard_normal(each))) for each in ((2, 3), shape))
     reference = Run([RankRecords(0, [*layers, last])])
     stages = Run([RankRecords(0, [layers[0], first]), RankRecords(1, [layers[1], last])])
     verdict = compare_runs(reference, [reference], stages)
