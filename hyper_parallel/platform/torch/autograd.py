@@ -17,6 +17,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch import intercept
+from hyper_parallel.platform.torch.deferred_hooks import computed_with, refuse_unreduced
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.module_hooks import hook_identity, local_gradient, local_value, reduced
 from hyper_parallel.platform.torch.versions import BackwardHookFunction, function_apply, native_apply, transforms_active
@@ -62,6 +63,8 @@ def backward(
     """``torch.autograd.backward`` for DTensors and plain tensors."""
     roots, seeds = _rooted(tensors, grad_tensors if grad_tensors is not None else grad_variables, "backward")
     only = None if inputs is None else [_watched(leaf, "backward: inputs") for leaf in _sequence(inputs)]
+    if only is not None:  # of a parameter of fully_shard, what the module computed with has the gradient
+        only += [whole for whole in map(computed_with, only) if whole is not None]
     torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
 
 
@@ -79,6 +82,7 @@ def grad(
         raise UnsupportedOperatorError(msg)
     roots, seeds = _rooted(outputs, grad_outputs, "grad")
     leaves = _sequence(inputs)
+    refuse_unreduced(roots, leaves)
     if options.get("create_graph"):
         for leaf in leaves:
             _refuse_partial(leaf, "grad: create_graph")

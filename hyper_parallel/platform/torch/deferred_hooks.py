@@ -6,7 +6,7 @@ here are called by what reduces the gradient instead, with the reduced one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -15,7 +15,15 @@ import torch
 from hyper_parallel.errors import PlanError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 
-__all__ = ["DeferredHooks", "edge_of", "local_leaf", "node_of", "refuse_earlier_hooks"]
+__all__ = [
+    "DeferredHooks",
+    "computed_with",
+    "edge_of",
+    "local_leaf",
+    "node_of",
+    "refuse_earlier_hooks",
+    "refuse_unreduced",
+]
 
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _EARLY = "early"  # key of the hook that autograd calls; those of users are numbers
@@ -33,11 +41,18 @@ class _Hooks(dict[Any, Callable[..., Any]]):
     Args:
         existing: the dict of before; its hooks are deferred, too.
         added: called when a hook is registered.
+        computed_with: see :class:`DeferredHooks`.
     """
 
-    def __init__(self, existing: dict[Any, Callable[..., Any]] | None, added: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        existing: dict[Any, Callable[..., Any]] | None,
+        added: Callable[[], None],
+        computed_with: torch.Tensor | None,
+    ) -> None:
         super().__init__()
         self.existing = {} if existing is None else existing
+        self.computed_with = computed_with
         self.deferred: dict[Any, Callable[..., Any]] = {}
         self._added = added
 
@@ -62,11 +77,17 @@ class DeferredHooks:
     Args:
         leaf: a tensor that autograd accumulates a gradient in, or that takes the place of one.
         early: called with the gradient before autograd accumulates one in ``leaf``, if there are hooks.
+        computed_with: the leaf of the graph whose gradient is reduced to that of ``leaf``, if it is another.
     """
 
-    def __init__(self, leaf: torch.Tensor, early: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        leaf: torch.Tensor,
+        early: Callable[[torch.Tensor], None],
+        computed_with: torch.Tensor | None = None,
+    ) -> None:
         self._leaf, self._early = leaf, early
-        self._gradient, self._accumulated = (_Hooks(getattr(leaf, kind), self._watch) for kind in _KINDS)
+        self._gradient, self._accumulated = (_Hooks(getattr(leaf, kind), self._watch, computed_with) for kind in _KINDS)
         leaf._backward_hooks = self._gradient
         leaf._post_accumulate_grad_hooks = self._accumulated
         if self:
@@ -137,6 +158,39 @@ def refuse_earlier_hooks(parameter: Any, path: str, event: str) -> None:
             f"after {event}"
         )
         raise PlanError(msg)
+
+
+def computed_with(parameter: Any) -> torch.Tensor | None:
+    """Return the leaf that the graph has in place of ``parameter``, a shard of ``fully_shard``; None for others."""
+    hooks = getattr(local_leaf(parameter), "_backward_hooks", None)
+    return hooks.computed_with if isinstance(hooks, _Hooks) else None
+
+
+def refuse_unreduced(roots: Iterable[Any], parameters: Iterable[Any]) -> None:
+    """Refuse to return the gradients of shards, which nobody reduces where they are not accumulated.
+
+    Args:
+        roots: tensors at which backward begins.
+        parameters: whose gradients are asked for.
+
+    Raises:
+        UnsupportedOperatorError: ``roots`` were computed with one of ``parameters``, a shard of ``fully_shard``.
+    """
+    wholes = {id(whole) for whole in map(computed_with, parameters) if whole is not None}
+    pending = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)] if wholes else []
+    seen = set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in wholes:
+            msg = (
+                "torch.autograd.grad: gradients of parameters of fully_shard are reduced into their grad; call "
+                "backward(inputs=...), and read grad"
+            )
+            raise UnsupportedOperatorError(msg)
+        pending += [following for following, _ in node.next_functions]
 
 
 def node_of(plain: Callable[..., Any]) -> Callable[..., Any]:

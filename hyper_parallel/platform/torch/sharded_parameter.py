@@ -68,7 +68,7 @@ class ShardedParameter:
         self.exposed = self.whole if layout is None else wrap(self.whole, layout)
         self.flat = self.whole.detach().view(-1)  # of the same storage
         self._dtype = self.local.dtype
-        self.hooks = DeferredHooks(self.local, self._refuse_direct_gradient)
+        self.hooks = DeferredHooks(self.local, self._refuse_direct_gradient, self.whole)
         self._version = 0  # of the values: even; while freed, autograd sees the next odd number
         self.free()
 

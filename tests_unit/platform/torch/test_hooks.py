@@ -618,6 +618,52 @@ def test_hooks_that_return_something_else_are_refused():
     assert refused(action, averaged) == "hook '<lambda>' must return a tensor of shape [7, 5]"
 
 
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("kind", [sharded, sharded_parts, compiled_shards])
+def test_backward_into_some_parameters_of_fully_shard_gives_these_their_gradients(kind, world):
+    """``backward(inputs=)`` changes only those that it names and calls their hooks, as on one device."""
+    chosen = ("up.bias", "down.weight")
+    batches = [numbers(3, 5, seed=index) for index in range(world)]
+
+    def train(model, batch):
+        log = Log()
+        for name in ("down.weight", "down.bias"):
+            model.get_parameter(name).register_hook(log.of(name))
+        for scale in (1, 2):  # a compiled module is traced in the first
+            loss = model(batch, scale=scale).square().mean() + whole_sum(model.up.bias)
+            loss.backward(inputs=[model.get_parameter(name) for name in chosen])
+        return {**log, **{f"{name}.grad": whole(parameter.grad) for name, parameter in model.named_parameters()}}
+
+    def whole_sum(parameter):
+        total = parameter.square().sum()
+        return total.full_tensor() if isinstance(total, DTensor) else total
+
+    def rank():
+        mesh = init_device_mesh("cpu", (world,))
+        return train(kind(Model(), mesh), batches[mesh.rank])
+
+    expected = train(Model(), torch.cat(batches))
+    assert "down.bias" not in expected
+    for gradients in simulate(rank, world, "torch"):
+        assert_same(gradients, expected, "gradients")
+
+
+@pytest.mark.parametrize("options", [{}, {"allow_unused": True}])
+def test_returned_gradients_of_parameters_of_fully_shard_are_refused(options):
+    """Nobody reduces gradients that are not accumulated; what a shard by itself gets is not one of those."""
+
+    def action(model, mesh):
+        loss = model.up.weight.square().sum()
+        (gradient,) = torch.autograd.grad(loss, [model.up.weight])
+        assert_same(whole(gradient), whole(model.up.weight * 2), "of the shards")
+        torch.autograd.grad(model(numbers(2, 5), scale=1).sum(), list(model.parameters()), **options)
+
+    assert refused(action) == (
+        "torch.autograd.grad: gradients of parameters of fully_shard are reduced into their grad; call "
+        "backward(inputs=...), and read grad"
+    )
+
+
 @pytest.mark.parametrize("kind", [sharded, averaged])
 def test_hooks_on_several_parameters_are_refused(kind):
     """They count nodes of the graph, which end before gradients are reduced."""
