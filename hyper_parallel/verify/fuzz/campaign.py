@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -93,6 +93,8 @@ def run_batch(
     numbers: range,
     folder: str | None = None,
     known: frozenset[str] = frozenset(),
+    *,
+    shrinks: bool = True,
 ) -> Batch:
     """Run the programs of one batch, and make what fails smaller.
 
@@ -102,6 +104,7 @@ def run_batch(
         numbers: of the programs, all of one batch: programs of a batch run on the same number of ranks.
         folder: where reproducers are written; None writes none.
         known: looks of findings that were made small already; others that look like them are only counted.
+        shrinks: whether to make what fails smaller; false where the process ended in it.
     """
     started = time.process_time()
     world_size = world_of(seed, numbers.start // BATCH)
@@ -116,9 +119,10 @@ def run_batch(
         seen = set(known)
         for program, outcome in failed:
             look = _look(program, outcome)
-            small = look not in seen and len(seen) - len(known) < _MOST_SHRUNK
+            small = shrinks and look not in seen and len(seen) - len(known) < _MOST_SHRUNK
             seen.add(look)
-            batch.findings.append(_finding(framework, program, outcome, folder, look, small=small))
+            finding = _finding(framework, program, outcome, folder, look, small=small)
+            batch.findings.append(finding if shrinks else replace(finding, left_whole=True))
     return batch
 
 
@@ -222,6 +226,18 @@ def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, range]]:
         start = end
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A batch for a worker: its framework, its programs, and whether what fails is made smaller.
+
+    A smaller program may end the process, though those of the batch do not; the batch then runs again without.
+    """
+
+    framework: str
+    numbers: range
+    shrinks: bool = True
+
+
 def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator[Batch]:
     tasks = _tasks(settings, started)
     if not settings.jobs:
@@ -229,13 +245,16 @@ def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator
             yield run_batch(framework, settings.seed, numbers, settings.folder, report.looks)
         return
     pool = _pool(settings.jobs)
-    running: dict[Future[Batch], tuple[str, range]] = {}
+    running: dict[Future[Batch], _Task] = {}
+    again: list[_Task] = []
     try:
         while True:
-            while len(running) < settings.jobs and (task := next(tasks, None)) is not None:
-                framework, numbers = task
-                future = pool.submit(run_batch, framework, settings.seed, numbers, settings.folder, report.looks)
-                running[future] = task
+            while len(running) < settings.jobs:
+                task = again.pop() if again else next((_Task(*each) for each in tasks), None)
+                if task is None:
+                    break
+                arguments = (task.framework, settings.seed, task.numbers, settings.folder, report.looks)
+                running[pool.submit(run_batch, *arguments, shrinks=task.shrinks)] = task
             if not running:
                 return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -244,7 +263,9 @@ def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator
                 try:
                     yield future.result()
                 except BrokenProcessPool:
-                    yield from (_lost(settings.seed, lost) for lost in (task, *running.values()))
+                    lost = (task, *running.values())
+                    again += [replace(each, shrinks=False) for each in lost if each.shrinks]
+                    yield from (_lost(settings.seed, each) for each in lost if not each.shrinks)
                     running.clear()
                     pool = _pool(settings.jobs)
                     break
@@ -256,9 +277,9 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, get_context("spawn"))
 
 
-def _lost(seed: int, task: tuple[str, range]) -> Batch:
-    """Return the results of a batch whose process died."""
-    framework, numbers = task
+def _lost(seed: int, task: _Task) -> Batch:
+    """Return the results of a batch whose process died twice."""
+    framework, numbers = task.framework, task.numbers
     number = numbers.start // BATCH
     batch = Batch(framework, world_of(seed, number), Counter({"internal error": len(numbers)}))
     text = f"the process of batch {number} died: programs {numbers[0]} to {numbers[-1]}"

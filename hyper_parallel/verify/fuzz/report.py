@@ -26,13 +26,15 @@ class Finding:
         text: the first difference, or the error.
         seed, number: of the program that was found.
         mesh: sizes of the axes of the small program.
-        source: the small program as plain user code; empty where it fails only after the programs before it.
+        source: the small program as plain user code; empty where it fails only after the programs before it, or is
+            left whole.
         file: where that was written.
         shown: whether the file, run by itself, ends with a non-zero status.
         alike: number of programs with findings that look alike, this one included.
         calls: of the small program; findings with the same ones look alike.
         mode: what follows the steps of the small program.
         look: what programs with the same defect likely have in common.
+        left_whole: whether a process ended while its batch ran, which ran again without making findings smaller.
     """
 
     framework: str
@@ -48,6 +50,7 @@ class Finding:
     calls: str = ""
     mode: str = ""
     look: str = ""
+    left_whole: bool = False
 
     def is_like(self, other: Finding) -> bool:
         """Whether another finding is likely the same defect: it looks alike, or the same small program is left."""
@@ -61,7 +64,9 @@ class Finding:
         first = f"{self.kind}: {first_line(self.text)[:300] if self.text else ''}{also}"
         where = f"{self.framework}, seed {self.seed}, program {self.number}"
         if not self.source:
-            return [first, f"  {where}: fails only after the programs before it in its batch"]
+            why = "fails only after the programs before it in its batch"
+            why = "not made smaller: a process of the campaign ended meanwhile" if self.left_whole else why
+            return [first, f"  {where}: {why}"]
         shown = "" if self.shown else "; by itself it does not fail"
         count = len(self.source.splitlines())
         length = f" ({count} lines)" if count > MOST_LINES else ""

@@ -119,12 +119,40 @@ def test_an_interruption_leaves_a_partial_report(monkeypatch):
     assert (report.note, report.ok) == ("interrupted: a partial report", False)
 
 
-def _die(*_):
+def _die(*_, **__):
     os._exit(9)
 
 
+def _die_in_a_smaller_program(*arguments, shrinks):
+    if shrinks:
+        os._exit(9)
+    return campaign.run_batch(*arguments, shrinks=False)
+
+
+def test_a_smaller_program_that_ends_the_process_costs_no_batch(monkeypatch):
+    """The batch runs again without making its findings smaller: its programs are counted as in any run."""
+    expected = run_campaign(replace(SHORT, count=3)).outcomes
+    monkeypatch.setattr(campaign, "run_batch", _die_in_a_smaller_program)
+    report = run_campaign(replace(SHORT, count=3, jobs=1))
+    assert report.outcomes == expected
+    assert "internal error" not in report.outcomes["torch"]
+
+
+def test_what_is_not_made_smaller_is_named_by_its_number(monkeypatch):
+    """A batch that runs again reports each program with its number, and why there is no file."""
+    from hyper_parallel.verify.fuzz.program import Outcome
+
+    kinds = iter(["equal", "wrong", "equal"])
+    monkeypatch.setattr(
+        campaign, "run_programs", lambda _, programs, **__: [Outcome(next(kinds), "text", 1) for _ in programs]
+    )
+    (finding,) = campaign.run_batch("torch", 7, range(3), shrinks=False).findings
+    line = "  torch, seed 7, program 1: not made smaller: a process of the campaign ended meanwhile"
+    assert finding.lines()[1] == line
+
+
 def test_a_batch_whose_process_dies_is_a_finding(monkeypatch):
-    """A native crash costs one batch, and is an internal error of it; the run goes on."""
+    """A native crash, twice, costs one batch, and is an internal error of it; the run goes on."""
     monkeypatch.setattr(campaign, "run_batch", _die)
     report = run_campaign(replace(SHORT, count=campaign.BATCH + 1, jobs=1))
     assert report.outcomes["torch"] == {"internal error": campaign.BATCH + 1}
