@@ -205,7 +205,12 @@ def shard_group(
     for each in modules:
         _check(each, mesh)
     nested = list({id(group): group for each in modules for group in groups_of(each)[1]}.values())
-    left_alone = {id(parameter) for parameter in ignored}
+    listed = list(ignored)
+    for each in listed:
+        if isinstance(each, str):
+            msg = f"fully_shard: ignored_params holds the name {each!r}; pass the parameter itself"
+            raise PlanError(msg)
+    left_alone = {id(parameter) for parameter in listed}
     found = [place for each in modules for place in _places(platform, each)]
     places = [place for place in found if id(place[3]) not in left_alone]
     for path, _, _, parameter in places:

@@ -231,6 +231,11 @@ def test_what_cannot_be_sharded_is_refused():
             "fully_shard was applied to this Linear before; apply it once",
             lambda: fully_shard(linear, mesh=mesh),
         )
+        refused(
+            PlanError,
+            "fully_shard: ignored_params holds the name 'weight'; pass the parameter itself",
+            lambda: fully_shard(torch.nn.Linear(3, 2), mesh=mesh, ignored_params=["weight"]),
+        )
         grid = init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("pp", "dp", "tp"))
         text = (
             r"has 3 axes; pass the data axis, as in mesh\['pp'\], or an axis of replicas and the data axis, as in mesh"
