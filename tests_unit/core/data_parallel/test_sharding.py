@@ -140,7 +140,7 @@ def test_ignored_parameters_stay_as_they_are():
         total = sum(cotangents[rank].T @ random(3, 5, seed=rank) for rank in range(3)) / 3
         torch.testing.assert_close(layer.weight.grad.full_tensor(), total)
 
-    simulate(rank_code, 3)
+    simulate(rank_code, 3, "torch")
 
 
 def test_one_collective_per_group_and_storage_is_freed(monkeypatch):
