@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.model.run import verify_model
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
     from hyper_parallel.verify.ops.user_operators import operator_sample
+    from hyper_parallel.verify.pages.report_pages import page_of
     from hyper_parallel.verify.program.run import verify_program
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "launch",
     "nonfinite",
     "operator_sample",
+    "page_of",
     "real",
     "record",
     "shuffled",
@@ -74,6 +76,7 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.verify.explain": ("explain_model",),
         "hyper_parallel.verify.model.run": ("verify_model",),
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
+        "hyper_parallel.verify.pages.report_pages": ("page_of",),
         "hyper_parallel.verify.program.run": ("verify_program",),
         "hyper_parallel.verify.frameworks.contract.record_log": ("record",),
     },

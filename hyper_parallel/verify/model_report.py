@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyper_parallel.verify.engine.noise import DISPLACED_MULTIPLE, MULTIPLE
+from hyper_parallel.verify.report import Report
 from hyper_parallel.verify.spec import from_user_frames
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Summary:
 
 
 @dataclass
-class ModelReport:
+class ModelReport(Report):
     """The report of one model on one mesh, framework and launch.
 
     Attributes:
@@ -107,6 +108,8 @@ class ModelReport:
         explanation: of the first divergence: its cause and the numbers that show it, in lines; empty if none is known.
         plan_notes: what is probably unintended about the plan, in words.
     """
+
+    has_page: ClassVar[bool] = True
 
     name: str
     platform: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import html
 import json
 import platform
 import shlex
@@ -17,7 +18,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hyper_parallel._release import __version__
 from hyper_parallel.platform.tested import TESTED, newer_than_tested
@@ -185,7 +186,13 @@ def _commit(root: Path) -> str:
 
 
 class Report(abc.ABC):
-    """What a command found; ``hyper_parallel.verify.pages.report_pages.page_of`` makes its page."""
+    """What a command found; ``hyper_parallel.verify.pages.report_pages.page_of`` makes its page.
+
+    Attributes:
+        has_page: whether reports of this class have one.
+    """
+
+    has_page: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -204,6 +211,19 @@ class Report(abc.ABC):
     @abc.abstractmethod
     def json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
+
+    def _repr_html_(self) -> str | None:
+        """Return the report's page in a frame, which a notebook shows; None if the report has no page."""
+        if not self.has_page:
+            return None
+        from hyper_parallel import verify
+
+        frame = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        return frame.format(html.escape(str(verify.page_of(self))))
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Print the report's text where IPython shows no page."""
+        printer.text(self.text())
 
     def full_text(self) -> str:
         """Return the report for a file, with what a terminal has shown before its summary."""

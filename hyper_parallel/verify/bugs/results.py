@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 from hyper_parallel._text import first_line
 from hyper_parallel.verify.bugs.registry import CALLS, Bug
@@ -115,6 +115,8 @@ class CorpusReport(Report):
         whole: whether these are all programs of their frameworks, so that the shares count.
         note: that the run was interrupted, for example.
     """
+
+    has_page: ClassVar[bool] = True
 
     results: list[BugResult] = field(default_factory=list)
     whole: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from hyper_parallel._text import first_line
 from hyper_parallel.verify.fuzz.program import OUTCOMES
@@ -116,6 +116,8 @@ class FuzzReport(Counts, Report):
         seconds: wall time.
         note: that the run was interrupted, for example.
     """
+
+    has_page: ClassVar[bool] = True
 
     seed: int
     frameworks: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hyper_parallel.verify.report import Report
 
@@ -199,6 +199,8 @@ class SweepReport(Report):
         seconds: of wall time.
         device: on which references and ranks computed.
     """
+
+    has_page: ClassVar[bool] = True
 
     operators: list[OperatorReport] = field(default_factory=list)
     planned: int = 0

@@ -9,7 +9,9 @@ from markupsafe import Markup
 from hyper_parallel.verify.bugs.results import BugResult, CorpusReport
 from hyper_parallel.verify.fuzz.program import FINDINGS, OUTCOMES
 from hyper_parallel.verify.fuzz.report import Finding, FuzzReport
+from hyper_parallel.verify.model_report import ModelReport
 from hyper_parallel.verify.ops.report import SweepReport
+from hyper_parallel.verify.pages.model_page import model_page
 from hyper_parallel.verify.pages.operators_page import operators_page
 from hyper_parallel.verify.pages.program_page import program_page
 from hyper_parallel.verify.pages.render import render
@@ -24,15 +26,26 @@ __all__ = ["bugs_page", "comparison_page", "fuzz_page", "page_of"]
 
 
 def page_of(report: Report) -> str:
-    """Return the page of a command's report."""
+    """Return the HTML page of a report, a whole document.
+
+    Args:
+        report: of ``verify_program`` or ``verify_model``, or of the commands ``verify ops``, ``verify bugs``, ``fuzz``.
+
+    Raises:
+        TypeError: reports of this class have no page.
+    """
     if isinstance(report, ProgramReport):
         return program_page(report)
+    if isinstance(report, ModelReport):
+        return model_page([report])
     if isinstance(report, SweepReport):
         return operators_page([report.json()])
     if isinstance(report, FuzzReport):
         return fuzz_page(report)
-    assert isinstance(report, CorpusReport), f"{type(report).__name__} has no page"
-    return bugs_page(report)
+    if isinstance(report, CorpusReport):
+        return bugs_page(report)
+    msg = f"{type(report).__name__} has no page; its text is report.text()"
+    raise TypeError(msg)
 
 
 # -- the bug corpus ----------------------------------------------------------------------------------------------------

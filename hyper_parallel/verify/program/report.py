@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hyper_parallel.verify.engine.blind_spots import BlindSpot
 from hyper_parallel.verify.engine.causes import CAUSES
@@ -113,6 +113,8 @@ class ProgramReport(Report):
         defects: calls on rank 0 that the framework is known to compute wrongly.
         untested: what one rank may have wrong, too, and was not asked for, a sentence each.
     """
+
+    has_page: ClassVar[bool] = True
 
     name: str
     platform: str
