@@ -162,13 +162,15 @@ def main() -> None:
     world = int(os.environ["WORLD_SIZE"])
     tensor_parallel = 2 if world % 2 == 0 else 1
     mesh = init_device_mesh("cpu", (world // tensor_parallel, tensor_parallel), mesh_dim_names=("dp", "tp"))
+    data = mesh["dp"]
+    if BATCH % data.size():
+        parser.error(f"{BATCH} sequences do not divide among {data.size()} data ranks")
     torch.manual_seed(0)
     model = parallel(GPT(), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     step = 0
     if options.load:
         step = load({"model": model, "optimizer": optimizer, "step": step}, options.load)["step"]
-    data = mesh["dp"]
     for number in range(step, options.steps):
         ids, targets = (each.chunk(data.size())[data.get_local_rank()] for each in batch(number))
         loss = loss_of(model(ids), targets)
