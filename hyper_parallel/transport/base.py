@@ -111,7 +111,7 @@ class HostOps(Protocol):
         """Flat parts of ``x``, of ``sizes`` elements each: copies outside any gradient, sharing nothing with ``x``."""
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Flat ``parts``, one after the other, in a new tensor."""
+        """Flat ``parts``, which nobody else uses, one after the other; the part itself if the others are empty."""
 
     def reduce(self, parts: Sequence[Any], op: str) -> Any:
         """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""

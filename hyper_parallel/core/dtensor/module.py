@@ -29,6 +29,7 @@ from hyper_parallel.platform.select import platform_of, platform_of_argument
 from hyper_parallel.transport.base import Parts
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Box
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
@@ -155,12 +156,23 @@ def _scatter_to(platform: Platform, whole: Any, layout: Layout, source: int, ran
     """Scatter the shards of ``ranks`` from rank ``source``, by an all-to-all in which only that rank sends."""
     full_box, size = whole_box(layout.shape or ()), (math.prod(layout.local_shape),)
     boxes = [layout.local_box(rank) for rank in ranks] if layout.mesh.rank == source else []
-    flat = pack([narrow_box(whole, full_box, box, platform) for box in boxes], whole, platform)
+    if boxes and _follow_each_other(boxes, full_box):
+        flat = platform.contiguous(platform.reshape(whole, (-1,)))
+    else:
+        flat = pack([narrow_box(whole, full_box, box, platform) for box in boxes], whole, platform)
     sends = Parts.of([(volume(box),) for box in boxes] or [(0,)] * len(ranks))
     expects = Parts.of([size if rank == source else (0,) for rank in ranks])
     shard = platform.transport().all_to_all(flat, ranks, sends, expects)
     # No view: a framework makes a view anew when its base is written, and an empty one without second gradients.
     return platform.detach(platform.reshape(shard, layout.local_shape))
+
+
+def _follow_each_other(boxes: Sequence[Box], full: Box) -> bool:
+    """Return whether the boxes, in their order, are all rows of the tensor: they need no copy to be sent."""
+    if not full or any(box[1:] != full[1:] for box in boxes):
+        return False
+    edges = [full[0][0], *(edge for box in boxes for edge in box[0]), full[0][1]]
+    return edges[::2] == edges[1::2]
 
 
 def place_parameter(

@@ -64,7 +64,8 @@ class NumpyOps:
 
     def join(self, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """Flat ``parts``, concatenated."""
-        return np.concatenate(parts)
+        filled = [part for part in parts if part.size]
+        return filled[0] if len(filled) == 1 else np.concatenate(parts)
 
     def reduce(self, parts: Sequence[np.ndarray[Any, Any]], op: str) -> np.ndarray[Any, Any]:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end.

@@ -414,11 +414,11 @@ def test_each_piece_leaves_the_source_once(monkeypatch):
     def on_rank():
         mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
         tensor = values if mesh.rank == 4 else torch.zeros(5, 3)
-        return distribute_tensor(tensor, mesh, [Replicate(), Shard(0)], src_data_rank=4).to_local()
+        return distribute_tensor(tensor, mesh, [Replicate(), Shard(1)], src_data_rank=4).to_local()
 
     for rank, shard in enumerate(simulate(on_rank, 6, "torch")):
-        assert torch.equal(shard, values[3:] if rank % 2 else values[:3])
-    assert sorted(box for rank, box in cuts if rank == 4) == [((0, 3), (0, 3)), ((3, 5), (0, 3))]
+        assert torch.equal(shard, values[:, 2:] if rank % 2 else values[:, :2])
+    assert sorted(box for rank, box in cuts if rank == 4) == [((0, 5), (0, 2)), ((0, 5), (2, 3))]
 
 
 def test_a_tie_with_an_earlier_call_is_not_cut():

@@ -199,7 +199,7 @@ class RunningVariance(nn.Module):
         return x * (var + 1e-5).rsqrt() * self.scale
 
 
-@unlisted({"dp": 2}, ("buffer", "1.running_var"), "scaled")
+@unlisted({"dp": 2}, ("buffer", "1.running_var"), "scaled-by-count")
 def variance_by_the_own_count(bug):
     """A synchronised running variance is made unbiased with the rank's own number of rows."""
     make_mesh(dp=2)

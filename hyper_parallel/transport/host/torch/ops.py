@@ -115,7 +115,8 @@ class TorchOps:
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Flat ``parts``, concatenated."""
-        return torch.cat(list(parts))
+        filled = [part for part in parts if part.numel()]
+        return filled[0] if len(filled) == 1 else torch.cat(list(parts))
 
     def reduce(self, parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
         """Fold ``parts`` from the left with ``op``; ``avg`` divides the sum once, at the end."""
