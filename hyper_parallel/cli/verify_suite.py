@@ -122,8 +122,8 @@ def _words(check: SuiteCheck) -> list[str]:
     """Return the command line of a check: its options as those of its command, then its script."""
     from hyper_parallel.verify.input_error import InputError
 
-    parser, named = _parser(check.kind), _NAMED[check.kind]
-    known = [text.removeprefix("--") for text in parser._option_string_actions if text.startswith("--")]  # noqa: SLF001 - argparse lists its options nowhere else
+    actions, named = _actions(check.kind), _NAMED[check.kind]
+    known = [text.removeprefix("--") for text in actions if text.startswith("--")]
     foreign = [name for name in check.shared if not any(f"--{name}" in _actions(kind) for kind in _COMMANDS)]
     shared = {name: value for name, value in check.shared.items() if name in known}
     words = ["verify", check.kind]
@@ -136,7 +136,7 @@ def _words(check: SuiteCheck) -> list[str]:
         if name not in known:
             msg = f"unknown option {name}{near_hint(name, [*known, *named])}"
             raise InputError(msg)
-        words += _option(parser, name, value)
+        words += _option(actions[f"--{name}"], name, value)
     return [*words, *_positional(check)]
 
 
@@ -164,11 +164,10 @@ def _positional(check: SuiteCheck) -> list[str]:
     return [first, "--", *rest] if ".py:" in first else ["--", first, *rest]
 
 
-def _option(parser: argparse.ArgumentParser, name: str, value: Any) -> list[str]:
+def _option(action: argparse.Action, name: str, value: Any) -> list[str]:
     """Return a value of the settings as words of the command line."""
     from hyper_parallel.verify.input_error import InputError
 
-    action = parser._option_string_actions[f"--{name}"]  # noqa: SLF001 - as above
     if action.nargs == 0:
         if not isinstance(value, bool):
             msg = f"{name} is {value!r}; it must be true or false"
@@ -176,7 +175,7 @@ def _option(parser: argparse.ArgumentParser, name: str, value: Any) -> list[str]
         off = f"--no-{name}"
         return [f"--{name}"] if value else [off] if off in action.option_strings else []
     values = value if isinstance(value, list) else [value]
-    several = isinstance(action, argparse._AppendAction) or action.nargs in {"*", "+"}  # noqa: SLF001 - as above
+    several = isinstance(action, argparse._AppendAction) or action.nargs in {"*", "+"}  # noqa: SLF001 - its class has no public name
     if not all(isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in values) or (
         isinstance(value, list) and not several
     ):
@@ -186,16 +185,12 @@ def _option(parser: argparse.ArgumentParser, name: str, value: Any) -> list[str]
 
 
 @functools.cache
-def _parser(kind: str) -> argparse.ArgumentParser:
-    """Return the parser of a command of ``verify``."""
+def _actions(kind: str) -> Mapping[str, argparse.Action]:
+    """Return the options of a command of ``verify``, as they are written."""
     kinds = Parser(prog="hyper-parallel verify").add_subparsers()
     _COMMANDS[kind](kinds)
     parser: argparse.ArgumentParser = kinds.choices[kind]
-    return parser
-
-
-def _actions(kind: str) -> Mapping[str, argparse.Action]:
-    return _parser(kind)._option_string_actions  # noqa: SLF001 - as above
+    return parser._option_string_actions  # noqa: SLF001 - argparse lists its options nowhere else
 
 
 def _page(folder: str | None, check: SuiteCheck) -> Path | None:

@@ -229,9 +229,8 @@ class _Exchange:
                 "compress the causal mask (use_attn_mask_compression), which is sparse_mode 2"
             )
         if any(kernel.sparse_mode in (_LEFT_UP, _RIGHT_DOWN) for kernel in kernels):
-            end = (self._mesh.get_local_rank("gathered") + 1) * query.shape[
-                seq
-            ]  # what is later is hidden; the last key is the last query's
+            # What is later is hidden; the last key is the last query's.
+            end = (self._mesh.get_local_rank("gathered") + 1) * query.shape[seq]
             others = [self.platform.narrow(each, seq, 0, end) for each in others]
             for kernel in kernels:
                 kernel.sparse_mode = _RIGHT_DOWN

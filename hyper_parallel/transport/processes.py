@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
+import signal
 import socket
+import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import reduction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ __all__ = [
     "SharedFile",
     "available",
     "end_ranks",
+    "end_session",
     "free_port",
     "local_environment",
     "process_state",
@@ -45,6 +48,22 @@ ENGINE_VARIABLE = "HYPER_PARALLEL_ENGINE_RULES"
 _GLOO_INTERFACE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 _STATE = "/proc/{}/stat"
 _SERVER = "from multiprocessing.forkserver import main; "
+
+
+def end_session(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """End a process that was started with a session of its own, and everything that it runs; nothing if it has ended.
+
+    Args:
+        process: to end.
+        seconds: after which SIGTERM is followed by SIGKILL.
+    """
+    for stop in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, stop)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
 
 
 def search_path() -> list[str]:

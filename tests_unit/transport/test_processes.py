@@ -2,16 +2,18 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 import hyper_parallel
 from hyper_parallel.pytest_plugin.ranks import require_transport
-from hyper_parallel.transport.processes import available, end_ranks, python_command, stay_on
+from hyper_parallel.transport.processes import available, end_ranks, end_session, process_state, python_command, stay_on
 from hyper_parallel.transport.real import launched_processes
 from hyper_parallel.transport.real.launched_processes import run_launched
 from hyper_parallel.transport.serialization import pack
@@ -130,3 +132,21 @@ def test_other_systems_bind_nothing(two, monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     stay_on(0)
     assert (two, available()) == ([], [])
+
+
+def test_a_session_ends_with_all_that_it_runs(tmp_path):
+    """A process that ignores SIGTERM is killed, and its child ended; one that has ended is left alone."""
+    ignore = "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    child = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    (tmp_path / "ignores.py").write_text(f"{ignore}{child}print(child.pid, flush=True)\ntime.sleep(600)\n")
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "ignores.py")], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        pid = int(process.stdout.readline())
+        end_session(process, 0.3)
+        assert process.returncode == -signal.SIGKILL
+        end_session(process, 0.3)
+    deadline = time.monotonic() + 60
+    while process_state(pid) not in {"", "Z"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import selectors
-import signal
 import subprocess
 import time
 from collections import deque
@@ -19,7 +18,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hyper_parallel.transport.failures import starting
-from hyper_parallel.transport.processes import python_command
+from hyper_parallel.transport.processes import end_session, python_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,13 +91,7 @@ class _ForkServer:
     def close(self) -> None:
         """End the process and everything that it runs."""
         os.close(self.read)
-        for stop in (signal.SIGTERM, signal.SIGKILL):
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, stop)
-                try:
-                    self.process.wait(_TERM_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
+        end_session(self.process, _TERM_SECONDS)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # a task that was never read
             self.process.stdin.close()

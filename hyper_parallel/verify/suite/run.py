@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from hyper_parallel.transport.processes import local_environment, python_command
+from hyper_parallel.transport.processes import end_session, local_environment, python_command
 from hyper_parallel.verify.program.report import REFUSED
 from hyper_parallel.verify.suite.report import INVALID, CheckResult
 from hyper_parallel.verify.suite.settings import SuiteCheck
@@ -50,7 +47,7 @@ def run_check(check: SuiteCheck, words: Sequence[str], folder: Path, html: Path 
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                _end(process)
+                end_session(process, _TERM_SECONDS)
             seconds = time.perf_counter() - started
             out.seek(0)
             err.seek(0)
@@ -70,14 +67,3 @@ def run_check(check: SuiteCheck, words: Sequence[str], folder: Path, html: Path 
     if set(document) <= {"ok", "error", "interrupted"}:
         return CheckResult(check, command, status, seconds, error=document["error"])
     return CheckResult(check, command, status, seconds, document, shown)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and what it has started, if it runs."""
-    for stop in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, stop)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TERM_SECONDS)
