@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,7 @@ def _die_in_a_smaller_program(*arguments, shrinks):
 def test_a_smaller_program_that_ends_the_process_costs_no_batch(monkeypatch):
     """The batch runs again without making its findings smaller: its programs are counted as in any run."""
     expected = run_campaign(replace(SHORT, count=3)).outcomes
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # the process of the campaign imports this file
     monkeypatch.setattr(campaign, "run_batch", _die_in_a_smaller_program)
     report = run_campaign(replace(SHORT, count=3, jobs=1))
     assert report.outcomes == expected
