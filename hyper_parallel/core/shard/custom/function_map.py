@@ -16,11 +16,11 @@ from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_gathered_shapes
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Placement, Shard, own_placements
+from hyper_parallel.core.shard.custom.several_meshes import axes_to_sum
 from hyper_parallel.core.shard.refusals import lost_write_error
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
-    MeshMismatchError,
     MixedTensorError,
     PlacementError,
     ShardMismatchError,
@@ -56,6 +56,9 @@ def local_map(
     another operand, or an output, is not, gets its gradient summed over that axis. Communication inside ``func`` must
     be differentiable.
 
+    DTensors may be on several meshes, each with its own placements. A gradient is summed along axes of its operand's
+    own mesh only: an operand on ``mesh["tp"]`` is another tensor for each index of ``dp``.
+
     Args:
         func: takes local tensors where the caller passes DTensors, in any nesting, by position or keyword. None
             returns a decorator.
@@ -66,7 +69,7 @@ def local_map(
             list of them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
         in_grad_placements: the placements of the gradients that ``func`` produces, spelled like ``in_placements``;
             None stands for the contract above.
-        device_mesh: the mesh; by default that of the DTensors.
+        device_mesh: the mesh of the outputs; by default that of the first DTensor.
         redistribute_inputs: redistribute DTensors to ``in_placements`` instead of refusing those with another layout.
 
     Returns:
@@ -78,8 +81,9 @@ def local_map(
         LayoutError: (a ValueError) by the wrapped function: a DTensor is not laid out as declared, or the number or
             nesting of entries does not fit the call.
         MixedTensorError: a plain tensor has an entry.
-        MeshMismatchError: DTensors of another mesh.
-        MeshLookupError: (a MeshError) this rank is not in the mesh, so it has nothing to call ``func`` with.
+        MeshMismatchError: (a ValueError) DTensors are on several meshes which leave open along which axes the gradient
+            of one is summed, or a layout in the declarations is on another mesh.
+        MeshLookupError: (a MeshError) this rank is not in one of the meshes, so it has nothing to call ``func`` with.
         ShardMismatchError: (a ValueError) the outputs of the ranks do not make one tensor in ``out_placements``.
         ArgumentTypeError: ``func`` returned a DTensor.
         UnsupportedOperatorError: ``func`` wrote into an operand that had to be moved. Detected where the framework
@@ -107,7 +111,7 @@ class _PreparedCall:
 
     Attributes:
         platform: the platform of the DTensors.
-        mesh: the mesh of the DTensors.
+        mesh: the mesh of the outputs.
         targets: layouts in which they enter, in order.
         args: positional arguments with local tensors in their place.
         kwargs: keyword arguments likewise.
@@ -167,15 +171,11 @@ class _LocalMap:
         entries = self._entries_per_argument("in_placements", self.entries, arguments, args, kwargs)
         grads = self._entries_per_argument("in_grad_placements", self.grads, arguments, args, kwargs)
         targets = [
-            None if argument[1] is None else self._target(mesh, platform, argument, entry)
+            None if argument[1] is None else self._target(platform, argument, entry)
             for argument, entry in zip(arguments, entries, strict=True)
         ]
         layouts = [target for target in targets if target is not None]
-        axes = self._varying(mesh, layouts)
-        locals_ = [
-            value if target is None else self._local_for(name, value, target, axes, grad)
-            for (name, value), target, grad in zip(arguments, targets, grads, strict=True)
-        ]
+        locals_ = self._locals(arguments, targets, grads, mesh)
         entering = iter(locals_)
         moved = tuple(
             (name, target, local)
@@ -191,7 +191,7 @@ class _LocalMap:
             moved,
         )
 
-    def _target(self, mesh: DeviceMesh, platform: Platform, argument: _Leaf, entry: Any) -> Layout | None:
+    def _target(self, platform: Platform, argument: _Leaf, entry: Any) -> Layout | None:
         """The layout in which an argument enters; None for one that is not a DTensor."""
         name, value = argument
         if not isinstance(value, DTensor):
@@ -203,9 +203,7 @@ class _LocalMap:
                 )
                 raise MixedTensorError(msg) if platform.is_tensor(value) else LayoutError(msg)
             return None
-        if value.device_mesh is not mesh:
-            msg = f"local_map({self.name}): {name} is on {value.device_mesh!r}, but the function is on {mesh!r}"
-            raise MeshMismatchError(msg)
+        value.device_mesh.own_coordinate()  # outside of it, the function would compute with an empty tensor
         if entry is _NO_ENTRY:
             return value.layout
         if entry is None:
@@ -213,7 +211,7 @@ class _LocalMap:
                 f"local_map({self.name}): {name} is a DTensor, its entry of in_placements is None; give its placements"
             )
             raise PlacementError(msg)
-        target = Layout.place(mesh, entry, tuple(value.shape))
+        target = Layout.place(value.device_mesh, entry, tuple(value.shape))
         if target is not value.layout and not self.moves:
             msg = (
                 f"local_map({self.name}): {name} is laid out as {value.layout.notation(value.dtype)}, in_placements "
@@ -223,21 +221,29 @@ class _LocalMap:
             raise LayoutError(msg)
         return target
 
-    def _varying(self, mesh: DeviceMesh, targets: Sequence[Layout]) -> tuple[int, ...]:
-        """Axes along which ranks compute different things, since an operand or an output is not replicated there."""
-        outputs = list(_declared_layouts(mesh, self.out))
-        return tuple(
-            axis
-            for axis in range(mesh.ndim)
-            if not all(layout.placement_on(axis).is_replicate() for layout in (*targets, *outputs))
-        )
-
-    def _local_for(self, name: str, value: Any, target: Layout, axes: tuple[int, ...], grad: Any) -> Any:
-        if grad is _NO_ENTRY or grad is None:
-            varying = tuple(axis for axis in axes if target.placement_on(axis).is_replicate())
-        else:
-            varying = varying_axes(target, grad, f"local_map({self.name}): {name}")
-        return value.local_for(target, varying, Cause(f"local_map({self.name})", name))
+    def _locals(
+        self, arguments: list[_Leaf], targets: list[Layout | None], grads: list[Any], mesh: DeviceMesh
+    ) -> list[Any]:
+        """The arguments as they enter, with local tensors in place of DTensors."""
+        values = [(name, target) for (name, _), target in zip(arguments, targets, strict=True) if target is not None]
+        values += [("the output", layout) for layout in _declared_layouts(mesh, self.out)]
+        several = any(layout.mesh is not mesh for _, layout in values)
+        differing = () if several else _differing_axes(mesh, [layout for _, layout in values])
+        locals_ = []
+        for (name, value), target, grad in zip(arguments, targets, grads, strict=True):
+            if target is None:
+                locals_.append(value)
+                continue
+            if grad is not _NO_ENTRY and grad is not None:
+                varying = varying_axes(target, grad, f"local_map({self.name}): {name}")
+            elif not several:
+                varying = tuple(axis for axis in differing if target.placement_on(axis).is_replicate())
+            elif value._platform.grad_enabled() and value._platform.needs_grad(value._local):
+                varying = axes_to_sum(f"local_map({self.name})", name, target, tuple(values))
+            else:
+                varying = ()
+            locals_.append(value.local_for(target, varying, Cause(f"local_map({self.name})", name)))
+        return locals_
 
     def _entries_per_argument(
         self, option: str, entries: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -440,6 +446,13 @@ def _declared_layouts(mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
     elif isinstance(placements, (Mapping, Sequence)) and not isinstance(placements, str):
         for inner in placements.values() if isinstance(placements, Mapping) else placements:
             yield from _declared_layouts(mesh, inner)
+
+
+def _differing_axes(mesh: DeviceMesh, layouts: Sequence[Layout]) -> tuple[int, ...]:
+    """Axes along which ranks compute different things, since an operand or an output is not replicated there."""
+    return tuple(
+        axis for axis in range(mesh.ndim) if not all(layout.placement_on(axis).is_replicate() for layout in layouts)
+    )
 
 
 def _layout(mesh: DeviceMesh, placements: Any) -> Layout:

@@ -13,7 +13,6 @@ from hyper_parallel.core.shard.custom.function_map import local_map
 from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
-    MeshMismatchError,
     MixedTensorError,
     ShardMismatchError,
     UnsupportedOperatorError,
@@ -331,20 +330,6 @@ def test_sizes_that_depend_on_values():
         "with the same layouts; the other ranks do not know about the change. If an argument determines "
         "the sizes, wrap the function for each of its values: local_map(functools.partial(func, argument=value), ...)"
     )
-
-
-@torch_only
-def test_another_mesh():
-    """A DTensor of another mesh than the declared one is refused."""
-
-    def body():
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        other = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-        with pytest.raises(MeshMismatchError) as caught:
-            local_map(same, [Shard(0)], device_mesh=other)(rows(mesh))
-        return str(caught.value).startswith("local_map(same): x is on DeviceMesh(")
-
-    assert all(simulate(body, 2, platform="torch"))
 
 
 @torch_only

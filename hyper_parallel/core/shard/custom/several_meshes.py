@@ -1,0 +1,77 @@
+"""Functions of DTensors on several meshes: along which axes of its own mesh an operand's gradient is summed."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hyper_parallel._caches import register
+from hyper_parallel.errors import MeshMismatchError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.layout import Layout
+
+__all__ = ["axes_to_sum"]
+
+
+def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str, Layout], ...]) -> tuple[int, ...]:
+    """Return the axes along which an operand is replicated and ranks compute different shares of its gradient.
+
+    Two ranks compute the same if every operand and every output is the same on both, as the placements say.
+
+    Args:
+        region: the function, for messages.
+        name: the operand.
+        target: the operand's layout.
+        values: name and layout of every operand and output, each on its own mesh.
+
+    Raises:
+        MeshMismatchError: (a ValueError) along an axis some ranks compute the same but others do not, or a mesh without
+            some of the ranks leaves open whether they do.
+    """
+    axes, problem = _axes_to_sum(target, values)
+    if problem:
+        msg = (
+            f"{region}: the gradient of {name} on {target.mesh!r} cannot be derived: {problem}. Give {name} its entry "
+            "of in_grad_placements, Partial() for axes along which its gradient is to be summed and Replicate() for "
+            "others that it is replicated on, or bring it to the mesh of the "
+            "others by get_platform().get_tensor_transform().transform(tensor, layout)"
+        )
+        raise MeshMismatchError(msg)
+    return axes
+
+
+@lru_cache(maxsize=1024)
+def _axes_to_sum(target: Layout, values: tuple[tuple[str, Layout], ...]) -> tuple[tuple[int, ...], str]:
+    """Return the axes, and what contradicts them; empty if nothing does."""
+    mesh, own = target.mesh, target.mesh.own_coordinate()
+    free = tuple(axis for axis in range(mesh.ndim) if target.placement_on(axis).is_replicate())
+    ranks = mesh.ranks_along(free)
+    moved = [
+        {axis for axis, index in zip(free, indices, strict=True) if index != own[axis]}
+        for indices in itertools.product(*(range(mesh.shape[axis]) for axis in free))
+    ]
+    differing = [_first_difference(mesh.rank, rank, values) for rank in ranks]
+    summed = {axis for axes, name in zip(moved, differing, strict=True) if len(axes) == 1 and name for axis in axes}
+    for rank, axes, name in zip(ranks, moved, differing, strict=True):
+        missing = next((value for value, layout in values if rank not in layout.mesh.ranks), None)
+        if name is None and missing is not None:
+            return (), f"{missing} is on a mesh without rank {rank}, which may or may not compute the same as this rank"
+        if (name is None) == bool(axes & summed):
+            return (), f"of the ranks {list(ranks)}, on which it is replicated, some compute the same but others do not"
+    return tuple(sorted(summed)), ""
+
+
+def _first_difference(rank: int, other: int, values: tuple[tuple[str, Layout], ...]) -> str | None:
+    """Return the first of the values that is not the same on two ranks as far as placements say; None if all are."""
+    for name, layout in values:
+        if other in layout.mesh.ranks:
+            here, there = layout.mesh.coordinate_of(rank), layout.mesh.coordinate_of(other)
+            axes = range(layout.mesh.ndim)
+            if any(here[axis] != there[axis] and not layout.placement_on(axis).is_replicate() for axis in axes):
+                return name
+    return None
+
+
+register("axes along which gradients of operands on several meshes are summed", _axes_to_sum, has_layouts=True)
