@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from hyper_parallel.core.data_parallel import (
         CPUOffloadPolicy as CPUOffloadPolicy,
+        DataParallelMeshDims as DataParallelMeshDims,
         FSDPModule as FSDPModule,
         MixedPrecisionPolicy as MixedPrecisionPolicy,
         OffloadPolicy as OffloadPolicy,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from hyper_parallel.compat.refusals import refused_function
 from hyper_parallel.core.data_parallel import policy
+from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, OffloadPolicy
 from hyper_parallel.core.data_parallel.sharding import dim_to_split, groups_of, shard_group
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -145,10 +146,14 @@ def fully_shard(
             _add_base(parameter, _RankState)
     kept_whole = {id(parameter) for parameter in replicate_params or ()}
 
-    def dim_of(parameter: Any) -> int | None:
-        return None if id(parameter) in kept_whole else dim_to_split(shard_placement_fn, parameter)
+    axes = data_axes(mesh, None)
 
-    shard_group(module, mesh, reshard_after_forward, mp_policy, ignored, dim_of)
+    def place(parameter: Any) -> tuple[DataAxes, int]:
+        if id(parameter) in kept_whole:
+            return DataAxes(mesh, shares=False), 0
+        return axes, dim_to_split(shard_placement_fn, parameter)
+
+    shard_group(module, axes, reshard_after_forward, mp_policy, ignored, place)
     for group in groups_of(module)[0]:
         group.reduction.adds_copies = True
         group.reduction.on_main_grad = getattr(mp_policy, "apply_grad_on_fp32_main_grad", False)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         no_sync as no_sync,
         set_requires_gradient_sync as set_requires_gradient_sync,
     )
+    from hyper_parallel.core.data_parallel.meshes import DataParallelMeshDims as DataParallelMeshDims
     from hyper_parallel.core.data_parallel.methods import (
         FSDPModule as FSDPModule,
         UnshardHandle as UnshardHandle,
@@ -33,6 +34,7 @@ __getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.data_parallel.accumulation": ("global_mean", "no_sync", "set_requires_gradient_sync"),
+        "hyper_parallel.core.data_parallel.meshes": ("DataParallelMeshDims",),
         "hyper_parallel.core.data_parallel.methods": (
             "FSDPModule",
             "UnshardHandle",

@@ -66,10 +66,16 @@ class FSDPModule:
         """Divide the sums of this module's own gradients by ``factor`` instead of the number of ranks.
 
         Raises:
-            PlanError: it is not positive.
+            PlanError: it is not positive, or parameters are DTensors on the data axes.
         """
         if not factor > 0:
             msg = f"set_gradient_divide_factor: {factor!r} must be positive"
+            raise PlanError(msg)
+        if any(group.options.on_data_axes for group in groups_of(self)[0]):
+            msg = (
+                "set_gradient_divide_factor: parameters are DTensors on the data axes, where gradients of sharded "
+                "values are sums already; multiply the loss instead"
+            )
             raise PlanError(msg)
         self._set("divide_factor", factor, recurse=False)
 

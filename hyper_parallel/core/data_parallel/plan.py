@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FlatPlan", "Slot", "plan_flat"]
+    from hyper_parallel.core.dtensor.layout import Layout
+
+__all__ = ["FlatPlan", "Slot", "plan_flat", "split_dim"]
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,16 @@ def plan_flat(shapes: Sequence[Sequence[int]], ranks: int, dims: Sequence[int] |
         slots.append(slot)
         offset += slot.size
     return FlatPlan(tuple(slots), ranks)
+
+
+def split_dim(layout: Layout, ranks: Sequence[int]) -> int:
+    """Return the dim of a sharded parameter that the data axis splits; 0 if it splits none.
+
+    Args:
+        layout: of the parameter.
+        ranks: of the data axis.
+    """
+    for dim, axes in enumerate(layout.dim_axes):
+        if any(layout.mesh.ranks_along((axis,)) == tuple(ranks) for axis in axes):
+            return dim
+    return 0

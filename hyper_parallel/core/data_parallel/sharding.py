@@ -7,67 +7,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
+from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes, sharded_layout
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
-from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import common_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.dtensor.steps import narrow_box
-from hyper_parallel.errors import MeshError, PlanError, UnsupportedOnBackend
+from hyper_parallel.errors import PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_of_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hyper_parallel.core.data_parallel.meshes import DataParallelMeshDims
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["REPLICATED", "dim_to_split", "fully_shard", "groups_of", "shard_group", "sharded_layout"]
-
-
-def sharded_layout(path: str, parameter: Any, mesh: DeviceMesh, dim: int | None = 0) -> Layout:
-    """Return the layout of the shards of ``parameter``, a DTensor, over the last axis of ``mesh`` as well.
-
-    The dim is split by tensor parallelism first, if at all, and each of those parts over the data axis: a data group
-    holds the tensor-parallel shard.
-
-    Args:
-        path: name of the parameter.
-        parameter: a DTensor on a mesh of other axes.
-        mesh: the data axis, or the axis of replicas and the data axis.
-        dim: that the data axis splits; None: each of its ranks holds all that tensor parallelism has left on it.
-
-    Raises:
-        PlanError: the parameter is partial, or its mesh and ``mesh`` are not slices of one mesh.
-    """
-    layout = parameter.layout
-    notation = layout.notation(parameter.dtype)
-    if layout.partials:
-        msg = f"fully_shard: parameter {path} is a DTensor {notation}; reduce it first, with reduce_partial()"
-        raise PlanError(msg)
-    try:
-        whole = common_mesh(mesh, layout.mesh)
-    except MeshError as error:
-        msg = (
-            f"fully_shard: parameter {path} is a DTensor {notation} on {layout.mesh!r}, which is not a slice of one "
-            f"mesh with {mesh!r}; build one mesh of all axes, and pass slices of it to tensor parallelism and to "
-            "fully_shard"
-        )
-        raise PlanError(msg) from error
-    axes = [whole.axis(name) for name in layout.mesh.names]
-    dim_axes = [tuple(axes[axis] for axis in split) for split in layout.dim_axes]
-    if dim is not None:
-        dim_axes[dim] = (*dim_axes[dim], whole.axis(mesh.names[-1]))
-    return Layout.of(whole, dim_axes, (), layout.shape)
+__all__ = ["REPLICATED", "dim_to_split", "fully_shard", "groups_of", "shard_group"]
 
 
 ModuleT = TypeVar("ModuleT")
 
 _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
-_MOST_AXES = 2
 _TAKEN: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """Parameters that ``fully_shard`` has replaced, by identity, while another module or the program holds them."""
 
@@ -81,6 +44,7 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Any] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> ModuleT:
     """Shard the parameters of ``module`` over a data axis (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
 
@@ -92,7 +56,9 @@ def fully_shard(
 
     Parameters may be DTensors of tensor parallelism, over other axes of the mesh that ``mesh`` is a slice of. They
     become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard, or
-    another dim by ``shard_placement_fn``.
+    another dim by ``shard_placement_fn``. With ``dp_mesh_dims`` they may also be DTensors on all of ``mesh``,
+    replicated along the data axes: then gradients of values that are sharded over those are those of one device, and
+    ranks that each hold another value as replicated are averaged over, as ranks with plain tensors are.
 
     A list of modules shares one group, which is gathered when each of them is called. On PyTorch a module's class gets
     the methods of :class:`hyper_parallel.FSDPModule`. Parameters may be frozen and unfrozen between passes, on all
@@ -108,7 +74,8 @@ def fully_shard(
     Args:
         module: the module, or a list of modules, changed in place. All ranks hold the same values; each keeps its
             shards of them.
-        mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first.
+        mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first. With
+            ``dp_mesh_dims``, a mesh of more axes.
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
             frees them except in the outermost module, whose backward follows at once. A number, over how many ranks a
             part may be kept: 1 keeps them whole, others free all.
@@ -116,12 +83,13 @@ def fully_shard(
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
         offload_policy: where shards are; ``CPUOffloadPolicy()`` changes nothing where the CPU computes.
         ignored_params: parameters that stay as they are, and whose gradients are left alone.
+        dp_mesh_dims: names of the data axes of ``mesh``; several that shard are flattened into one.
 
     Returns:
         ``module``.
 
     Raises:
-        MeshError: (a ValueError) the mesh has more than two axes.
+        MeshError: (a ValueError) the mesh has more than two axes, or not those that are named.
         PlanError: (a ValueError) the module was sharded before, has a parameter that cannot be sharded, or an option
             has a value that does not exist.
         UnsupportedOnBackend: (a NotImplementedError) shards in host memory for a device with memory of its own; a list
@@ -129,10 +97,14 @@ def fully_shard(
     """
     mesh = resolve_mesh(mesh)
     _check_offload(offload_policy, mesh)
-    reshard = _reshard(reshard_after_forward, mesh)
-    return shard_group(
-        module, mesh, reshard, mp_policy, ignored_params or (), partial(dim_to_split, shard_placement_fn)
-    )
+    axes = data_axes(mesh, dp_mesh_dims)
+    place = partial(_place, shard_placement_fn, axes)
+    return shard_group(module, axes, reshard_after_forward, mp_policy, ignored_params or (), place)
+
+
+def _place(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -> tuple[DataAxes, int]:
+    """Return the data axes of ``parameter``, and the dim that is split."""
+    return axes, dim_to_split(place, parameter)
 
 
 def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
@@ -144,13 +116,13 @@ def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
         raise UnsupportedOnBackend(msg)
 
 
-def _reshard(reshard: Any, mesh: DeviceMesh) -> bool | None:
+def _reshard(reshard: Any, axes: DataAxes) -> bool | None:
     """Whether to free parameters after forward; a number is one of ranks that divides the data axis."""
     if reshard is None or isinstance(reshard, bool):
         return reshard
-    size = mesh.shape[-1]
+    size = len(axes.ranks)
     if not isinstance(reshard, int) or reshard < 1 or size % reshard:
-        ranks = f"the {size} ranks of {mesh.names[-1]}"
+        ranks = f"the {size} ranks of {axes.mesh.names[-1]}" if axes.shares else "1"
         msg = f"fully_shard: reshard_after_forward={reshard!r} must be true, false or a divisor of {ranks}"
         raise PlanError(msg)
     return reshard != 1
@@ -181,29 +153,28 @@ def dim_to_split(place: Callable[[Any], Any] | None, parameter: Any) -> int:
 
 def shard_group(
     module: ModuleT,
-    mesh: DeviceMesh,
-    reshard: bool | None,
+    axes: DataAxes,
+    reshard: bool | int | None,
     policy: MixedPrecisionPolicy | None,
     ignored: Iterable[Any],
-    dim_of: Callable[[Any], int | None] = lambda _: 0,
+    place: Callable[[Any], tuple[DataAxes, int]],
 ) -> ModuleT:
     """Do the work of :func:`fully_shard`.
 
     Args:
         module: as there.
-        mesh: the data axis, or the axis of replicas and the data axis.
+        axes: the data axes of a group that is formed if there are no parameters as well.
         reshard: as there, like ``policy`` and ``ignored``.
         policy: see above.
         ignored: see above.
-        dim_of: returns the dim of a parameter to split; None for one of which each rank keeps all, and whose
-            gradients are reduced over all of ``mesh``.
+        place: returns the data axes of a parameter, and the dim that they split, if they share it.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules:
         raise PlanError("fully_shard: the list of modules is empty")
     platform = platform_of_argument(modules[0], "fully_shard: module", module=True)
     for each in modules:
-        _check(each, mesh)
+        _check(each)
     nested = list({id(group): group for each in modules for group in groups_of(each)[1]}.values())
     listed = list(ignored)
     for each in listed:
@@ -211,17 +182,12 @@ def shard_group(
             msg = f"fully_shard: ignored_params holds the name {each!r}; pass the parameter itself"
             raise PlanError(msg)
     left_alone = {id(parameter) for parameter in listed}
-    found = [place for each in modules for place in _places(platform, each)]
-    places = [place for place in found if id(place[3]) not in left_alone]
+    found = [at for each in modules for at in _places(platform, each)]
+    places = [at for at in found if id(at[3]) not in left_alone]
+    placed = {id(parameter): place(parameter) for *_, parameter in places}
     for path, _, _, parameter in places:
-        _check_parameter(path, parameter, mesh, dim_of(parameter), taken=_TAKEN.get(id(parameter)) is parameter)
-    options = _options(mesh, reshard, policy or MixedPrecisionPolicy())
-    whole_options = replace(options, ranks=(mesh.rank,), replicas=tuple(mesh.ranks))
-    split = [place for place in places if dim_of(place[3]) is not None]
-    whole = [place for place in places if dim_of(place[3]) is None]
-    parts = [(options, part) for part in _by_dtype(_sharded(platform, split, mesh, dim_of))]
-    if whole:
-        parts += [(whole_options, part) for part in _by_dtype(_sharded(platform, whole, mesh, dim_of))]
+        _check_parameter(path, parameter, *placed[id(parameter)], taken=_TAKEN.get(id(parameter)) is parameter)
+    parts = _parts(platform, places, placed, _options_by_axes(axes, placed, reshard, policy))
     groups = [platform.fully_sharded(module, chosen, part) for chosen, part in parts]
     _TAKEN.update({id(parameter): parameter for *_, parameter in places})
     for number, group in enumerate(groups):
@@ -232,6 +198,30 @@ def shard_group(
         setattr(each, _GROUP, groups)
         platform.with_sharded_methods(each)
     return module
+
+
+def _options_by_axes(
+    axes: DataAxes, placed: dict[int, tuple[DataAxes, int]], reshard: Any, policy: MixedPrecisionPolicy | None
+) -> dict[DataAxes, FullyShardedOptions]:
+    """Return the options for ``axes``, and for those that parameters have of their own."""
+    found = dict.fromkeys([axes, *(own for own, _ in placed.values())])
+    return {each: _options(each, reshard, policy or MixedPrecisionPolicy()) for each in found}
+
+
+def _parts(
+    platform: Platform,
+    places: list[tuple[str, Any, str, Any]],
+    placed: dict[int, tuple[DataAxes, int]],
+    options: dict[DataAxes, FullyShardedOptions],
+) -> list[tuple[FullyShardedOptions, list[Any]]]:
+    """Return options and parameters of each group: those of the same axes and dtype."""
+    parts = []
+    for axes, chosen in options.items():
+        members = [place for place in places if placed[id(place[3])][0] == axes]
+        for part in _by_dtype(_sharded(platform, members, placed)):
+            on_data_axes = any(isinstance(each, DTensor) and axes.data_names(each.layout.mesh) for each, *_ in part)
+            parts.append((replace(chosen, on_data_axes=on_data_axes), part))
+    return parts
 
 
 def groups_of(module: Any) -> tuple[list[Any], list[Any]]:
@@ -251,13 +241,7 @@ def _by_dtype(parameters: list[Any]) -> list[list[Any]]:
     return list(parts.values()) or [[]]
 
 
-def _check(module: Any, mesh: DeviceMesh) -> None:
-    if mesh.ndim > _MOST_AXES:
-        msg = (
-            f"fully_shard: {mesh!r} has {mesh.ndim} axes; pass the data axis, as in mesh[{mesh.names[0]!r}], or an "
-            f"axis of replicas and the data axis, as in mesh[{mesh.names[0]!r}, {mesh.names[1]!r}]"
-        )
-        raise MeshError(msg)
+def _check(module: Any) -> None:
     if hasattr(module, _GROUP):
         msg = f"fully_shard was applied to this {type(module).__name__} before; apply it once"
         raise PlanError(msg)
@@ -268,13 +252,11 @@ def _check(module: Any, mesh: DeviceMesh) -> None:
         raise PlanError(msg)
 
 
-def _options(mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> FullyShardedOptions:
-    data = mesh.ndim - 1
-    replicas = mesh.ranks_along((0,)) if data else (mesh.rank,)
+def _options(axes: DataAxes, reshard: Any, policy: MixedPrecisionPolicy) -> FullyShardedOptions:
     return FullyShardedOptions(
-        mesh.ranks_along((data,)),
-        replicas,
-        reshard,
+        axes.ranks,
+        axes.replicas,
+        _reshard(reshard, axes),
         policy.param_dtype,
         policy.reduce_dtype,
         policy.output_dtype,
@@ -296,25 +278,22 @@ def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
     return places
 
 
-def _check_parameter(path: str, parameter: Any, mesh: DeviceMesh, dim: int | None, *, taken: bool) -> None:
+def _check_parameter(path: str, parameter: Any, axes: DataAxes, dim: int, *, taken: bool) -> None:
     if taken:
         msg = (
             f"fully_shard: parameter {path} is shared with a module that is sharded by itself; shard both with one "
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)
-    if dim is not None and not len(parameter.shape):
+    if axes.shares and not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"
         raise PlanError(msg)
     if isinstance(parameter, DTensor):
-        sharded_layout(path, parameter, mesh, dim)
+        sharded_layout(path, parameter, axes, dim)
 
 
 def _sharded(
-    platform: Platform,
-    places: list[tuple[str, Any, str, Any]],
-    mesh: DeviceMesh,
-    dim_of: Callable[[Any], int | None],
+    platform: Platform, places: list[tuple[str, Any, str, Any]], placed: dict[int, tuple[DataAxes, int]]
 ) -> list[Any]:
     """Return for each parameter, tied ones once: value, sharded parameter, owners and names."""
     unique: dict[int, tuple[str, Any, list[tuple[Any, str]]]] = {}
@@ -324,18 +303,18 @@ def _sharded(
     for path, parameter, _ in unique.values():
         platform.check_unhooked(parameter, path, "fully_shard")
     for path, parameter, owners in unique.values():
-        shard = _shard(platform, path, parameter, mesh, dim_of(parameter))
+        shard = _shard(platform, path, parameter, *placed[id(parameter)])
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
         result.append((parameter, sharded, owners))
     return result
 
 
-def _shard(platform: Platform, path: str, parameter: Any, mesh: DeviceMesh, dim: int | None) -> Any:
+def _shard(platform: Platform, path: str, parameter: Any, axes: DataAxes, dim: int) -> Any:
     """Return this rank's shard of ``parameter``, in storage of its own."""
     if not isinstance(parameter, DTensor):
-        placements = [*[Replicate()] * (mesh.ndim - 1), Replicate() if dim is None else Shard(dim)]
-        return distribute_tensor(platform.detach(parameter), mesh, placements, src_data_rank=None)
-    layout = sharded_layout(path, parameter, mesh, dim)
+        placements = [*[Replicate()] * (axes.mesh.ndim - 1), Shard(dim) if axes.shares else Replicate()]
+        return distribute_tensor(platform.detach(parameter), axes.mesh, placements, src_data_rank=None)
+    layout = sharded_layout(path, parameter, axes, dim)
     local = platform.detach(parameter.to_local())
     own = narrow_box(local, parameter.layout.local_box(), layout.local_box(), platform)
     return platform.wrap(platform.contiguous(platform.copy(own)), layout)

@@ -333,6 +333,25 @@ class DeviceMesh:
 
     _flatten = flatten  # as PyTorch's DeviceMesh calls it
 
+    def joined(self, groups: Sequence[Sequence[str]]) -> DeviceMesh:
+        """Return a mesh over the same ranks in which axes are joined.
+
+        Args:
+            groups: names of axes, each at most once. Those of a group become one axis, where the first of them was: the
+                last one named varies fastest, and ``_`` joins their names. Axes of no group stay.
+
+        Raises:
+            MeshError: (a ValueError) an axis gets the name of another.
+            MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
+        """
+        group_of = {self.axis(name): tuple(map(self.axis, group)) for group in groups for name in group}
+        parts = list(dict.fromkeys(group_of.get(axis, (axis,)) for axis in range(self.ndim)))
+        shape = tuple(math.prod(self.shape[axis] for axis in part) for part in parts)
+        names = tuple("_".join(self.names[axis] for axis in part) for part in parts)
+        ranks = self._ranks_along(tuple(axis for part in parts for axis in part), (0,) * self.ndim)
+        _check(self.device_type, shape, ranks, names)
+        return self._interned(self.device_type, shape, ranks, names, self.rank)
+
     def unflatten(
         self,
         dim: int | str,

@@ -34,6 +34,8 @@ class FullyShardedOptions:
         reduce_dtype: in which gradients are reduced; None: that of the gathered parameters.
         output_dtype: of the module's floating outputs; None leaves them as they are.
         cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
+        on_data_axes: parameters are DTensors on the data axes as well, so that gradients of values that are sharded
+            over those are sums over all ranks before the reduction.
     """
 
     ranks: Ranks
@@ -43,6 +45,7 @@ class FullyShardedOptions:
     reduce_dtype: Any = None
     output_dtype: Any = None
     cast_forward_inputs: bool = True
+    on_data_axes: bool = False
 
     @property
     def count(self) -> int:

@@ -19,13 +19,13 @@ from mindspore import Tensor, mint, ops
 from mindspore.common import saved_tensors_hooks
 
 from hyper_parallel._tree import CONTAINERS, tree_map
-from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
+from hyper_parallel.core.data_parallel.plan import Slot, plan_flat, split_dim
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.parameter_paths import replacing_parameters
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT, Reduction
 from hyper_parallel.platform.mindspore.gradients import set_unreduced
-from hyper_parallel.platform.mindspore.sharded_members import Member, data_dim, tuples_of
+from hyper_parallel.platform.mindspore.sharded_members import Member, tuples_of
 from hyper_parallel.platform.mindspore.versions import Function
 
 if TYPE_CHECKING:
@@ -152,9 +152,12 @@ class FullyShardedGroup:
         self.platform, self.options, self.reduces, self.is_outermost = platform, options, True, True
         self.reduction = Reduction()
         self._kept: Tensor | None = None  # sum of this rank's row over passes that do not reduce over replicas
-        shapes = [_row_shape(original, sharded) for original, sharded, _ in parameters]
+        dims = [split_dim(sharded.layout, options.ranks) for _, sharded, _ in parameters]
+        shapes = [_row_shape(original, dim) for (original, _, _), dim in zip(parameters, dims, strict=True)]
         self._plan = plan_flat(shapes, len(options.ranks))
-        self.members = [Member(*each, slot) for each, slot in zip(parameters, self._plan.slots, strict=True)]
+        self.members = [
+            Member(*each, slot, dim) for each, slot, dim in zip(parameters, self._plan.slots, dims, strict=True)
+        ]
         self.trained = [member for member in self.members if member.is_trained]
         self._gradient_plan = plan_flat([member.slot.shape for member in self.trained], len(options.ranks))
         self.number = next(_NUMBERS)
@@ -382,8 +385,7 @@ def _own_part(own: Tensor, slot: Slot, member: Member) -> Tensor:
     return member.shaped(mint.cat([mint.narrow(own, 0, slot.offset, local.size)]).reshape(-1, *slot.shape[1:]))
 
 
-def _row_shape(original: Any, sharded: Any) -> tuple[int, ...]:
+def _row_shape(original: Any, dim: int) -> tuple[int, ...]:
     """Return the shape of what the data axis shares of ``original``, the dim that it splits first."""
     shape = tuple(original.local_shape if isinstance(original, DTensor) else original.shape)
-    dim = data_dim(original, sharded)
     return (*shape[dim : dim + 1], *shape[:dim], *shape[dim + 1 :])

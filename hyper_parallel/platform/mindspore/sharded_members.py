@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.transport.base import Ranks
 
-__all__ = ["HeldTuple", "Member", "data_dim", "tuples_of"]
+__all__ = ["HeldTuple", "Member", "tuples_of"]
 
 
 class Member:
@@ -28,9 +28,10 @@ class Member:
         sharded: the DTensor parameter.
         owners: cells and attribute names.
         slot: place in the rows.
+        dim: that the data axis splits.
     """
 
-    def __init__(self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot) -> None:
+    def __init__(self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot, dim: int) -> None:
         self.sharded, self.owners, self.slot = sharded, owners, slot
         self.is_trained = bool(original.requires_grad)
         self.accumulated: Any = None
@@ -40,8 +41,7 @@ class Member:
         self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
         self.copies = _copies(self._layout)
         """Ranks that repeat what the data axis shares; nothing if there are none but this one."""
-        self.dim = data_dim(original, sharded)
-        """Dim that the data axis splits, which comes first in rows."""
+        self.dim = dim  # comes first in rows
 
     @property
     def local(self) -> Tensor:
@@ -91,14 +91,6 @@ class Member:
         for owner, name in self.owners:
             if owner._params.get(name) is not self.sharded:
                 raise replaced_parameter(name, owner)
-
-
-def data_dim(original: Any, sharded: Any) -> int:
-    """Return the dim of ``original`` that the data axis splits in ``sharded``; 0 if it splits none."""
-    own = original.layout.mesh.names if isinstance(original, DTensor) else ()
-    names = sharded.layout.mesh.names
-    split = (dim for dim, axes in enumerate(sharded.layout.dim_axes) if any(names[axis] not in own for axis in axes))
-    return next(split, 0)
 
 
 def _copies(layout: Layout | None) -> Ranks:

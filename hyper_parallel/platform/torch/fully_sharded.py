@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hyper_parallel.core.data_parallel.plan import Slot, plan_flat
+from hyper_parallel.core.data_parallel.plan import Slot, plan_flat, split_dim
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED, KEPT
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
@@ -119,7 +119,7 @@ class FullyShardedGroup:
             set_replaced(original, f"{type(owner).__name__}.{name}")
         shapes = [_local_shape(original) for original, _, _ in parameters]
         self.options, self.ranks, self.is_outermost = options, options.ranks, True
-        dims = [_split_dim(sharded, self.ranks) for _, sharded, _ in parameters]
+        dims = [split_dim(sharded._layout, self.ranks) for _, sharded, _ in parameters]
         self.plan = plan_flat(shapes, len(self.ranks), dims)
         self.members = [
             ShardedParameter(*each, slot, _policy_dtype(options.param_dtype, each[0].dtype))
@@ -498,15 +498,6 @@ class _Structure:
     def holds(self) -> bool:
         """Whether it still are as many."""
         return sum(map(len, self._homes)) == self._count
-
-
-def _split_dim(sharded: Any, ranks: Sequence[int]) -> int:
-    """The dim of a sharded parameter that the data axis, of ``ranks``, splits."""
-    layout = sharded._layout
-    for dim, axes in enumerate(layout.dim_axes):
-        if any(tuple(layout.mesh.ranks_along((axis,))) == tuple(ranks) for axis in axes):
-            return dim
-    return 0
 
 
 def _scatter_into(columns: torch.Tensor, gradient: torch.Tensor, slot: Slot) -> None:

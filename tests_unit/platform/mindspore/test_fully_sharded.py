@@ -10,8 +10,10 @@ import pytest
 
 from hyper_parallel import (
     ColwiseParallel,
+    DataParallelMeshDims,
     DTensor,
     RowwiseParallel,
+    Shard,
     clip_grad_norm_,
     init_device_mesh,
     parallelize_module,
@@ -182,6 +184,26 @@ def test_two_axes_equal_one_device(kind):
         train_alike(dense, model, grid.rank // 2 if count == 2 else grid.rank, count, "nn.Momentum")
 
     simulate(rank, 4, platform="mindspore")
+
+
+def test_flattened_data_axes_equal_one_device():
+    """Two data axes as one next to tensor parallelism, where parameters are split along their last dim."""
+
+    def rank():
+        grid = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "tp", "cp"))
+        dense, model = make_model(), make_model()
+        parallelize_module(model, grid["tp"], {"second.up": ColwiseParallel(), "second.down": RowwiseParallel()})
+        for block in (model.first, model.second, model):
+            fully_shard(
+                block,
+                mesh=grid,
+                shard_placement_fn=lambda parameter: Shard(len(parameter.shape) - 1),
+                dp_mesh_dims=DataParallelMeshDims(shard=("dp", "cp")),
+            )
+        assert model.second.up.weight.layout.mesh.names == ("dp_cp", "tp")
+        train_alike(dense, model, grid["dp", "cp"].ranks.index(grid.rank), 4, "nn.Momentum")
+
+    simulate(rank, 8, platform="mindspore")
 
 
 def test_accumulation_reduces_once_and_a_step_before_it_is_refused():

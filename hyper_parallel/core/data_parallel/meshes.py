@@ -1,0 +1,202 @@
+"""Which axes of a mesh share the parameters of ``fully_shard``, which repeat them, and the layouts that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.mesh import common_mesh
+from hyper_parallel.errors import ArgumentTypeError, MeshError, PlanError
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
+
+__all__ = ["DataAxes", "DataParallelMeshDims", "data_axes", "sharded_layout"]
+
+_MOST_AXES = 2
+
+
+@dataclass(frozen=True)
+class DataParallelMeshDims:
+    """Names of the data axes of a mesh that has other axes as well, for ``fully_shard``.
+
+    Attributes:
+        shard: axis that shares each parameter, or several, which are flattened into one, in this order.
+        replicate: axis along which the shards are repeated, or several; without ``shard``, parameters stay whole.
+
+    Raises:
+        PlanError: (a ValueError) neither is given.
+        ArgumentTypeError: (a TypeError) one of them is neither a name nor a sequence of names.
+    """
+
+    shard: str | tuple[str, ...] | None = None
+    replicate: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not self.shard_names and not self.replicate_names:
+            msg = "DataParallelMeshDims: shard and replicate name no axis; name the data axes of the mesh"
+            raise PlanError(msg)
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """The axes of ``shard``."""
+        return _names("shard", self.shard)
+
+    @property
+    def replicate_names(self) -> tuple[str, ...]:
+        """The axes of ``replicate``."""
+        return _names("replicate", self.replicate)
+
+
+def _names(field: str, value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else value
+    if names is None:
+        return ()
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        msg = f"DataParallelMeshDims: {field}={value!r} must be the name of an axis, or a tuple of names"
+        raise ArgumentTypeError(msg)
+    return names
+
+
+@dataclass(frozen=True)
+class DataAxes:
+    """The data axes of a group of parameters.
+
+    Attributes:
+        mesh: the axis of replicas, if there is one, and the data axis; if none shares, only axes of replicas.
+        shares: whether the last axis of ``mesh`` shares each parameter.
+        given: the mesh whose axes ``DataParallelMeshDims`` names; None: ``mesh`` was given itself.
+        joined: ``given`` with the data axes flattened.
+    """
+
+    mesh: DeviceMesh
+    shares: bool = True
+    given: DeviceMesh | None = None
+    joined: DeviceMesh | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks that share each parameter."""
+        return self.mesh.ranks_along((self.mesh.ndim - 1,)) if self.shares else (self.mesh.rank,)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Global ranks that hold the same shards as this one, itself included."""
+        return self.mesh.ranks_along(tuple(range(self.mesh.ndim - 1))) if self.shares else tuple(self.mesh.ranks)
+
+    def data_names(self, mesh: DeviceMesh) -> set[str]:
+        """Return those axes of ``mesh``, a slice of ``given``, that are data axes."""
+        return set() if self.joined is None else set(mesh.names) - self._other_names()
+
+    def _other_names(self) -> set[str]:
+        return set() if self.joined is None else set(self.joined.names) - set(self.mesh.names)
+
+    def around(self, own: DeviceMesh) -> DeviceMesh:
+        """Return the mesh of the data axes and of the other axes of ``own``, on which a parameter is.
+
+        Raises:
+            MeshError: ``own`` is not of the same mesh.
+        """
+        if self.given is None or self.joined is None:
+            return common_mesh(self.mesh, own)
+        if own is not self.given[own.names]:
+            msg = f"{own!r} is not a slice of {self.given!r}"
+            raise MeshError(msg)
+        names = {*self.mesh.names, *(self._other_names() & set(own.names))}
+        return self.joined[tuple(name for name in self.joined.names if name in names)]
+
+
+def data_axes(mesh: DeviceMesh, dims: DataParallelMeshDims | None) -> DataAxes:
+    """Return the data axes of ``mesh``.
+
+    Args:
+        mesh: if ``dims`` is None, the data axis, or the axis of replicas and the data axis.
+        dims: names of those axes.
+
+    Raises:
+        MeshError: (a ValueError) ``mesh`` has too many axes, no names, or not the axes that are named, or one is named
+            twice.
+        ArgumentTypeError: (a TypeError) ``dims`` is of another class.
+    """
+    if dims is None:
+        if mesh.ndim > _MOST_AXES:
+            msg = (
+                f"fully_shard: {mesh!r} has {mesh.ndim} axes; pass the data axis, as in mesh[{mesh.names[0]!r}], or an "
+                f"axis of replicas and the data axis, as in mesh[{mesh.names[0]!r}, {mesh.names[1]!r}]"
+            )
+            raise MeshError(msg)
+        return DataAxes(mesh)
+    untyped: Any = dims  # callers may not be type-checked
+    if not isinstance(untyped, DataParallelMeshDims):
+        msg = f"fully_shard: dp_mesh_dims={dims!r} must be DataParallelMeshDims(shard=..., replicate=...)"
+        raise ArgumentTypeError(msg)
+    axes = [part for part in (dims.replicate_names, dims.shard_names) if part]
+    _check_names(mesh, [name for part in axes for name in part])
+    joined = mesh.joined(axes)
+    names = tuple("_".join(part) for part in axes)
+    return DataAxes(joined[names], bool(dims.shard_names), mesh, joined)
+
+
+def _check_names(mesh: DeviceMesh, names: list[str]) -> None:
+    problem = None
+    unknown = [name for name in names if name not in mesh.names]
+    if mesh.mesh_dim_names is None:
+        problem = f"{mesh!r} has axes without names; pass mesh_dim_names= where it is made"
+    elif unknown:
+        problem = f"dp_mesh_dims names the axis {unknown[0]!r}; the mesh has the axes {mesh.names}"
+    elif len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        problem = f"dp_mesh_dims names the axis {twice!r} twice; name it in shard or in replicate, once"
+    if problem is not None:
+        msg = f"fully_shard: {problem}"
+        raise MeshError(msg)
+
+
+def sharded_layout(path: str, parameter: Any, axes: DataAxes, dim: int = 0) -> Layout:
+    """Return the layout of the shards of ``parameter``, a DTensor, over the data axis as well.
+
+    The dim is split by tensor parallelism first, if at all, and each of those parts over the data axis: a data group
+    holds the tensor-parallel shard.
+
+    Args:
+        path: name of the parameter.
+        parameter: a DTensor on a mesh of other axes; replicated along data axes that its mesh has.
+        axes: the data axes.
+        dim: that the data axis splits, if there is one.
+
+    Raises:
+        PlanError: (a ValueError) the parameter is partial or split along a data axis, or its mesh and that of ``axes``
+            are not slices of one mesh.
+    """
+    layout = parameter.layout
+    notation = layout.notation(parameter.dtype)
+    if layout.partials:
+        msg = f"fully_shard: parameter {path} is a DTensor {notation}; reduce it first, with reduce_partial()"
+        raise PlanError(msg)
+    try:
+        whole = axes.around(layout.mesh)
+    except MeshError as error:
+        msg = (
+            f"fully_shard: parameter {path} is a DTensor {notation} on {layout.mesh!r}, which is not a slice of one "
+            f"mesh with {axes.given or axes.mesh!r}; build one mesh of all axes, and pass slices of it to tensor "
+            "parallelism and to fully_shard"
+        )
+        raise PlanError(msg) from error
+    data = axes.data_names(layout.mesh)
+    dim_axes = []
+    for number, split in enumerate(layout.dim_axes):
+        names = [layout.mesh.names[axis] for axis in split]
+        taken = [name for name in names if name in data]
+        if taken:
+            msg = (
+                f"fully_shard: parameter {path} is a DTensor {notation}, whose dim {number} the data axis {taken[0]!r} "
+                "splits already; replicate it along the data axes, which fully_shard splits it over"
+            )
+            raise PlanError(msg)
+        dim_axes.append(tuple(whole.axis(name) for name in names))
+    if axes.shares:
+        dim_axes[dim] = (*dim_axes[dim], whole.axis(axes.mesh.names[-1]))
+    return Layout.of(whole, dim_axes, (), layout.shape)
