@@ -123,6 +123,10 @@ def add_parser(kinds: Any) -> None:
         "states=float32 or parameters:*.norm.*=float32; repeatable",
     )  # fmt: skip
     subparser.add_argument(
+        "--data", action="store_true",
+        help="fail where an epoch draws a sample twice or leaves one out, over all ranks (data loaders of PyTorch)",
+    )  # fmt: skip
+    subparser.add_argument(
         "--allow",
         action="append",
         metavar="KIND",
@@ -208,6 +212,7 @@ def run(arguments: argparse.Namespace) -> int:
                 resume_after=arguments.resume_after,
                 resume_world=arguments.resume_world,
                 dtypes=arguments.dtypes or (),
+                data=arguments.data,
                 only=arguments.only or (),
                 timeout=arguments.timeout,
                 harden=arguments.harden,

@@ -35,6 +35,8 @@ CAUSES = {
     "loss": "every output is right and the loss is not: its formula or its targets",
     "no-gradient": "a parameter has no gradient on some ranks",
     "dtype": "a value has another dtype than was declared",
+    "samples-repeated": "a sample is drawn twice in one epoch",
+    "samples-lost": "no rank draws a sample in a whole epoch",
     "unequal-calls": "ranks call different collectives",
     "other-weights": "the runs start from other weights",
     "other-samples": "the models of the runs see other samples in the first step",

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["count_words", "plural", "ranks_words", "state_parameter", "summary", "value_words", "when_words"]
+__all__ = [
+    "count_words",
+    "numbered",
+    "plural",
+    "ranks_words",
+    "state_parameter",
+    "summary",
+    "value_words",
+    "when_words",
+]
 
 _NAMES_SHOWN = 4
 _LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
@@ -26,6 +35,7 @@ _COUNTED = {
     "dtype": ("dtype", "dtypes"),
     "reduction": ("reduction", "reductions"),
     "logged": ("logged number", "logged numbers"),
+    "sample": ("drawn sample", "drawn samples"),
 }
 
 
@@ -40,6 +50,8 @@ def value_words(kind: str, name: str) -> str:
         return f"the {name}"
     if kind in {"weight", "buffer", "value", "saved", "logged"}:
         return f"{_COUNTED[kind][0]} {name}"
+    if kind == "sample":
+        return f"the samples of {name}"
     if kind == "state":
         entry = name.rpartition(":")[2]
         return f"optimizer state {entry} of {state_parameter(name)}"
@@ -79,15 +91,20 @@ def when_words(kind: str, step: int, call: int = 0) -> str:
 
 def ranks_words(ranks: Iterable[int]) -> str:
     """Return ``rank 1``, ``ranks 0, 2`` or ``ranks 0-5, 7``; four and more in a row are written as a range."""
-    ordered = sorted(ranks)
+    return numbered("rank", ranks)
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """Return a noun with the numbers of what it names, as :func:`ranks_words` does: ``epochs 1-7``."""
+    ordered = sorted(numbers)
     runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+    for number in ordered:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([rank])
+            runs.append([number])
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+    return f"{noun}{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
 
 
 def summary(values: Sequence[tuple[str, str]]) -> str:

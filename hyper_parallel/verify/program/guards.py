@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import multiprocessing
 import os
 import signal
 import sys
@@ -122,15 +123,35 @@ class _Forks:
         if os.getpid() != self._owner:
             self._tell()
         os.close(self._write)
+        with _default_child_signal():
+            self._end_children()
+        self.continued = os.read(self._read, 1 << 12).decode()
+        os.close(self._read)
+
+    def _end_children(self) -> None:
         deadline = time.monotonic() + _GRACE_SECONDS
+        for process in multiprocessing.active_children():
+            if process.daemon and process.pid in self._children:
+                process.terminate()  # as at the end of a Python process
         for pid in self._children:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 while not os.waitpid(pid, os.WNOHANG)[0]:
                     if time.monotonic() > deadline:
                         os.kill(pid, signal.SIGKILL)
                     time.sleep(0.01)
-        self.continued = os.read(self._read, 1 << 12).decode()
-        os.close(self._read)
+
+
+@contextlib.contextmanager
+def _default_child_signal() -> Iterator[None]:
+    """Inside, SIGCHLD has no handler: that of PyTorch's data loaders raises when a worker is ended."""
+    if not _is_main():
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 def _program_site() -> str:

@@ -28,6 +28,7 @@ from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.accumulation import verify_accumulation
 from hyper_parallel.verify.program.advice import advice_on_error, shortened
+from hyper_parallel.verify.program.data import compare_data
 from hyper_parallel.verify.program.dtypes import DeclaredDtype, compare_dtypes, parse_dtypes
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
@@ -94,6 +95,7 @@ def verify_program(
     resume_after: int | None = None,
     resume_world: int | None = None,
     dtypes: Sequence[str] = (),
+    data: bool = False,
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -150,6 +152,8 @@ def verify_program(
         dtypes: declared dtypes, ``KIND=DTYPE`` or ``KIND:PATTERN=DTYPE``: those of all ``parameters``, ``gradients``,
             ``reductions`` of gradients, optimizer ``states`` and ``masters`` (weights that an optimizer keeps in
             addition to the model's), or of parameters whose name fits the pattern. The last one that fits counts.
+        data: whether the samples that data loaders of PyTorch draw are compared with the dataset: in each epoch all
+            ranks together must draw every one once.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -186,7 +190,10 @@ def verify_program(
         msg = "--pretend cuda is for scripts of PyTorch; those of MindSpore take --pretend npu"
         raise InputError(msg)
     require_device(device, platform, ranks=size if launch == "processes" else None)
-    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend)
+    if data and platform != "torch":
+        msg = f"--data is implemented for PyTorch; {program.name} uses {platform}, whose datasets show no indices"
+        raise InputError(msg)
+    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend, draws=data)
     world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
@@ -282,6 +289,8 @@ class _Verification:
             self._harden(runs, report.verdict, reference)
         if self.dtypes:
             report.hardened.append(compare_dtypes(run, self.dtypes))
+        if self.world.limits.draws:
+            report.hardened.append(compare_data(run))
 
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
         """Verify a program once more in a wider dtype, where an error of a gradient might not have shown.

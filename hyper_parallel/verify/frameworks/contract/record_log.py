@@ -84,6 +84,7 @@ class RecordLimits:
             precision, ``float64`` for all; empty changes nothing.
         pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
         contributions: step in which the gradient of each backward by itself is noted; None in no step.
+        draws: whether the samples that data loaders draw are noted.
         replay: what ranks take from the reference instead of drawing or deciding it; empty changes nothing.
     """
 
@@ -94,6 +95,7 @@ class RecordLimits:
     upcast: str = ""
     pretend: str = ""
     contributions: int | None = None
+    draws: bool = False
     replay: ReplayTable = field(default_factory=dict)
 
 

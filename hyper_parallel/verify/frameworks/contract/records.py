@@ -14,10 +14,12 @@ from hyper_parallel.errors import HyperParallelError
 
 __all__ = [
     "DECISIONS",
+    "DRAWS",
     "KINDS",
     "OWN_GRADIENTS",
     "THRESHOLDS",
     "Group",
+    "LoaderPass",
     "LocalValue",
     "Pending",
     "RankRecords",
@@ -141,6 +143,47 @@ class Group:
 
     name: str
     ranks: tuple[int, ...]
+
+
+DRAWS = "passes over data loaders"
+"""The note of a list of :class:`LoaderPass`."""
+
+
+@dataclass
+class LoaderPass:
+    """One pass of a rank over a data loader: an epoch, unless the program leaves it before its end.
+
+    Attributes:
+        loader: number of the loader, in the order of their first passes on the rank.
+        number: of the pass over this loader, from 0.
+        dataset: name of its class.
+        sampler: name of the class that chooses the indices; empty if the loader has none.
+        size: number of samples of the dataset; None if it has no length.
+        drops: whether the loader or its sampler leaves out an incomplete last batch.
+        reorders: whether the sampler shuffles by an epoch that the program sets.
+        step: optimizer steps that were complete at its beginning.
+        site: ``file:line`` of the program's loop.
+        trains: whether the model is trained with its samples; None if no model was called.
+        indexed: whether samples have indices.
+        indices: what was drawn, in order.
+        last: how many were drawn last, at once.
+        complete: whether the sampler has come to its end.
+    """
+
+    loader: int
+    number: int
+    dataset: str
+    sampler: str
+    size: int | None
+    drops: bool
+    reorders: bool
+    step: int
+    site: str
+    trains: bool | None = None
+    indexed: bool = True
+    indices: list[Any] = field(default_factory=list)
+    last: int = 0
+    complete: bool = False
 
 
 @dataclass

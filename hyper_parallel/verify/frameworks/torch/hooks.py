@@ -27,6 +27,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import DataLoader, dataloader
 
 from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.platform.torch.versions import function_table, transforms_active
@@ -208,6 +209,8 @@ class _Installation:
         for owner, name in thresholds.OPERATORS:
             self._replace(owner, name, functools.partial(_threshold, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
+        self._replace(DataLoader, "__iter__", _pass)
+        self._replace(dataloader._BaseDataLoaderIter, "_next_index", _indices)  # noqa: SLF001 - draws of all samplers
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         plain = getattr(owner, name)
@@ -238,6 +241,36 @@ def _module_call(plain: Any) -> Any:
         return recorder.call(plain, module, args, kwargs)
 
     return call
+
+
+def _pass(plain: Any) -> Any:
+    def iterate(loader: DataLoader[Any]) -> Any:
+        recorder = _active()
+        if recorder is None or recorder.draws is None:
+            return plain(loader)
+        made = recorder.draws.begin(loader)
+        iterator = plain(loader)
+        recorder.draws.iterates(iterator, made)
+        return iterator
+
+    return iterate
+
+
+def _indices(plain: Any) -> Any:
+    def next_index(iterator: Any) -> Any:
+        recorder = _active()
+        draws = None if recorder is None else recorder.draws
+        try:
+            indices = plain(iterator)
+        except StopIteration:
+            if draws is not None:
+                draws.drawn(iterator, None)
+            raise
+        if draws is not None:
+            draws.drawn(iterator, indices)
+        return indices
+
+    return next_index
 
 
 def _backward(plain: Any) -> Any:

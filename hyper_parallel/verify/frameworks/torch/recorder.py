@@ -21,6 +21,7 @@ from hyper_parallel.verify.frameworks.contract.records import OWN_GRADIENTS, Loc
 from hyper_parallel.verify.frameworks.torch.case_changes import AppliedChanges, OwnGradients
 from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
 from hyper_parallel.verify.frameworks.torch.decided import Decided
+from hyper_parallel.verify.frameworks.torch.draws import Draws
 from hyper_parallel.verify.frameworks.torch.half_precision import HalfPrecision, changed
 from hyper_parallel.verify.frameworks.torch.local_values import local_of, read_part, read_tensor
 from hyper_parallel.verify.frameworks.torch.modules import ModelNames, infers_shapes, is_wrapper, recomputes
@@ -53,6 +54,7 @@ class Recorder:
         sides: whether an operator with a threshold runs.
         decided: what the program draws and decides.
         half: what it computes and reduces in half precision.
+        draws: the samples that its data loaders draw; None if they are not noted.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -81,6 +83,7 @@ class Recorder:
         self._changed, self._own = AppliedChanges(log), OwnGradients(log)
         self._by_hand = StepsByHand()
         self.decided, self.half = Decided(log, self), HalfPrecision(log)
+        self.draws = Draws(log, _FRAMEWORK) if log.limits.draws else None
         log.take = read_tensor
 
     # -- modules -------------------------------------------------------------------------------------------------------
@@ -116,6 +119,8 @@ class Recorder:
             self.log.notes["optimizers that call the model"] = True
         self._names.add(module)
         self._evaluates = not torch.is_grad_enabled()
+        if self.draws is not None:
+            self.draws.called(evaluates=self._evaluates)
         if not self._steps or not self._initial:
             self._changed.write_weights(self._names.parameters())
             self._perturb_weights()

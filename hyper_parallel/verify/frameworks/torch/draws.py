@@ -1,0 +1,85 @@
+"""Records which samples a PyTorch program's data loaders draw, by the indices that their samplers return."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, user_site
+from hyper_parallel.verify.frameworks.contract.records import DRAWS, LoaderPass
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+__all__ = ["Draws"]
+
+
+class Draws:
+    """The passes over data loaders that one rank makes.
+
+    A pass belongs to training or to evaluation, as the first call of a model after it began does.
+
+    Args:
+        log: of the rank, which gets a note of the passes.
+        framework: folder of PyTorch, whose frames are not the user's.
+    """
+
+    def __init__(self, log: RecordLog, framework: str) -> None:
+        self._log, self._framework = log, framework
+        self._loaders: list[DataLoader[Any]] = []
+        self._current: LoaderPass | None = None
+        self._passes: weakref.WeakKeyDictionary[Any, LoaderPass] = weakref.WeakKeyDictionary()
+        self._unused: list[LoaderPass] = []
+
+    def begin(self, loader: DataLoader[Any]) -> LoaderPass:
+        """Start a pass over a loader; what is drawn before :meth:`iterates` belongs to it as well."""
+        if not any(loader is each for each in self._loaders):
+            self._loaders.append(loader)  # kept: another one must not get its number
+        number = next(index for index, each in enumerate(self._loaders) if each is loader)
+        passes: list[LoaderPass] = self._log.notes.setdefault(DRAWS, [])
+        samplers = [each for each in (loader.batch_sampler, loader.sampler) if each is not None]
+        self._current = LoaderPass(
+            number,
+            sum(each.loader == number for each in passes),
+            type(loader.dataset).__name__,
+            type(samplers[-1]).__name__ if samplers else "",
+            _size(loader.dataset),
+            any(bool(getattr(each, "drop_last", False)) for each in (loader, *samplers)),
+            any(bool(getattr(each, "shuffle", False)) and hasattr(each, "set_epoch") for each in samplers),
+            self._log.step,
+            user_site(self._framework),
+        )
+        passes.append(self._current)
+        self._unused.append(self._current)
+        return self._current
+
+    def iterates(self, iterator: Any, made: LoaderPass) -> None:
+        """State that an iterator draws the samples of a pass."""
+        self._passes[iterator] = made
+        self._current = None
+
+    def drawn(self, iterator: Any, indices: Any) -> None:
+        """Add the indices of one batch; None ends the pass."""
+        made = self._current or self._passes.get(iterator)  # workers that persist draw while a pass begins
+        if made is None:
+            return
+        if indices is None:
+            made.complete = True
+            return
+        batch = list(indices) if isinstance(indices, (list, tuple)) else [indices]
+        made.indexed &= None not in batch  # what the samplers of datasets without indices return
+        made.indices += batch
+        made.last = len(batch)
+
+    def called(self, *, evaluates: bool) -> None:
+        """State that a model is called with what was drawn."""
+        for made in self._unused:
+            made.trains = not evaluates
+        self._unused.clear()
+
+
+def _size(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # a stream of samples
+        return None
