@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import near_hint
 from hyper_parallel.cli.arguments import float_range, int_range, seed
 from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
@@ -21,6 +22,11 @@ _MOST_PROGRAMS = 1_000_000_000
 _MOST_MINUTES = 7 * 24 * 60.0
 _MOST_JOBS = 256
 
+_DTYPES = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    *("bfloat16", "float16", "float32", "float64"),
+)
+
 _DESCRIPTION = """\
 Run random programs on simulated ranks and on a single device, and compare every value and every gradient. A program
 chains 3 to 12 operators and modules: the operators' own samples, views, indexing, arithmetic, writes in place,
@@ -36,6 +42,7 @@ Exit status: 0 if programs were compared and nothing was found, 1 if not, 2 for 
 
 _EXAMPLES = (
     "hyper-parallel fuzz --platform torch --count 200",
+    "hyper-parallel fuzz --dtypes bool,int8,int32,float16 --count 200",
     "hyper-parallel fuzz --minutes 10 --jobs 4 --findings findings",
 )
 
@@ -63,6 +70,13 @@ def add_parser(subcommands: Any) -> None:
         default=0,
         metavar="N",
         help="number of the first program (default: 0)",
+    )
+    parser.add_argument(
+        "--dtypes",
+        type=_dtypes,
+        default=(),
+        metavar="NAME,NAME",
+        help=f"mix these dtypes in each program: {', '.join(_DTYPES)} (default: one floating dtype per program)",
     )
     parser.add_argument(
         "--minutes",
@@ -125,5 +139,21 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     seconds = None if arguments.minutes is None else 60 * arguments.minutes
     can_be_written("--findings", arguments.findings, folder=True)
     return Settings(
-        tuple(frameworks), arguments.seed, count, seconds, arguments.jobs, arguments.findings, arguments.first
+        *(tuple(frameworks), arguments.seed, count, seconds, arguments.jobs, arguments.findings, arguments.first),
+        arguments.dtypes,
     )
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    """Return the names of a list such as ``bool,int32``.
+
+    Raises:
+        argparse.ArgumentTypeError: one is the name of no dtype.
+    """
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in _DTYPES:
+            shown = repr(name) if name else "an empty name"
+            msg = f"{shown} is none of {', '.join(_DTYPES)}{near_hint(name, _DTYPES)}"
+            raise argparse.ArgumentTypeError(msg)
+    return names

@@ -107,7 +107,7 @@ def fully_shard(
     module: ModuleT,
     *,
     mesh: DeviceMesh,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[Any], Shard | None] | None = None,
     mp_policy: policy.MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
@@ -120,7 +120,7 @@ def fully_shard(
     Args:
         module: a cell, which is changed in place.
         mesh: the data axis, or the axis of replicas and the data axis.
-        reshard_after_forward: free the gathered parameters after forward.
+        reshard_after_forward: as for :func:`hyper_parallel.fully_shard`.
         shard_placement_fn: returns the dim of a parameter to shard; None is dim 0.
         mp_policy: dtypes in which to compute and reduce.
         offload_policy: where shards are.

@@ -53,6 +53,9 @@ def test_the_exit_status_tells_what_was_found(capsys, found, tmp_path):
     assert (tmp_path / "fuzz.txt").read_text().endswith("interrupted: a partial report\n")
 
 
+DTYPES = "bool, uint8, int8, int16, int32, int64, bfloat16, float16, float32, float64"
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -61,6 +64,8 @@ def test_the_exit_status_tells_what_was_found(capsys, found, tmp_path):
         (["--jobs", "-1"], "--jobs: '-1' must be an integer from 1 to 256"),
         (["--seed", "-1"], "--seed: '-1' must be an integer from 0 to 4294967295"),
         (["--first", "-1"], "--first: '-1' must be an integer from 0 to 1000000000"),
+        (["--dtypes", "bool,int4"], f"--dtypes: 'int4' is none of {DTYPES}; did you mean int64 or int8?"),
+        (["--dtypes", "bool,"], f"--dtypes: an empty name is none of {DTYPES}"),
     ],
 )
 def test_numbers_out_of_range_are_refused(capsys, options, message):

@@ -380,7 +380,7 @@ def counters():
 
 
 def refusals():
-    """A wrong reduction, and what is no shard of a parameter's dims, are refused; the parameters stay whole."""
+    """A wrong reduction, placement or number of ranks is refused; the parameters stay whole."""
     mesh = init_device_mesh("npu", (2,), mesh_dim_names=("fsdp",))
     model = fully_shard(make_model().first, mesh=mesh)
     with pytest.raises(ValueError, match=r"^set_reduce_op_type: 'max' is not one of avg, mean, sum$"):
@@ -395,6 +395,15 @@ def refusals():
             "it must be Shard(dim) of one of its dims, or None"
         )
         assert not isinstance(plain.weight, DTensor)
+    for reshard in ("yes", 0, 3, 1.0):
+        with pytest.raises(PlanError) as caught:
+            fully_shard(plain, mesh=mesh, reshard_after_forward=reshard)
+        assert str(caught.value) == (
+            f"fully_shard: reshard_after_forward={reshard!r} must be true, false or a divisor of the 2 ranks of fsdp"
+        )
+        assert not isinstance(plain.weight, DTensor)
+    fully_shard(plain, mesh=mesh, reshard_after_forward=2)
+    assert isinstance(plain.weight, DTensor)
     return True
 
 

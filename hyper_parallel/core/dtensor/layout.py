@@ -387,7 +387,8 @@ class Layout:
                 self.placements = public_placements(self.mesh, self.dim_axes, self.partials)
                 return self.placements
             if name not in _PLACED_ATTRIBUTES:
-                msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+                fix = "; layouts are immutable: layout(placements) returns another" if name in _OF_DRAFTS else ""
+                msg = f"{type(self).__name__!r} object has no attribute {name!r}{fix}"
                 raise AttributeError(msg)
             if self._unresolved_placements is None:
                 fix = 'describes only a mesh; call it first to place a tensor: layout("None", ...), an alias per dim'
@@ -398,6 +399,8 @@ class Layout:
 
 
 _PLACED_ATTRIBUTES = ("dim_axes", "partials", "placements")
+_OF_DRAFTS = ("placement_to_tensor_map", "reset_partial", "set_placements")
+"""What programs call on copies of the layouts of earlier releases, which could be changed."""
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:

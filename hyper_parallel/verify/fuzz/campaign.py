@@ -46,6 +46,7 @@ class Settings:
         seed: of all programs.
         count: programs per framework; None for no limit.
         first: number of the first program.
+        dtypes: names of dtypes that programs mix; empty for one floating dtype per program.
         seconds: wall time after which no further batch begins; None for no limit.
         jobs: worker processes; 0 runs everything in this process.
         folder: where reproducers are written; None writes none.
@@ -58,6 +59,7 @@ class Settings:
     jobs: int = 1
     folder: str | None = None
     first: int = 0
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -83,8 +85,8 @@ def world_of(seed: int, batch: int) -> int:
 
 
 @lru_cache(maxsize=2)
-def _generator(framework: str) -> Generator:
-    return Generator(framework)
+def _generator(framework: str, dtypes: tuple[str, ...] = ()) -> Generator:
+    return Generator(framework, dtypes)
 
 
 def run_batch(
@@ -93,6 +95,7 @@ def run_batch(
     numbers: range,
     folder: str | None = None,
     known: frozenset[str] = frozenset(),
+    dtypes: tuple[str, ...] = (),
     *,
     shrinks: bool = True,
 ) -> Batch:
@@ -104,13 +107,14 @@ def run_batch(
         numbers: of the programs, all of one batch: programs of a batch run on the same number of ranks.
         folder: where reproducers are written; None writes none.
         known: looks of findings that were made small already; others that look like them are only counted.
+        dtypes: names of dtypes that programs mix; empty for one floating dtype per program.
         shrinks: whether to make what fails smaller; false where the process ended in it.
     """
     started = time.process_time()
     world_size = world_of(seed, numbers.start // BATCH)
     batch = Batch(framework, world_size)
     with use_platform(framework):
-        generator = _generator(framework)
+        generator = _generator(framework, dtypes)
         programs = [generator.program(seed, program_number, world_size) for program_number in numbers]
         outcomes = run_programs(framework, programs)
         _count(batch, programs, outcomes)
@@ -192,7 +196,7 @@ def run_campaign(settings: Settings, progress: Callable[[FuzzReport], None] = la
         progress: called after every batch.
     """
     started = time.monotonic()
-    report = FuzzReport(settings.seed, settings.frameworks)
+    report = FuzzReport(settings.seed, settings.frameworks, dtypes=settings.dtypes)
     try:
         for batch in _batches(settings, started, report):
             _add(report, batch)
@@ -242,7 +246,7 @@ def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator
     tasks = _tasks(settings, started)
     if not settings.jobs:
         for framework, numbers in tasks:
-            yield run_batch(framework, settings.seed, numbers, settings.folder, report.looks)
+            yield run_batch(framework, settings.seed, numbers, settings.folder, report.looks, settings.dtypes)
         return
     pool = _pool(settings.jobs)
     running: dict[Future[Batch], _Task] = {}
@@ -253,7 +257,14 @@ def _batches(settings: Settings, started: float, report: FuzzReport) -> Iterator
                 task = again.pop() if again else next((_Task(*each) for each in tasks), None)
                 if task is None:
                     break
-                arguments = (task.framework, settings.seed, task.numbers, settings.folder, report.looks)
+                arguments = (
+                    task.framework,
+                    settings.seed,
+                    task.numbers,
+                    settings.folder,
+                    report.looks,
+                    settings.dtypes,
+                )
                 running[pool.submit(run_batch, *arguments, shrinks=task.shrinks)] = task
             if not running:
                 return

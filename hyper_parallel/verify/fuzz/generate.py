@@ -40,6 +40,7 @@ _KEPT_REFUSALS = 0.01
 _LARGEST_SIZE, _LARGEST_VALUE, _SMALLEST_VALUE = 600, 1e4, 1e-30
 _MOST_OUTPUTS = 2
 _MOST_ADAPTED = 3  # views that give a tensor the dims of an operand
+_OTHER_DTYPE = 0.3  # leaves of another dtype than the program's, where dtypes are chosen
 
 
 class _Refused(NamedTuple):
@@ -68,11 +69,13 @@ class Generator:
 
     Args:
         framework: name of the framework.
+        dtypes: names of dtypes that programs mix, integers and booleans among them; empty for programs that have one of
+            the language's floating dtypes each.
     """
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self, framework: str, dtypes: tuple[str, ...] = ()) -> None:
         self.platform, self.language = platform_named(framework), language_of(framework)
-        self.catalogue = Catalogue(framework, self.language)
+        self.catalogue, self.dtypes = Catalogue(framework, self.language), dtypes
 
     def program(self, seed: int, number: int, world_size: int) -> Program:
         """Return program ``number`` of ``seed``, for so many ranks."""
@@ -90,8 +93,10 @@ class _Maker:
         self.rng = np.random.default_rng([seed, number])
         meshes = meshes_of(world_size)
         self.mesh = meshes[int(self.rng.integers(len(meshes)))]
-        self.dtype = self.language.DTYPES[int(self.rng.integers(len(self.language.DTYPES)))]
-        self.integral = bool(self.rng.random() < 1 / 2)
+        self.mixed = generator.dtypes
+        dtypes = self.mixed or self.language.DTYPES
+        self.dtype = dtypes[int(self.rng.integers(len(dtypes)))]
+        self.integral = bool(self.rng.random() < 1 / 2) or not _is_floating(self.dtype)
         modes = [mode for mode in _MODES if mode in self.language.MODES]
         self.mode = modes[int(self.rng.integers(len(modes)))]
         self.leaves: dict[int, Leaf] = {}
@@ -168,14 +173,14 @@ class _Maker:
         if call.writes and 0 not in chosen:
             return None
         seed = int(self.rng.integers(1 << 31))
-        floating = "float32" if self.dtype == "bfloat16" else self.dtype
+        floating = self.dtype if _is_floating(self.dtype) and self.dtype != "bfloat16" else "float32"
         try:
             filled = fill(call.sample, sizes, floating, seed, integral=self.integral, to_dtype=DType)
         except ValueError:
             return None
         if filled is None or any(array.size > _LARGEST_SIZE for array in filled.arrays):
             return None
-        if self.language.unsound(call.name, [array.shape for array in filled.arrays], self.dtype):
+        if self._is_unsound(call.name, [array.shape for array in filled.arrays], {self.dtype}):
             return None
         brought: dict[int, Leaf] = {}
         numbers = [
@@ -197,7 +202,7 @@ class _Maker:
         """Try a step on the single device, and keep it if its results are finite and not too large."""
         tensors = {**self.tensors, **self._tensors_of(brought)}
         read = [tensors[number] for number in operands(step)]
-        if self.language.unsound(step.call, [tuple(tensor.shape) for tensor in read], self.dtype):
+        if self._is_unsound(step.call, [tuple(tensor.shape) for tensor in read], {self.dtype, *map(_name, read)}):
             return None
         before = [self.language.state(tensor) for tensor in read]
         result = attempt(self._called, step, tensors)
@@ -253,14 +258,21 @@ class _Maker:
 
     def _fits(self, number: int, value: Value, sizes: dict[str, int], *, written: bool) -> bool:
         tensor, shape = self.tensors[number], self._shape(number)
-        dtype = "bool" if value.kind == "booleans" else self.dtype
-        if len(shape) != len(value.shape) or _name(tensor) != dtype or (written and self._is_leaf(number)):
+        right = _name(tensor) == "bool" if value.kind == "booleans" else self._is_own(tensor)
+        if len(shape) != len(value.shape) or not right or (written and self._is_leaf(number)):
             return False
         known = dict(sizes)
         for dim, size in zip(value.shape, shape, strict=True):
             if (known.setdefault(dim, size) if isinstance(dim, str) else dim) != size:
                 return False
         return True
+
+    def _is_own(self, tensor: Any) -> bool:
+        """Whether a tensor has the dtype of the program, or one of those that it mixes."""
+        return _name(tensor) in (self.mixed or (self.dtype,))
+
+    def _is_unsound(self, name: str, shapes: Sequence[Sequence[int]], dtypes: set[str]) -> bool:
+        return any(self.language.unsound(name, shapes, dtype) for dtype in (dtypes if self.mixed else {self.dtype}))
 
     def _is_leaf(self, number: int) -> bool:
         return number in self.leaves
@@ -270,7 +282,7 @@ class _Maker:
         numbers = [
             number
             for number, tensor in self.tensors.items()
-            if (not floating or _name(tensor) == self.dtype) and not (written and self._is_leaf(number))
+            if (not floating or self._is_own(tensor)) and not (written and self._is_leaf(number))
         ]
         if not numbers:
             return None
@@ -282,31 +294,42 @@ class _Maker:
         alike = [
             other
             for other, tensor in self.tensors.items()
-            if other != number and self._shape(other) == shape and _name(tensor) == self.dtype
+            if other != number and self._shape(other) == shape and self._is_own(tensor)
         ]
         if alike and self.rng.random() < _REUSED:
             return TensorRef(alike[int(self.rng.integers(len(alike)))])
         return TensorRef(self._bring(self._values(shape), brought, requires_grad=True))
 
-    def _bring(self, array: Any, brought: dict[int, Leaf], *, requires_grad: bool, partial: bool = True) -> int:
+    def _bring(
+        self, array: Any, brought: dict[int, Leaf], *, requires_grad: bool, partial: bool = True, dtype: str = ""
+    ) -> int:
         """Add a leaf with the values of ``array``; return its number."""
-        array, dtype = self._rounded(array)
+        array, dtype = self._rounded(array, dtype or self._dtype_of_leaf(array))
         placements = random_placements(array, self.mesh, self.rng, partial=partial)
         requires_grad = requires_grad and self.mode != "forward" and bool(self.rng.random() < 0.85)
         linear = all(getattr(placement, "reduce_op", "sum") == "sum" for placement in placements)
         number = self.count
         self.count += 1
-        brought[number] = Leaf(array, dtype, placements, requires_grad and linear)
+        brought[number] = Leaf(array, dtype, placements, requires_grad and linear and _is_floating(dtype))
         return number
 
-    def _rounded(self, array: Any) -> tuple[Any, str]:
-        """Return values with few digits, or such as bfloat16 has, and the name of their dtype."""
+    def _dtype_of_leaf(self, array: Any) -> str:
+        if not self.mixed or array.dtype.kind != "f" or self.rng.random() >= _OTHER_DTYPE:
+            return self.dtype
+        return self.mixed[int(self.rng.integers(len(self.mixed)))]
+
+    def _rounded(self, array: Any, dtype: str) -> tuple[Any, str]:
+        """Return values with few digits, or such as the dtype has, and the name of their dtype."""
         if array.dtype.kind != "f":
             return array, str(array.dtype)
+        if not _is_floating(dtype):
+            whole = np.nan_to_num(np.round(array), posinf=3.0, neginf=-3.0)
+            whole = whole > 0 if dtype == "bool" else np.abs(whole) if dtype.startswith("uint") else whole
+            return whole.astype(dtype), dtype
         if not self.integral:
             array = np.round(array, 2)
-        if self.dtype != "bfloat16":
-            return array.astype(self.dtype), self.dtype
+        if dtype != "bfloat16":
+            return array.astype(dtype), dtype
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return bits.view(np.float32).reshape(array.shape), "bfloat16"
 
@@ -356,10 +379,8 @@ class _Maker:
 
     def _seed(self, shape: Sequence[int], dtype: str, leaves: dict[int, Leaf]) -> int:
         """Add a leaf to differentiate with."""
-        array, mine = self._values(shape), self.dtype
-        self.dtype = dtype
-        number = self._bring(array, leaves, requires_grad=False, partial=bool(self.rng.random() < 0.2))
-        self.dtype = mine
+        array, partial = self._values(shape), bool(self.rng.random() < 0.2)
+        number = self._bring(array, leaves, requires_grad=False, partial=partial, dtype=dtype)
         twice = self.mode == "double" and not any(hasattr(p, "reduce_op") for p in leaves[number].placements)
         leaves[number] = replace(leaves[number], requires_grad=twice)
         return number
@@ -397,6 +418,10 @@ def _dims(value: Value) -> list[str]:
 
 def _letters(value: Value, shape: Sequence[int]) -> dict[str, int]:
     return {dim: size for dim, size in zip(value.shape, shape, strict=True) if isinstance(dim, str)}
+
+
+def _is_floating(dtype: str) -> bool:
+    return not dtype.startswith(("bool", "int", "uint"))
 
 
 def _name(tensor: Any) -> str:

@@ -115,6 +115,7 @@ class FuzzReport(Counts, Report):
         findings: one per kind of failure that looks alike.
         seconds: wall time.
         note: that the run was interrupted, for example.
+        dtypes: that each program mixed; empty where each had one floating dtype.
     """
 
     has_page: ClassVar[bool] = True
@@ -126,6 +127,7 @@ class FuzzReport(Counts, Report):
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
     note: str = ""
+    dtypes: tuple[str, ...] = ()
 
     @property
     def programs(self) -> int:
@@ -171,7 +173,8 @@ class FuzzReport(Counts, Report):
             f"{self.exact} programs to the bit; {len(self.steps)} different calls"
         )
         rate = self.programs / self.processor_seconds if self.processor_seconds else 0.0
-        lines.append(f"seed {self.seed}; {self.seconds:.1f} s, {rate:.0f} programs per second of one core")
+        mixed = f", dtypes {','.join(self.dtypes)}" if self.dtypes else ""
+        lines.append(f"seed {self.seed}{mixed}; {self.seconds:.1f} s, {rate:.0f} programs per second of one core")
         for finding in self.findings:
             lines.extend(finding.lines())
         if not self.checked:

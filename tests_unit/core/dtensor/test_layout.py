@@ -187,6 +187,16 @@ def test_other_attributes_are_missing_as_ever():
         _ = Layout((2, 3), ("dp", "tp")).nope
 
 
+def test_a_copy_is_not_a_draft():
+    """A method of earlier releases that changes a copy of a layout is missing, and the error names what to call."""
+    for name in ("placement_to_tensor_map", "reset_partial", "set_placements"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(copy.deepcopy(Layout.place(MESH, [S0, R], (12, 5))), name)
+        assert str(caught.value) == (
+            f"'Layout' object has no attribute '{name}'; layouts are immutable: layout(placements) returns another"
+        )
+
+
 def test_a_copy_is_the_layout_itself():
     """Layouts are immutable and compared by identity: copies, shallow, deep or pickled, are one object."""
     layout = Layout.place(MESH, [S0, R], (12, 5))

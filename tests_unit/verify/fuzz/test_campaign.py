@@ -57,6 +57,15 @@ def test_a_run_may_start_later(monkeypatch):
     assert numbers == [range(2 * size + 5, 3 * size), range(3 * size, 3 * size + 8), range(7, 8)]
 
 
+def test_programs_mix_the_dtypes_that_are_asked_for():
+    """A run with dtypes compares programs of these, and the report names them."""
+    report = run_campaign(replace(SHORT, count=8, dtypes=("bool", "int8", "float16")))
+    assert report.ok
+    assert "\nseed 7, dtypes bool,int8,float16; " in report.text()
+    assert report.outcomes["torch"]["equal"]
+    assert counts(run_batch("torch", 7, range(8)))["steps"] != dict(report.steps)
+
+
 def test_no_time_and_no_program_is_no_good_run():
     """A run in which nothing was checked is not ok, and says so."""
     report = run_campaign(replace(SHORT, seconds=-1.0))
@@ -83,7 +92,7 @@ def test_what_fails_is_made_small_and_written(small, monkeypatch, tmp_path):
             program = small.unary("torch.broken" if number % 2 else "torch.square", mesh=(world_size,))
             return replace(program, seed=(seed, number))
 
-    monkeypatch.setattr(campaign, "_generator", lambda _: Broken)
+    monkeypatch.setattr(campaign, "_generator", lambda *_: Broken)
     report = run_campaign(replace(SHORT, count=12, folder=str(tmp_path)))
     assert report.outcomes["torch"] == {"equal": 6, "wrong": 6}
     (shrunk,) = report.findings

@@ -50,6 +50,24 @@ def test_programs_vary(generator):
     assert any(Shard(1) in leaf.placements and Partial("sum") in leaf.placements for leaf in leaves)
 
 
+def test_dtypes_that_are_chosen_are_mixed():
+    """Leaves have all the chosen dtypes, several meet in a step, and integers and booleans have no gradient."""
+    mixed = Generator("torch", ("bool", "uint8", "int32", "float16"))
+    programs = [mixed.program(2, number, 3) for number in range(80)]
+    leaves = [leaf for program in programs for leaf in program.leaves.values()]
+    counts = Counter(leaf.dtype for leaf in leaves)
+    assert min(counts[name] for name in mixed.dtypes) > 20
+    assert not {"float32", "float64", "bfloat16", "int8"} & set(counts)
+    assert {leaf.dtype for leaf in leaves if leaf.requires_grad} - {"complex64"} == {"float16"}  # samples with complex
+    assert all(str(leaf.array.dtype) == leaf.dtype for leaf in leaves)
+    several = [
+        {p.leaves[number].dtype for number in operands(step) if number in p.leaves}
+        for p in programs
+        for step in p.steps
+    ]
+    assert sum(len(dtypes) > 1 for dtypes in several) > 20
+
+
 @pytest.mark.parametrize(
     "ranks, meshes",
     [(1, {(1,), (1, 1)}), (3, {(3,), (1, 3), (3, 1)}), (4, {(4,), (1, 4), (2, 2), (4, 1)})],
