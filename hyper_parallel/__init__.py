@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from hyper_parallel.core.data_parallel import (
         CPUOffloadPolicy as CPUOffloadPolicy,
         DataParallelMeshDims as DataParallelMeshDims,
+        FSDPMeshInfo as FSDPMeshInfo,
         FSDPModule as FSDPModule,
+        HSDPMeshInfo as HSDPMeshInfo,
         MixedPrecisionPolicy as MixedPrecisionPolicy,
         OffloadPolicy as OffloadPolicy,
+        ShardPlacementResult as ShardPlacementResult,
         UnshardHandle as UnshardHandle,
         fully_shard as fully_shard,
         global_mean as global_mean,

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from hyper_parallel.compat.refusals import refused_function
 from hyper_parallel.core.data_parallel import policy
-from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes
+from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes, placed
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, OffloadPolicy
-from hyper_parallel.core.data_parallel.sharding import dim_to_split, groups_of, shard_group
+from hyper_parallel.core.data_parallel.sharding import groups_of, shard_group
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Shard
@@ -151,7 +151,7 @@ def fully_shard(
     def place(parameter: Any) -> tuple[DataAxes, int]:
         if id(parameter) in kept_whole:
             return DataAxes(mesh, shares=False), 0
-        return axes, dim_to_split(shard_placement_fn, parameter)
+        return placed(shard_placement_fn, axes, parameter)
 
     shard_group(module, axes, reshard_after_forward, mp_policy, ignored, place)
     for group in groups_of(module)[0]:

@@ -392,7 +392,7 @@ def refusals():
             fully_shard(plain, mesh=mesh, shard_placement_fn=lambda _, chosen=placement: chosen)
         assert str(caught.value) == (
             f"fully_shard: shard_placement_fn returned {placement!r} for a parameter of shape {shape}; "
-            "it must be Shard(dim) of one of its dims, or None"
+            "it must be Shard(dim) of one of its dims, None, or ShardPlacementResult(placement, FSDPMeshInfo(...))"
         )
         assert not isinstance(plain.weight, DTensor)
     for reshard in ("yes", 0, 3, 1.0):

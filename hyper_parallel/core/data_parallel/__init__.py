@@ -15,7 +15,12 @@ if TYPE_CHECKING:
         no_sync as no_sync,
         set_requires_gradient_sync as set_requires_gradient_sync,
     )
-    from hyper_parallel.core.data_parallel.meshes import DataParallelMeshDims as DataParallelMeshDims
+    from hyper_parallel.core.data_parallel.meshes import (
+        DataParallelMeshDims as DataParallelMeshDims,
+        FSDPMeshInfo as FSDPMeshInfo,
+        HSDPMeshInfo as HSDPMeshInfo,
+        ShardPlacementResult as ShardPlacementResult,
+    )
     from hyper_parallel.core.data_parallel.methods import (
         FSDPModule as FSDPModule,
         UnshardHandle as UnshardHandle,
@@ -34,7 +39,12 @@ __getattr__, __dir__ = lazy_exports(
     globals(),
     {
         "hyper_parallel.core.data_parallel.accumulation": ("global_mean", "no_sync", "set_requires_gradient_sync"),
-        "hyper_parallel.core.data_parallel.meshes": ("DataParallelMeshDims",),
+        "hyper_parallel.core.data_parallel.meshes": (
+            "DataParallelMeshDims",
+            "FSDPMeshInfo",
+            "HSDPMeshInfo",
+            "ShardPlacementResult",
+        ),
         "hyper_parallel.core.data_parallel.methods": (
             "FSDPModule",
             "UnshardHandle",

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import common_mesh
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.errors import ArgumentTypeError, MeshError, PlanError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["DataAxes", "DataParallelMeshDims", "data_axes", "sharded_layout"]
+__all__ = [
+    "DataAxes",
+    "DataParallelMeshDims",
+    "FSDPMeshInfo",
+    "HSDPMeshInfo",
+    "ShardPlacementResult",
+    "data_axes",
+    "placed",
+    "sharded_layout",
+]
 
 _MOST_AXES = 2
 
@@ -59,6 +69,69 @@ def _names(field: str, value: Any) -> tuple[str, ...]:
         msg = f"DataParallelMeshDims: {field}={value!r} must be the name of an axis, or a tuple of names"
         raise ArgumentTypeError(msg)
     return names
+
+
+@dataclass(frozen=True)
+class FSDPMeshInfo:
+    """A mesh with a data axis, over which ``fully_shard`` shards some of its parameters.
+
+    Attributes:
+        mesh: the mesh.
+        shard_mesh_dim: index of the axis that shares each parameter.
+        replicate_mesh_dim: index of the axis along which the shards are repeated, if there is one.
+        dp_mesh_dims: names of those axes, instead of the indices.
+
+    Raises:
+        PlanError: (a ValueError) neither ``shard_mesh_dim`` nor ``dp_mesh_dims`` is given, or both are.
+        MeshError: (a ValueError) the mesh has no such axes, or one is given twice.
+    """
+
+    mesh: DeviceMesh
+    shard_mesh_dim: int | None = None
+    replicate_mesh_dim: int | None = None
+    dp_mesh_dims: DataParallelMeshDims | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        self.axes()
+
+    def axes(self) -> DataAxes:
+        """Return the data axes."""
+        dims = [dim for dim in (self.replicate_mesh_dim, self.shard_mesh_dim) if dim is not None]
+        if bool(dims) == (self.dp_mesh_dims is not None) or (dims and self.shard_mesh_dim is None):
+            msg = f"{type(self).__name__}: pass shard_mesh_dim, the index of an axis of {self.mesh!r}, or dp_mesh_dims"
+            raise PlanError(msg)
+        if self.dp_mesh_dims is not None:
+            return data_axes(self.mesh, self.dp_mesh_dims)
+        return DataAxes(self.mesh[tuple(self.mesh.names[self.mesh.axis(dim)] for dim in dims)])
+
+
+@dataclass(frozen=True)
+class HSDPMeshInfo(FSDPMeshInfo):
+    """A mesh with an axis of replicas and a data axis; see :class:`FSDPMeshInfo`.
+
+    Raises:
+        PlanError: (a ValueError) no axis of replicas is given, or as for its base.
+    """
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.axes().mesh.ndim < _MOST_AXES:
+            msg = "HSDPMeshInfo: no axis of replicas is given; pass replicate_mesh_dim too, or FSDPMeshInfo"
+            raise PlanError(msg)
+
+
+@dataclass(frozen=True)
+class ShardPlacementResult:
+    """What ``shard_placement_fn`` returns for a parameter that has data axes of its own.
+
+    Attributes:
+        placement: ``Shard(dim)``; None is dim 0.
+        mesh_info: its data axes. Its gradients are averaged over these, and no others.
+    """
+
+    placement: Shard | None
+    mesh_info: FSDPMeshInfo
 
 
 @dataclass(frozen=True)
@@ -153,6 +226,36 @@ def _check_names(mesh: DeviceMesh, names: list[str]) -> None:
     if problem is not None:
         msg = f"fully_shard: {problem}"
         raise MeshError(msg)
+
+
+def placed(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -> tuple[DataAxes, int]:
+    """Return the data axes of ``parameter``, and the dim that is split.
+
+    Args:
+        place: ``shard_placement_fn`` of :func:`fully_shard`.
+        axes: the data axes of parameters of which ``place`` names no others.
+        parameter: of the module.
+
+    Raises:
+        PlanError: (a ValueError) ``place`` returns no shard of one of its dims, or one where no axis shares.
+    """
+    returned = placement = None if place is None else place(parameter)
+    if isinstance(returned, ShardPlacementResult) and isinstance(returned.mesh_info, FSDPMeshInfo):
+        axes, placement = returned.mesh_info.axes(), returned.placement
+    if placement is None:
+        return axes, 0
+    problem, ndim = None, len(parameter.shape)
+    if not isinstance(placement, Shard) or not -ndim <= placement.dim < ndim:
+        problem = (
+            "it must be Shard(dim) of one of its dims, None, or ShardPlacementResult(placement, FSDPMeshInfo(...))"
+        )
+    elif not axes.shares:
+        problem = "dp_mesh_dims has no axis to shard over, so it must be None"
+    if problem is not None:
+        shape = list(parameter.shape)
+        msg = f"fully_shard: shard_placement_fn returned {returned!r} for a parameter of shape {shape}; {problem}"
+        raise PlanError(msg)
+    return axes, placement.dim % ndim
 
 
 def sharded_layout(path: str, parameter: Any, axes: DataAxes, dim: int = 0) -> Layout:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes, sharded_layout
+from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes, placed, sharded_layout
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
@@ -20,11 +20,11 @@ from hyper_parallel.platform.select import platform_of_argument
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hyper_parallel.core.data_parallel.meshes import DataParallelMeshDims
+    from hyper_parallel.core.data_parallel.meshes import DataParallelMeshDims, ShardPlacementResult
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["REPLICATED", "dim_to_split", "fully_shard", "groups_of", "shard_group"]
+__all__ = ["REPLICATED", "fully_shard", "groups_of", "shard_group"]
 
 
 ModuleT = TypeVar("ModuleT")
@@ -40,7 +40,7 @@ def fully_shard(
     *,
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
-    shard_placement_fn: Callable[[Any], Shard | None] | None = None,
+    shard_placement_fn: Callable[[Any], Shard | ShardPlacementResult | None] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Any] | None = None,
@@ -79,7 +79,8 @@ def fully_shard(
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
             frees them except in the outermost module, whose backward follows at once. A number, over how many ranks a
             part may be kept: 1 keeps them whole, others free all.
-        shard_placement_fn: returns the placement of a parameter, ``Shard(dim)``; None is dim 0.
+        shard_placement_fn: returns the placement of a parameter, ``Shard(dim)``; None is dim 0. Or a
+            ``ShardPlacementResult``, which has other data axes as well: parameters of the same axes form a group.
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
         offload_policy: where shards are; ``CPUOffloadPolicy()`` changes nothing where the CPU computes.
         ignored_params: parameters that stay as they are, and whose gradients are left alone.
@@ -98,13 +99,8 @@ def fully_shard(
     mesh = resolve_mesh(mesh)
     _check_offload(offload_policy, mesh)
     axes = data_axes(mesh, dp_mesh_dims)
-    place = partial(_place, shard_placement_fn, axes)
+    place = partial(placed, shard_placement_fn, axes)
     return shard_group(module, axes, reshard_after_forward, mp_policy, ignored_params or (), place)
-
-
-def _place(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -> tuple[DataAxes, int]:
-    """Return the data axes of ``parameter``, and the dim that is split."""
-    return axes, dim_to_split(place, parameter)
 
 
 def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
@@ -126,29 +122,6 @@ def _reshard(reshard: Any, axes: DataAxes) -> bool | None:
         msg = f"fully_shard: reshard_after_forward={reshard!r} must be true, false or a divisor of {ranks}"
         raise PlanError(msg)
     return reshard != 1
-
-
-def dim_to_split(place: Callable[[Any], Any] | None, parameter: Any) -> int:
-    """Return the dim of ``parameter`` to split.
-
-    Args:
-        place: ``shard_placement_fn`` of :func:`fully_shard`.
-        parameter: of the module.
-
-    Raises:
-        PlanError: (a ValueError) ``place`` returns no shard of one of its dims.
-    """
-    placement = None if place is None else place(parameter)
-    if placement is None:
-        return 0
-    ndim = len(parameter.shape)
-    if not isinstance(placement, Shard) or not -ndim <= placement.dim < ndim:
-        msg = (
-            f"fully_shard: shard_placement_fn returned {placement!r} for a parameter of shape {list(parameter.shape)}; "
-            "it must be Shard(dim) of one of its dims, or None"
-        )
-        raise PlanError(msg)
-    return placement.dim % ndim
 
 
 def shard_group(
@@ -184,10 +157,10 @@ def shard_group(
     left_alone = {id(parameter) for parameter in listed}
     found = [at for each in modules for at in _places(platform, each)]
     places = [at for at in found if id(at[3]) not in left_alone]
-    placed = {id(parameter): place(parameter) for *_, parameter in places}
+    homes = {id(parameter): place(parameter) for *_, parameter in places}
     for path, _, _, parameter in places:
-        _check_parameter(path, parameter, *placed[id(parameter)], taken=_TAKEN.get(id(parameter)) is parameter)
-    parts = _parts(platform, places, placed, _options_by_axes(axes, placed, reshard, policy))
+        _check_parameter(path, parameter, *homes[id(parameter)], taken=_TAKEN.get(id(parameter)) is parameter)
+    parts = _parts(platform, places, homes, _options_by_axes(axes, homes, reshard, policy))
     groups = [platform.fully_sharded(module, chosen, part) for chosen, part in parts]
     _TAKEN.update({id(parameter): parameter for *_, parameter in places})
     for number, group in enumerate(groups):
@@ -201,24 +174,24 @@ def shard_group(
 
 
 def _options_by_axes(
-    axes: DataAxes, placed: dict[int, tuple[DataAxes, int]], reshard: Any, policy: MixedPrecisionPolicy | None
+    axes: DataAxes, homes: dict[int, tuple[DataAxes, int]], reshard: Any, policy: MixedPrecisionPolicy | None
 ) -> dict[DataAxes, FullyShardedOptions]:
     """Return the options for ``axes``, and for those that parameters have of their own."""
-    found = dict.fromkeys([axes, *(own for own, _ in placed.values())])
+    found = dict.fromkeys([axes, *(own for own, _ in homes.values())])
     return {each: _options(each, reshard, policy or MixedPrecisionPolicy()) for each in found}
 
 
 def _parts(
     platform: Platform,
     places: list[tuple[str, Any, str, Any]],
-    placed: dict[int, tuple[DataAxes, int]],
+    homes: dict[int, tuple[DataAxes, int]],
     options: dict[DataAxes, FullyShardedOptions],
 ) -> list[tuple[FullyShardedOptions, list[Any]]]:
     """Return options and parameters of each group: those of the same axes and dtype."""
     parts = []
     for axes, chosen in options.items():
-        members = [place for place in places if placed[id(place[3])][0] == axes]
-        for part in _by_dtype(_sharded(platform, members, placed)):
+        members = [place for place in places if homes[id(place[3])][0] == axes]
+        for part in _by_dtype(_sharded(platform, members, homes)):
             on_data_axes = any(isinstance(each, DTensor) and axes.data_names(each.layout.mesh) for each, *_ in part)
             parts.append((replace(chosen, on_data_axes=on_data_axes), part))
     return parts
@@ -293,7 +266,7 @@ def _check_parameter(path: str, parameter: Any, axes: DataAxes, dim: int, *, tak
 
 
 def _sharded(
-    platform: Platform, places: list[tuple[str, Any, str, Any]], placed: dict[int, tuple[DataAxes, int]]
+    platform: Platform, places: list[tuple[str, Any, str, Any]], homes: dict[int, tuple[DataAxes, int]]
 ) -> list[Any]:
     """Return for each parameter, tied ones once: value, sharded parameter, owners and names."""
     unique: dict[int, tuple[str, Any, list[tuple[Any, str]]]] = {}
@@ -303,7 +276,7 @@ def _sharded(
     for path, parameter, _ in unique.values():
         platform.check_unhooked(parameter, path, "fully_shard")
     for path, parameter, owners in unique.values():
-        shard = _shard(platform, path, parameter, *placed[id(parameter)])
+        shard = _shard(platform, path, parameter, *homes[id(parameter)])
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
         result.append((parameter, sharded, owners))
     return result

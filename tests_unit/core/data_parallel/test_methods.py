@@ -306,7 +306,10 @@ def test_options_that_do_not_exist_are_refused():
             fully_shard([], mesh=mesh)
         return [*messages, str(caught.value)]
 
-    must = "for a parameter of shape [7, 5]; it must be Shard(dim) of one of its dims, or None"
+    must = (
+        "for a parameter of shape [7, 5]; it must be Shard(dim) of one of its dims, None, or "
+        "ShardPlacementResult(placement, FSDPMeshInfo(...))"
+    )
     assert on_ranks(2, rank)[0] == [
         f"fully_shard: shard_placement_fn returned Shard(2) {must}".replace("Shard(2)", repr(Shard(2))),
         f"fully_shard: shard_placement_fn returned 'dp' {must}",

@@ -7,8 +7,11 @@ import pytest
 from hyper_parallel import (
     DTensor,
     ExpertParallel,
+    FSDPMeshInfo,
     Replicate,
     Shard,
+    ShardPlacementResult,
+    StridedShard,
     clip_grad_norm_,
     distribute_tensor,
     fully_shard,
@@ -119,8 +122,12 @@ def test_every_gradient_is_that_of_one_device(count, choices, world):
 
 
 @torch_only
-def test_training_with_fully_sharded_experts_is_that_of_one_device():
-    """Clipped steps of AdamW on two axes: norms and all weights."""
+@pytest.mark.parametrize("calls", [1, 2])
+def test_training_with_fully_sharded_experts_is_that_of_one_device(calls):
+    """Clipped steps of AdamW on two axes: norms and all weights; the experts in a call of their own, or with the rest.
+
+    In one call the experts are sharded over the ranks that share them, and the rest over all.
+    """
     import torch
 
     dense = make_model(3)
@@ -139,8 +146,18 @@ def test_training_with_fully_sharded_experts_is_that_of_one_device():
     def rank():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         model = parallelize_module(copy.deepcopy(dense), mesh["tp"], TENSOR_NAMES)
-        fully_shard(model.experts, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
+        if calls == 1:
+            own = ShardPlacementResult(Shard(0), FSDPMeshInfo(mesh, shard_mesh_dim=0))
+            fully_shard(
+                model,
+                mesh=mesh.flatten(),
+                shard_placement_fn=lambda parameter: own if isinstance(parameter, DTensor) else None,
+            )
+            assert model.router.weight.device_mesh is mesh.flatten()
+        else:
+            fully_shard(model.experts, mesh=mesh["dp"])
+            fully_shard(model, mesh=mesh["dp"])
+        assert model.experts.down.placements == (StridedShard(0, 2), Shard(0))
         # Both ranks of dp have all tokens, so the mean of their gradients is the gradient.
         single = copy.deepcopy(dense)
         torch.testing.assert_close(train(model, slice(None)), train(single, slice(None)))
