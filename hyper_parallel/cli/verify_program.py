@@ -95,7 +95,7 @@ def add_parser(kinds: Any) -> None:
     )
     subparser.add_argument(
         "--accumulate", metavar="ARGS",
-        help="compare micro-batches with one large batch, which these arguments of the script select",
+        help="compare micro-batches with one large batch, which these arguments of the script select; auto finds them",
     )  # fmt: skip
     subparser.add_argument(
         "--logged", action=argparse.BooleanOptionalAction, default=None,
@@ -125,6 +125,10 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--data", action="store_true",
         help="fail where an epoch draws a sample twice or leaves one out, over all ranks (data loaders of PyTorch)",
+    )  # fmt: skip
+    subparser.add_argument(
+        "--all", action="store_true", dest="all_relations",
+        help="test what needs no further arguments: --data, and --accumulate auto where the script accumulates",
     )  # fmt: skip
     subparser.add_argument(
         "--allow",
@@ -213,6 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
                 resume_world=arguments.resume_world,
                 dtypes=arguments.dtypes or (),
                 data=arguments.data,
+                all_relations=arguments.all_relations,
                 only=arguments.only or (),
                 timeout=arguments.timeout,
                 harden=arguments.harden,

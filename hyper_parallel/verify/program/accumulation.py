@@ -30,7 +30,7 @@ from hyper_parallel.verify.program.reference import Reference, compare_with, run
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.worlds import World, run_world
 
-__all__ = ["explain_micro_batches", "own_draws", "verify_accumulation"]
+__all__ = ["explain_micro_batches", "own_draws", "require_one_batch", "verify_accumulation"]
 
 _COMPARED = ("gradient", "norm", "rate", "state", "weight")
 _ALONE = 1e-3
@@ -71,7 +71,7 @@ def verify_accumulation(
     """
     arguments = " ".join(one_batch.arguments)
     with run_reference(one_batch, world, seed, progress, reference.scratch) as whole:
-        calls = _require_one_batch(program, arguments, reference.run, whole.run)
+        calls = require_one_batch(program, arguments, reference.run, whole.run)
         words = (
             f"rank 0 is one rank with the program's own arguments, {calls} micro-batches in the first step; the single "
             f"device takes one batch: {arguments}"
@@ -94,8 +94,14 @@ def _only_compared(run: Run) -> Run:
     return Run([replace(rank, records=records)], run.settings)
 
 
-def _require_one_batch(program: Program, arguments: str, own: Run, whole: Run) -> int:
+def require_one_batch(program: Program, arguments: str, own: Run, whole: Run) -> int:
     """Return the number of micro-batches of the first step.
+
+    Args:
+        program: with its own arguments.
+        arguments: the others.
+        own: its run.
+        whole: the run with the others.
 
     Raises:
         InputError: the other arguments make no larger batch, or one of other samples.

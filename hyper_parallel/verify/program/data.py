@@ -47,6 +47,9 @@ def compare_data(run: Run) -> HardenedCase:
         if not all(each.indexed for each in passes.values()):
             streams.add(f"samples of {made.dataset} have no indices, so that none can be recognized again")
             continue
+        if made.replaces:
+            streams.add(f"{made.sampler} draws samples of {made.dataset} with replacement")
+            continue
         epoch = _Epoch(f"{made.dataset} of loader {loader + 1}", number + 1, _parts(passes), lines)
         verdict.counts["sample"] += epoch.drawn
         verdict.differences += epoch.differences()

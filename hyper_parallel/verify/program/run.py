@@ -19,7 +19,7 @@ from hyper_parallel.verify.engine.blind_spots import BLIND
 from hyper_parallel.verify.engine.declared import names_value, parse_declaration
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.repairs import STEPS
-from hyper_parallel.verify.engine.samples import other_batch
+from hyper_parallel.verify.engine.samples import calls_of_first_step, other_batch
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.verdict import Verdict
@@ -33,6 +33,7 @@ from hyper_parallel.verify.program.dtypes import DeclaredDtype, compare_dtypes, 
 from hyper_parallel.verify.program.framework import program_framework
 from hyper_parallel.verify.program.hardening import Hardening
 from hyper_parallel.verify.program.logged import compare_logged
+from hyper_parallel.verify.program.one_batch import find_one_batch
 from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.reference import (
     Reference,
@@ -60,6 +61,9 @@ Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
 PRETENDED = ("cuda", "npu")
 """Devices that the CPU can stand in for."""
+
+AUTO = ("auto",)
+"""What asks to find the arguments of one batch."""
 
 _CHOSEN = ("output", "mask", "value")
 """Kinds of records of which --only chooses some."""
@@ -96,6 +100,7 @@ def verify_program(
     resume_world: int | None = None,
     dtypes: Sequence[str] = (),
     data: bool = False,
+    all_relations: bool = False,
 ) -> ProgramReport:
     """Run a distributed program on one rank and on several, and compare everything that it computes.
 
@@ -141,7 +146,8 @@ def verify_program(
             that it writes, which is deleted with it.
         pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that names it runs unchanged.
         accumulate: arguments by which the script takes its batch at once: a program that is equal must train with its
-            micro-batches on one rank as with one batch.
+            micro-batches on one rank as with one batch. ``("auto",)`` finds them: an option whose name has ``accum`` in
+            it becomes 1, and where the samples then differ, one with ``batch`` is multiplied.
         logged: whether numbers that rank 0 prints, or writes to text files, are compared with the single device's where
             the training is equal. By default a difference counts that is explained, such as the norm of one rank's
             gradients; others are listed. With True all count, with False nothing is compared.
@@ -154,6 +160,8 @@ def verify_program(
             addition to the model's), or of parameters whose name fits the pattern. The last one that fits counts.
         data: whether the samples that data loaders of PyTorch draw are compared with the dataset: in each epoch all
             ranks together must draw every one once.
+        all_relations: whether ``data``, and ``accumulate`` if the script has such an option, are asked for. What needs
+            arguments or declarations of yours (``resume``, ``dtypes``) is not.
 
     Returns:
         the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
@@ -193,16 +201,22 @@ def verify_program(
     if data and platform != "torch":
         msg = f"--data is implemented for PyTorch; {program.name} uses {platform}, whose datasets show no indices"
         raise InputError(msg)
-    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend, draws=data)
+    draws = data or (all_relations and platform == "torch")
+    limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend, draws=draws)
     world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
     report = ProgramReport(program.name, platform, launch, size, seed, dict(axes) if mesh is not None else {})
     report.allowed, report.device = tuple(allow), device
-    one_batch = None if accumulate is None else find_program(
+    found = accumulate is not None and tuple(accumulate) == AUTO
+    if found and not alone.is_script:
+        msg = f"--accumulate auto reads the options of a script; {alone.name} is a function"
+        raise InputError(msg)
+    one_batch = None if accumulate is None or found else find_program(
         parallel if single is None else single, _own_arguments(accumulate, "--accumulate"), "--accumulate"
     )  # fmt: skip
     verification = _Verification(
         program, alone, world, report, declared, progress or _nothing, harden, scratch, budget, upcast, one_batch,
         logged, _resumption(program, parallel, resume, resume_after, resume_world, launch), parse_dtypes(dtypes),
+        data, found, all_relations,
     )  # fmt: skip
     if launch == "torchrun":
         return verify_under_torchrun(program, world, lambda run: verification.compare(lambda _: run))
@@ -227,6 +241,9 @@ class _Verification:
     logged: bool | None
     resumption: Resumption | None
     dtypes: list[DeclaredDtype]
+    data: bool
+    find_accumulation: bool
+    all_relations: bool
 
     def compare(self, run_ranks: Callable[[World], Run]) -> ProgramReport:
         """Run the reference, then the ranks, and compare them."""
@@ -272,16 +289,17 @@ class _Verification:
             raise InputError(problem)
         if report.equal and (self.upcast or (self.upcast is None and reference.half)):
             self._upcast(reference, run_ranks)
+        accumulation = self._accumulation(reference) if report.equal else None
         if report.equal:
             report.untested = untested_relations(
-                self.program, reference.run, accumulates=self.one_batch is not None, resumes=self.resumption is not None
+                self.program, reference.run, accumulates=accumulation is not None, resumes=self.resumption is not None
             )
         if self.logged is not False and report.equal:
             case = compare_logged(reference, run, report.verdict.notes, strict=bool(self.logged))
             report.hardened += [] if case is None else [case]
-        if self.one_batch is not None and report.equal:
+        if accumulation is not None and report.equal:
             report.hardened.append(
-                verify_accumulation(self.alone, self.one_batch, self.world, reference, report.seed, self.progress)
+                verify_accumulation(self.alone, accumulation, self.world, reference, report.seed, self.progress)
             )
         if self.resumption is not None and report.equal:
             self._resume(self.resumption, reference)
@@ -290,7 +308,26 @@ class _Verification:
         if self.dtypes:
             report.hardened.append(compare_dtypes(run, self.dtypes))
         if self.world.limits.draws:
-            report.hardened.append(compare_data(run))
+            report.hardened.append(replace(compare_data(run), asked=self.data))
+
+    def _accumulation(self, reference: Reference) -> Program | None:
+        """Return the program that takes its batch at once, if it accumulates and this is asked for.
+
+        Raises:
+            InputError: it was asked to be found, and is not.
+        """
+        calls = calls_of_first_step(reference.run.ranks[0].notes)
+        sought = self.find_accumulation or (self.all_relations and self.one_batch is None and calls > 1)
+        if not sought or not self.alone.is_script:
+            return self.one_batch
+        found = find_one_batch(self.alone, self.world, reference, self.progress)
+        if found is None and self.find_accumulation:
+            msg = (
+                f"--accumulate auto: no option of {self.alone.name} was found by which it takes the batch of a step at "
+                "once; name its arguments for that, such as --accumulate '--accum 1'"
+            )
+            raise InputError(msg)
+        return found
 
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
         """Verify a program once more in a wider dtype, where an error of a gradient might not have shown.

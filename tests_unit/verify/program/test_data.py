@@ -36,6 +36,10 @@ class Rows(IterableDataset):
         return iter(Data.rows)
 
 
+class Same(list):
+    pass
+
+
 class Again(DistributedSampler):
     def __iter__(self):
         indices = list(super().__iter__())
@@ -47,6 +51,8 @@ def loader_of(data):
     if given.sampler == "weighted":
         sampler = WeightedRandomSampler([1.0, 3.0] * 6, 12, generator=torch.Generator().manual_seed(3))
         return DataLoader(data, batch_size=4, sampler=sampler)
+    if given.sampler == "same":
+        return DataLoader(data, batch_size=4, sampler=Same([3, 1, 2, 9, 9, 5, 4, 0, 7, 8, 11, 10]))
     if given.sampler == "stream":
         return DataLoader(Rows(), batch_size=4)
     sampler = (Again if given.sampler == "again" else DistributedSampler)(data, world, rank)
@@ -58,7 +64,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 loader, evaluation = loader_of(Data()), DataLoader(Data(), 3, sampler=[5, 1])
 for epoch in range(2):
     for rows in loader:
-        whole = given.sampler in ("weighted", "stream")
+        whole = given.sampler in ("weighted", "stream", "same")
         model(rows.tensor_split(world)[rank] if whole else rows).square().mean().backward()
         for weight in model.parameters():
             dist.all_reduce(weight.grad)
@@ -111,16 +117,24 @@ def test_an_epoch_that_is_stopped_is_compared_for_repetitions(script):
     ]
 
 
-def test_a_sampler_with_replacement_repeats_and_loses(script):
+def test_what_one_rank_draws_twice_is_named(script):
     """One rank does what several do, so that they are equal; the samples are wrong all the same."""
-    report, case = case_of(script, "--sampler", "weighted")
+    report, case = case_of(script, "--sampler", "same")
     assert report.verdict.equal
     assert (report.ok, report.status) == (False, 1)
     first, second = case.verdict.differences[:2]
     assert (first.cause.kind, second.cause.kind) == ("samples-repeated", "samples-lost")
-    assert first.cause.evidence.startswith("WeightedRandomSampler draws sample ")
+    assert first.cause.evidence == "Same draws sample 9 2 times"
+    assert second.why == "1 sample drawn by no rank, although the epoch has come to its end: 6"
     assert first.ranks == (0, 1)
-    assert first.site.endswith(":51")
+    assert first.site.endswith(":57")
+
+
+def test_a_sampler_with_replacement_is_not_compared(script):
+    """It draws samples twice and leaves some out by design."""
+    report, case = case_of(script, "--sampler", "weighted")
+    assert case.skipped == "WeightedRandomSampler draws samples of Data with replacement"
+    assert report.status == 3
 
 
 def test_a_sampler_of_ranks_that_repeats_is_named(script):
@@ -154,6 +168,7 @@ def made(indices, size=7, *, last=1, number=0, complete=True, trains=True, drops
         "Own",
         size,
         drops,
+        False,
         False,
         3 * number,
         "a.py:9",

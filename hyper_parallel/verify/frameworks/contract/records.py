@@ -160,6 +160,7 @@ class LoaderPass:
         sampler: name of the class that chooses the indices; empty if the loader has none.
         size: number of samples of the dataset; None if it has no length.
         drops: whether the loader or its sampler leaves out an incomplete last batch.
+        replaces: whether the sampler draws with replacement.
         reorders: whether the sampler shuffles by an epoch that the program sets.
         step: optimizer steps that were complete at its beginning.
         site: ``file:line`` of the program's loop.
@@ -176,6 +177,7 @@ class LoaderPass:
     sampler: str
     size: int | None
     drops: bool
+    replaces: bool
     reorders: bool
     step: int
     site: str

@@ -45,6 +45,7 @@ class Draws:
             type(samplers[-1]).__name__ if samplers else "",
             _size(loader.dataset),
             any(bool(getattr(each, "drop_last", False)) for each in (loader, *samplers)),
+            any(getattr(each, "replacement", False) is True for each in samplers),
             any(bool(getattr(each, "shuffle", False)) and hasattr(each, "set_epoch") for each in samplers),
             self._log.step,
             user_site(self._framework),

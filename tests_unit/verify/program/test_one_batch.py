@@ -1,0 +1,106 @@
+"""`--accumulate auto` finds the options by which a script takes its batch at once by the samples that it sees then."""
+
+import pytest
+
+from hyper_parallel.verify import verify_program
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.one_batch import candidate_arguments
+from hyper_parallel.verify.program.program import Program
+
+pytestmark = pytest.mark.platforms("torch")
+
+SCRIPT = """
+import argparse, torch, torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--micro-batch-size", type=int, default=4)
+parser.add_argument("--grad_accum", type=int, default=3)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--zeroed", action="store_true")
+given = parser.parse_args()
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(given.seed + 7 * (given.seed > 0 and given.grad_accum == 1))
+data = TensorDataset(torch.randn(24, 5), torch.randn(24, 1))
+sampler = DistributedSampler(data, world, rank, shuffle=False)
+model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for number, (x, y) in enumerate(DataLoader(data, given.micro_batch_size // world, sampler=sampler)):
+    if given.zeroed:
+        optimizer.zero_grad()
+    (((model(x) - y) ** 2).mean() / given.grad_accum).backward()
+    if (number + 1) % given.grad_accum == 0:
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad)
+            weight.grad /= world
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """Return the path of a script whose options have defaults."""
+    path = tmp_path_factory.mktemp("accumulate") / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_the_size_of_a_micro_batch_is_multiplied(script):
+    """With one micro-batch alone the samples are others; `--all` finds the larger batch, and compares drawn samples."""
+    report = verify_program(script, 2, all_relations=True, upcast=False, logged=False)
+    assert report.ok, report.text()
+    accumulated, drawn = report.hardened
+    assert accumulated.words[0].endswith("takes one batch: --micro-batch-size 12 --grad_accum 1")
+    assert drawn.verdict.counts == {"sample": 24}
+    assert not report.untested
+
+
+def test_lost_micro_batches_are_found(script):
+    """A script that sets gradients to zero before each micro-batch differs from one batch."""
+    report = verify_program(script, 2, args=["--zeroed"], accumulate=("auto",), upcast=False, logged=False)
+    assert (report.ok, report.status) == (False, 1)
+    (case,) = report.hardened
+    assert next(each.cause for each in case.verdict.differences if each.cause).kind == "micro-batches-lost"
+
+
+def test_options_that_are_not_found_are_said(script):
+    """Where no candidate sees the same samples, `auto` is refused, and `--all` leaves the relation untested."""
+    with pytest.raises(InputError) as caught:
+        verify_program(script, 2, args=["--seed", "1"], accumulate=("auto",), upcast=False, logged=False)
+    assert str(caught.value) == (
+        f"--accumulate auto: no option of {script} was found by which it takes the batch of a step at once; name its "
+        "arguments for that, such as --accumulate '--accum 1'"
+    )
+    report = verify_program(script, 2, args=["--seed", "1"], all_relations=True, upcast=False, logged=False)
+    assert report.ok
+    assert [case.title for case in report.hardened] == ["data"]
+    assert report.untested[0].startswith("it calls its model 3 times before the first optimizer step")
+
+
+def test_a_function_has_no_options(script):
+    """`auto` needs a script."""
+    with pytest.raises(InputError) as caught:
+        verify_program(len, 2, platform="torch", accumulate=("auto",))
+    assert str(caught.value) == "--accumulate auto reads the options of a script; len is a function"
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--accum", "4"], [["--accum", "1"]]),
+        (["--accum=4", "--batch", "6"], [["--accum=1", "--batch", "6"], ["--accum=1", "--batch", "24"]]),
+        (["train.accum_steps=2", "data.batch=3"], [["train.accum_steps=1", "data.batch=3"],
+                                                   ["train.accum_steps=1", "data.batch=6"]]),
+        (["--accum", "1", "--batch", "6"], []),
+        (["--accumulate", "--batch", "6"], []),
+        (["4", "--name=b", "-x"], []),
+    ],
+)  # fmt: skip
+def test_candidates_are_read_from_the_arguments(tmp_path, arguments, expected):
+    """The number of micro-batches becomes 1; then each size of a batch is multiplied, in every spelling of options."""
+    (tmp_path / "plain.py").write_text("import torch\n")
+    program = Program("plain.py", str(tmp_path / "plain.py"), "", tuple(arguments))
+    assert list(candidate_arguments(program)) == expected
