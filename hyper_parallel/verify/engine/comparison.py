@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -246,8 +247,14 @@ class _Comparison:
             self.ratios.pop(key, None)
 
     def _has(self, rank: int, name: str) -> bool:
-        """Return whether a rank has a parameter or buffer before training."""
-        return any((kind, name, -1, 0) in self.runs.ranks[rank] for kind in self.runs.parameters.KINDS)
+        """Return whether a rank has a parameter or buffer; a module that is called late has none before training."""
+        return name in self.held[rank]
+
+    @cached_property
+    def held(self) -> list[set[str]]:
+        """Names of the parameters and buffers of each rank."""
+        kinds = self.runs.parameters.KINDS
+        return [{key[1] for key in records if key[0] in kinds} for records in self.runs.ranks]
 
     def _differs(self, key: Key, wrong: Mapping[int, Distance]) -> None:
         kind, name, step, call = key

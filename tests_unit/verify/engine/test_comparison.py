@@ -510,6 +510,20 @@ def test_a_stages_output_of_the_model_is_not_the_models(shape):
     assert compare_runs(reference, [reference], whole).first.ranks == (0,)
 
 
+def test_a_module_that_is_called_late_is_not_a_stages():
+    """A shadow model that is called after the first step has no weights before training: its wrong output differs."""
+    weight = np.random.default_rng(0).standard_normal((3, 3))
+
+    def rank(factor):
+        shadow = [Record("output", "ema", "ema", 1, 0, factor * weight[0])]
+        return [*shadow, Record("weight", "ema.weight", "ema", 1, 0, factor * weight)]
+
+    reference = Run([RankRecords(0, rank(1.0))])
+    verdict = compare_runs(reference, [reference], Run([RankRecords(0, rank(1.0)), RankRecords(1, rank(1.5))]))
+    assert (verdict.first.kind, verdict.first.name, verdict.first.ranks) == ("output", "ema", (1,)), verdict.text()
+    assert verdict.skipped == []
+
+
 def test_gradients_that_each_rank_clips_by_its_own_norm():
     """A program that clips by itself records no norm; a factor per rank that is its share of the norm shows it."""
     rng = np.random.default_rng(0)
