@@ -210,7 +210,7 @@ aminmax: x | x, axis=0
 ptp: x
 nanmean nanmedian: x | x, 0
 quantile nanquantile: x64, 0.3 | x64, 0.3, 1
-bincount: line
+bincount: line | labels, s
 histc: x, 4, -2.0, 2.0
 reduce_sum reduce_mean reduce_max reduce_min: x, 0
 trapz: x

@@ -33,6 +33,7 @@ x.var() | x.std(0) | x.var(axis=0, ddof=1) | x.cumsum(0) | t.cumsum() | ops.CumP
 ops.fmax(x, True) | ops.fmax(x, 2.5)
 ops.trace(sq) | sq.trace() | mint.nansum(x) | mint.any(t) | mint.all(t) | mint.cross(x, y, 1) | ops.fmax(x, p)
 ops.selu(x) | ops.addcdiv(x, y, p, o) | x.addcmul(y, p, value=2.0) | m.addbmm(d, e) | line.bincount()
+ops.bincount(labels, s) | labels.bincount(s)
 ops.clip_by_norm(x, 1.0) | ops.trapz(x) | ops.scatter_nd(pairs, r, (5, 3)) | ops.unsorted_segment_sum(x, seg32, 3)
 ops.DivNoNan()(x, p) | ops.MulNoNan()(x, 2.5) | ops.Xdivy()(x, p) | ops.diagonal(v, 0, 0, 2)
 mint.nn.functional.binary_cross_entropy_with_logits(x, w) | ops.isreal(x) | mindspore.numpy.sign(x)

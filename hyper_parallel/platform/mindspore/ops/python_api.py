@@ -280,7 +280,8 @@ def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any
 
 @replacement("bincount")
 def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts are float32, and so are sums of weights."""
+    """Counts are float32, and so are sums of weights, which are added in float32."""
+    weights = weights if weights is None else ops.cast(weights, dtype=mindspore.float32)
     return ops.cast(ops.bincount(ops.cast(x, dtype=mindspore.int64), weights, minlength), dtype=mindspore.float32)
 
 

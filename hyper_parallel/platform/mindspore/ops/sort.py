@@ -228,6 +228,8 @@ def _search_sorted(
 
 @decomposition(METHOD + "BincountExt")
 def _method_bincount(ops: Any, _: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """On CPU counts are float32, and so are sums of weights."""
+    """On CPU counts are float32, and so are sums of weights, which are added in float32."""
+    if weights is not None and computes_on_cpu():
+        weights = ops.cast(weights, dtype=mindspore.float32)
     counts = ops.bincount(ops.cast(x, dtype=mindspore.int64), weights, minlength)
     return ops.cast(counts, dtype=mindspore.float32) if computes_on_cpu() else counts
