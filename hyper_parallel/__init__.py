@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         SequenceParallel as SequenceParallel,
         clip_grad_norm_ as clip_grad_norm_,
         complete_plan as complete_plan,
+        input_reshard as input_reshard,
         loss_parallel as loss_parallel,
         parallelize_module as parallelize_module,
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.tensor_parallel.completion import complete_plan as complete_plan
     from hyper_parallel.core.tensor_parallel.loss import loss_parallel as loss_parallel
     from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module as parallelize_module
+    from hyper_parallel.core.tensor_parallel.saved_inputs import input_reshard as input_reshard
     from hyper_parallel.core.tensor_parallel.styles import (
         ColwiseParallel as ColwiseParallel,
         ExpertParallel as ExpertParallel,
@@ -36,6 +37,7 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.core.tensor_parallel.completion": ("complete_plan",),
         "hyper_parallel.core.tensor_parallel.loss": ("loss_parallel",),
         "hyper_parallel.core.tensor_parallel.parallelize": ("parallelize_module",),
+        "hyper_parallel.core.tensor_parallel.saved_inputs": ("input_reshard",),
         "hyper_parallel.core.tensor_parallel.styles": None,
     },
 )

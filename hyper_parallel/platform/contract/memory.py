@@ -31,7 +31,7 @@ _SMALL = 4096
 
 
 class Offloaded(abc.ABC):
-    """A saved tensor that is in slower memory until backward needs it."""
+    """What is kept of a saved tensor until backward needs it, such as its values in slower memory."""
 
     @abc.abstractmethod
     def restore(self) -> Any:
@@ -103,7 +103,7 @@ class MemoryFacet(LedgerFacet):
             def should_offload(tensor: Any) -> bool:
                 return self._storage_of(tensor) not in kept and _to_offload(policy_fn, tensor, self._bytes_of(tensor))
 
-            with self._offload_hooks(should_offload):
+            with self._offloading(should_offload):
                 return forward(*args, **kwargs)
 
         return self._wrapped(module, around)
@@ -121,7 +121,11 @@ class MemoryFacet(LedgerFacet):
         def should_offload(tensor: Any) -> bool:
             return not self._is_leaf(tensor) and _to_offload(policy_fn, tensor, self._bytes_of(tensor))
 
-        return self._offload_hooks(should_offload)
+        return self._offloading(should_offload)
+
+    def _offloading(self, should_offload: Callable[[Any], bool]) -> AbstractContextManager[Any]:
+        offload = self._offloader()
+        return self.replace_saved(lambda tensor: offload(tensor) if should_offload(tensor) else None)
 
     # -- implemented per framework ---------------------------------------------------------------------------------
 
@@ -130,16 +134,31 @@ class MemoryFacet(LedgerFacet):
         """Return another module with the same contents whose forward is ``around(forward, args, kwargs)``."""
 
     @abc.abstractmethod
-    def _offload_hooks(self, should_offload: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        """Return the framework's saved-tensor hooks, which offload the tensors for which ``should_offload`` is True."""
+    def replace_saved(self, replace: Callable[[Any], Offloaded | None]) -> AbstractContextManager[Any]:
+        """Keep other things than the tensors that operations inside save for backward.
+
+        Args:
+            replace: returns what is kept instead of a tensor, or None: then hooks further out decide, if there are any.
+        """
+
+    @abc.abstractmethod
+    def storage_key(self, tensor: Any) -> tuple[Any, ...] | None:
+        """Return the elements that ``tensor`` has, by place in memory and dtype; None if they are not densely stored.
+
+        Views of all of them have the same key. It is unique while the storage lives.
+        """
+
+    @abc.abstractmethod
+    def _offloader(self) -> Callable[[Any], Offloaded]:
+        """Return a function that moves a tensor to slower memory."""
 
     @abc.abstractmethod
     def _storages_of(self, module: Any) -> frozenset[int]:
-        """Return the addresses of the storages of parameters and buffers."""
+        """Return the identities of the storages of parameters and buffers."""
 
     @abc.abstractmethod
     def _storage_of(self, tensor: Any) -> int:
-        """Return the address of the storage of ``tensor``."""
+        """Return the identity of the storage of ``tensor``, unique while it lives."""
 
     @abc.abstractmethod
     def _bytes_of(self, tensor: Any) -> int:

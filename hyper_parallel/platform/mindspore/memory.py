@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.common import saved_tensors_hooks
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.errors import UnsupportedOperatorError
+from hyper_parallel.errors import UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.platform.contract.memory import ForwardWrapper, MemoryFacet, Offloaded, SpillFile, replayable
 from hyper_parallel.platform.mindspore import selective
 from hyper_parallel.platform.mindspore.ops.kernels import is_leaf
@@ -46,16 +46,29 @@ class MindSporeMemory(MemoryFacet):
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
         return _wrapper(module, around)
 
-    def _offload_hooks(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        offloader = _Offloader()
+    def replace_saved(self, replace: Callable[[Any], Offloaded | None]) -> AbstractContextManager[Any]:
+        """``mindspore.common.saved_tensors_hooks``, of which the innermost only are called."""
 
         def pack(tensor: Tensor) -> Any:
-            return offloader.offload(tensor) if moves(tensor) else tensor
+            kept = replace(tensor)
+            return tensor if kept is None else kept
 
         def unpack(packed: Any) -> Tensor:
             return packed.restore() if isinstance(packed, Offloaded) else packed
 
         return saved_tensors_hooks(pack, unpack)
+
+    def storage_key(self, tensor: Any) -> tuple[Any, ...] | None:
+        """Refused.
+
+        Raises:
+            UnsupportedOnBackend: (a NotImplementedError) always.
+        """
+        del tensor
+        raise UnsupportedOnBackend("input_reshard: not on MindSpore; recompute the module, or offload what it saves")
+
+    def _offloader(self) -> Callable[[Any], Offloaded]:
+        return _Offloader().offload
 
     def _storages_of(self, module: Any) -> frozenset[int]:
         tensors = [*module.get_parameters(), *module.buffers()]

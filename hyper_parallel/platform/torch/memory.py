@@ -12,6 +12,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from hyper_parallel.platform.contract.memory import ForwardWrapper, MemoryFacet, Offloaded, SpillFile
 from hyper_parallel.platform.torch.runtime import device_type
+from hyper_parallel.platform.torch.versions import top_saved_tensors_hooks
 from hyper_parallel.transport.real.c10d import from_host, to_host
 
 __all__ = ["TorchMemory"]
@@ -44,23 +45,34 @@ class TorchMemory(MemoryFacet):
         wrapped.__dict__.update(_around=around, _own_forward=own)
         return wrapped
 
-    def _offload_hooks(self, moves: Callable[[Any], bool]) -> AbstractContextManager[Any]:
-        offloader = _Offloader()
+    def replace_saved(self, replace: Callable[[Any], Offloaded | None]) -> AbstractContextManager[Any]:
+        """``torch.autograd.graph.saved_tensors_hooks``, of which PyTorch calls the innermost only."""
+        outer_pack, outer_unpack = top_saved_tensors_hooks(True) or (_identity, _identity)
 
         def pack(tensor: torch.Tensor) -> Any:
-            return offloader.offload(tensor) if moves(tensor) else tensor
+            kept = replace(tensor)
+            return outer_pack(tensor) if kept is None else kept
 
         def unpack(packed: Any) -> torch.Tensor:
-            return packed.restore() if isinstance(packed, Offloaded) else packed
+            return packed.restore() if isinstance(packed, Offloaded) else outer_unpack(packed)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+    def storage_key(self, tensor: Any) -> tuple[Any, ...] | None:
+        """Storage, offset, size and dtype."""
+        if not tensor.is_contiguous():
+            return None
+        return self._storage_of(tensor), tensor.storage_offset(), self._bytes_of(tensor), tensor.dtype
+
+    def _offloader(self) -> Callable[[Any], Offloaded]:
+        return _Offloader().offload
 
     def _storages_of(self, module: Any) -> frozenset[int]:
         tensors = [*module.parameters(), *module.buffers()]
         return frozenset(self._storage_of(getattr(tensor, "_local", tensor)) for tensor in tensors)
 
     def _storage_of(self, tensor: Any) -> int:
-        return tensor.untyped_storage().data_ptr()
+        return tensor.untyped_storage()._cdata  # noqa: SLF001 - storages without values have no address
 
     def _bytes_of(self, tensor: Any) -> int:
         return tensor.numel() * tensor.element_size()
@@ -79,6 +91,10 @@ class _Wrapped(ForwardWrapper, nn.Module):
         """Call ``_around`` with the forward of the class, or of the object where it has one of its own."""
         forward = self._own_forward or super().forward
         return self._around(forward, args, kwargs)
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:

@@ -30,6 +30,7 @@ from hyper_parallel.platform.torch.versions import (
 __all__ = ["SHARDED", "HookRefusal", "ModuleState", "ModuleTensors", "content", "has_fields", "is_observed", "modes"]
 
 _PACKAGE = "hyper_parallel."
+_RESHARDING = "hyper_parallel.core.tensor_parallel.saved_inputs"
 _LIBRARIES = {"hyper_parallel", "torch", "numpy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SHARDED = "_hyper_parallel_fully_sharded"
@@ -202,6 +203,12 @@ def _check(path: str, module: nn.Module) -> None:
     for name in _HOOKS:
         for hook in getattr(module, name).values():
             owner = getattr(getattr(hook, "func", hook), "__module__", "") or ""
+            if owner == _RESHARDING:
+                msg = (
+                    f"compile: input_reshard was applied to {path} or around it, but a compiled graph keeps what it "
+                    "saves as it is; compile, or call input_reshard, not both"
+                )
+                raise PlanError(msg)
             if not owner.startswith(_PACKAGE):
                 msg = (
                     f"compile: {path} has a hook, {getattr(hook, '__qualname__', repr(hook))}, which a compiled graph "

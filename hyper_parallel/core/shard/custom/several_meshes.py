@@ -11,8 +11,9 @@ from hyper_parallel.errors import MeshMismatchError
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
+    from hyper_parallel.core.dtensor.mesh import DeviceMesh
 
-__all__ = ["axes_to_sum"]
+__all__ = ["axes_to_sum", "is_replicated_over"]
 
 
 def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str, Layout], ...]) -> tuple[int, ...]:
@@ -40,6 +41,13 @@ def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str,
         )
         raise MeshMismatchError(msg)
     return axes
+
+
+@lru_cache(maxsize=1024)
+def is_replicated_over(layout: Layout, mesh: DeviceMesh) -> bool:
+    """Return whether every rank of ``mesh`` has the same local tensor of ``layout``, which may be on another mesh."""
+    values = (("", layout),)
+    return all(rank in layout.mesh.ranks and _first_difference(mesh.rank, rank, values) is None for rank in mesh.ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -75,3 +83,4 @@ def _first_difference(rank: int, other: int, values: tuple[tuple[str, Layout], .
 
 
 register("axes along which gradients of operands on several meshes are summed", _axes_to_sum, has_layouts=True)
+register("layouts replicated over other meshes", is_replicated_over, has_layouts=True)

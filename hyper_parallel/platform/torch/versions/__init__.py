@@ -64,6 +64,9 @@ NAMES = Names(
         ),
         "FunctionBase": _name("torch._C._FunctionBase", "custom autograd functions on DTensors"),
         "set_version_counter": _name("torch._C._autograd._unsafe_set_version_counter", "fully_shard"),
+        "top_saved_tensors_hooks": _name(
+            "torch._C._autograd._top_saved_tensors_default_hooks", "saved_tensors_hooks inside others"
+        ),
         "will_engine_execute_node": _name("torch._C._will_engine_execute_node", "hooks on gradients of DTensors"),
         # dispatch
         "DisableTorchFunctionSubclass": _name("torch._C.DisableTorchFunctionSubclass", "DTensors"),
