@@ -8,6 +8,7 @@ gradients of the single micro-batches, of a run that keeps them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.samples import calls_of_first_step, rows_of_first_step
 from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.store import same_values
-from hyper_parallel.verify.engine.verdict import Verdict
+from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
@@ -30,7 +31,7 @@ from hyper_parallel.verify.program.reference import Reference, compare_with, run
 from hyper_parallel.verify.program.report import HardenedCase
 from hyper_parallel.verify.program.worlds import World, run_world
 
-__all__ = ["explain_micro_batches", "own_draws", "require_one_batch", "verify_accumulation"]
+__all__ = ["explain_micro_batches", "own_draws", "require_one_batch", "verify_accumulation", "verify_sum"]
 
 _COMPARED = ("gradient", "norm", "rate", "state", "weight")
 _ALONE = 1e-3
@@ -85,6 +86,77 @@ def verify_accumulation(
             return HardenedCase([words], title="accumulate", skipped=draws, asked=True)
         _explain(_Accumulation(program, one_batch, world, reference, progress), runs, verdict)
     return HardenedCase([words], verdict, title="accumulate")
+
+
+def verify_sum(
+    program: Program, world: World, reference: Reference, progress: Callable[[str], None]
+) -> HardenedCase | None:
+    """Return the case that compares the first step's gradients with those of its micro-batches; None if unknown.
+
+    It is for programs without a way to take one batch. It shows that every micro-batch is in the optimizer's gradient,
+    not that each weighs what it should.
+
+    Args:
+        program: with its own arguments.
+        world: of the ranks; the run is on one.
+        reference: the run of ``program`` on one rank.
+        progress: called with the name of each run before it starts.
+    """
+    parts = _contributions(_Accumulation(program, program, world, reference, progress), 0)
+    if parts is None or len(parts) < 2 or not _other_samples(reference.run):
+        return None
+    runs, verdict = compare_with(reference, _only_compared(reference.run), None, None)
+    keys = _common(runs, 0, parts)
+    weights = _weights(runs, keys, parts, reference=True) if keys else None
+    if weights is None:
+        return None
+    kept = [place for place, weight in enumerate(weights) if abs(weight) > _ALONE * np.abs(weights).max()]
+    lost = [place for place in range(kept[-1]) if place not in kept]
+    verdict.spots, verdict.skipped = [], []
+    if lost:
+        why = f"it is that of micro-batch {_listed([each + 1 for each in kept])} of {len(parts)} only"
+        cause = Cause("micro-batches-lost", evidence=_lost_words(lost, len(parts), weights))
+        records = {record.key: record for record in reference.run.ranks[0].records}
+        verdict.differences = [
+            Difference("gradient", key[1], records[key].module, (0,), 0, 0, math.inf, 0.0, why, cause=cause,
+                       site=records[key].site)
+            for key in keys
+        ]  # fmt: skip
+    words = (
+        f"no option of {program.name} was found by which it takes one batch: the gradients of the first step are "
+        f"compared with those of its {len(parts)} micro-batches; what each weighs is not tested"
+    )
+    return HardenedCase([words], verdict, title="accumulate")
+
+
+def _other_samples(run: Run) -> bool:
+    """Return whether each call of a model in the first step has samples of its own, as micro-batches do."""
+    notes = run.ranks[0].notes
+    inputs: Sequence[tuple[int, Any, Any]] = notes.get("inputs", ())
+    calls = [rows_of_first_step([{"inputs": [each for each in inputs if each[0] == call]}]) for call in
+             sorted({each[0] for each in inputs})]  # fmt: skip
+    return all(
+        one.get(name, set()).isdisjoint(rows) for place, one in enumerate(calls) for other in calls[:place]
+        for name, rows in other.items()
+    )  # fmt: skip
+
+
+def _common(runs: PairedRuns, step: int, parts: Sequence[Mapping[str, Any]]) -> list[Key]:
+    """Return the gradients of a step to which every micro-batch adds."""
+    return [
+        key for key in runs.bounds.reference
+        if key[0] == "gradient" and key[2:] == (step, 0) and key in runs.ranks[0]
+        and all(key[1] in part for part in parts)
+    ]  # fmt: skip
+
+
+def _lost_words(lost: Sequence[int], count: int, weights: Any) -> str:
+    kept = [place + 1 for place in range(count) if place not in lost]
+    return (
+        f"the optimizer sees the gradient of micro-batch {_listed(kept)} of {count}; that of "
+        f"{_listed([place + 1 for place in lost])} is lost, as after a zero_grad() between them; weights of the "
+        f"micro-batches' own gradients: {_listed(weights)}"
+    )
 
 
 def _only_compared(run: Run) -> Run:
@@ -180,11 +252,7 @@ def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[s
         step: in which a gradient differs.
         parts: by micro-batch, what its backward added to each parameter's gradient.
     """
-    keys = [
-        key for key in runs.bounds.reference
-        if key[0] == "gradient" and key[2:] == (step, 0) and key in runs.ranks[0]
-        and all(key[1] in part for part in parts)
-    ]  # fmt: skip
+    keys = _common(runs, step, parts)
     if len(parts) < 2 or not keys:
         return None
     wanted = _weights(runs, keys, parts, reference=True)
@@ -195,9 +263,7 @@ def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[s
     lost = [place for place in range(len(parts)) if abs(actual[place]) <= slack < abs(wanted[place])]
     numbers = f"weights of the micro-batches' own gradients: {_listed(actual)}; one batch gives {_listed(wanted)}"
     if lost:
-        kept = [place + 1 for place in range(len(parts)) if place not in lost]
-        sentence = f"the optimizer sees the gradient of micro-batch {_listed(kept)} of {len(parts)}; that of "
-        sentence += f"{_listed([place + 1 for place in lost])} is lost, as after a zero_grad() between them; {numbers}"
+        sentence = f"{_lost_words(lost, len(parts), actual)}; one batch gives {_listed(wanted)}"
         return Cause("micro-batches-lost", evidence=sentence)
     factors = actual / np.where(np.abs(wanted) > slack, wanted, np.nan)
     if np.isfinite(factors).all() and np.ptp(factors) <= _ALONE * np.abs(factors).max():

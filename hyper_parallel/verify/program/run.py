@@ -26,7 +26,7 @@ from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.program.accumulation import verify_accumulation
+from hyper_parallel.verify.program.accumulation import verify_accumulation, verify_sum
 from hyper_parallel.verify.program.advice import advice_on_error, shortened
 from hyper_parallel.verify.program.data import compare_data
 from hyper_parallel.verify.program.dtypes import DeclaredDtype, compare_dtypes, parse_dtypes
@@ -297,10 +297,8 @@ class _Verification:
         if self.logged is not False and report.equal:
             case = compare_logged(reference, run, report.verdict.notes, strict=bool(self.logged))
             report.hardened += [] if case is None else [case]
-        if accumulation is not None and report.equal:
-            report.hardened.append(
-                verify_accumulation(self.alone, accumulation, self.world, reference, report.seed, self.progress)
-            )
+        if accumulation is not None:
+            report.hardened.append(accumulation)
         if self.resumption is not None and report.equal:
             self._resume(self.resumption, reference)
         if self.harden and report.equal:
@@ -310,24 +308,28 @@ class _Verification:
         if self.world.limits.draws:
             report.hardened.append(replace(compare_data(run), asked=self.data))
 
-    def _accumulation(self, reference: Reference) -> Program | None:
-        """Return the program that takes its batch at once, if it accumulates and this is asked for.
+    def _accumulation(self, reference: Reference) -> HardenedCase | None:
+        """Return the case of micro-batches against one batch, or their sum, if it is asked for; None otherwise.
 
         Raises:
             InputError: it was asked to be found, and is not.
         """
         calls = calls_of_first_step(reference.run.ranks[0].notes)
-        sought = self.find_accumulation or (self.all_relations and self.one_batch is None and calls > 1)
-        if not sought or not self.alone.is_script:
-            return self.one_batch
-        found = find_one_batch(self.alone, self.world, reference, self.progress)
-        if found is None and self.find_accumulation:
+        one_batch, alone = self.one_batch, self.alone
+        if one_batch is None:
+            if not alone.is_script or not (self.find_accumulation or (self.all_relations and calls > 1)):
+                return None
+            one_batch = find_one_batch(alone, self.world, reference, self.progress)
+        if one_batch is not None:
+            return verify_accumulation(alone, one_batch, self.world, reference, self.report.seed, self.progress)
+        case = verify_sum(alone, self.world, reference, self.progress)
+        if case is None and self.find_accumulation:
             msg = (
-                f"--accumulate auto: no option of {self.alone.name} was found by which it takes the batch of a step at "
+                f"--accumulate auto: no option of {alone.name} was found by which it takes the batch of a step at "
                 "once; name its arguments for that, such as --accumulate '--accum 1'"
             )
             raise InputError(msg)
-        return found
+        return case
 
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
         """Verify a program once more in a wider dtype, where an error of a gradient might not have shown.

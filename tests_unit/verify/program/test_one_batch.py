@@ -66,18 +66,65 @@ def test_lost_micro_batches_are_found(script):
     assert next(each.cause for each in case.verdict.differences if each.cause).kind == "micro-batches-lost"
 
 
-def test_options_that_are_not_found_are_said(script):
-    """Where no candidate sees the same samples, `auto` is refused, and `--all` leaves the relation untested."""
+def test_without_an_option_the_sum_of_micro_batches_is_compared(script):
+    """Where no candidate sees the same samples, every micro-batch must be in the optimizer's gradient."""
+    given = {"upcast": False, "logged": False, "accumulate": ("auto",)}
+    report = verify_program(script, 2, args=["--seed", "1"], **given)
+    assert report.ok, report.text()
+    (case,) = report.hardened
+    (words,) = case.words
+    assert words == (
+        f"no option of {script} was found by which it takes one batch: the gradients of the first step are compared "
+        "with those of its 3 micro-batches; what each weighs is not tested"
+    )
+    report = verify_program(script, 2, args=["--seed", "1", "--zeroed"], **given)
+    assert (report.ok, report.status) == (False, 1)
+    first = report.hardened[0].verdict.first
+    assert first.why == "it is that of micro-batch 3 of 3 only"
+    assert first.cause.kind == "micro-batches-lost"
+    assert first.cause.evidence == (
+        "the optimizer sees the gradient of micro-batch 3 of 3; that of 1, 2 is lost, as after a zero_grad() between "
+        "them; weights of the micro-batches' own gradients: 0, 0, 1"
+    )
+
+
+SHARPNESS = """
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Linear(5, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    x = torch.randn(12, 5).tensor_split(world)[rank]
+    for attempt in range(2):  # the second gradient is that of moved weights, for the same samples
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad)
+            weight.grad /= world
+            weight.data += (0.01 if attempt == 0 else -0.01)
+    optimizer.step()
+"""
+
+
+def test_calls_with_the_same_samples_are_no_micro_batches(tmp_path):
+    """A program that differentiates twice at the same samples is left untested by `--all`, and refused by `auto`."""
+    path = tmp_path / "sharpness.py"
+    path.write_text(SHARPNESS)
+    report = verify_program(str(path), 2, all_relations=True, upcast=False, logged=False)
+    assert report.verdict.equal
+    assert [case.title for case in report.hardened] == ["data"]
+    assert report.hardened[0].skipped == "the program trains with no sample of a data loader of PyTorch"
+    assert report.untested[0].startswith("it calls its model 2 times before the first optimizer step")
     with pytest.raises(InputError) as caught:
-        verify_program(script, 2, args=["--seed", "1"], accumulate=("auto",), upcast=False, logged=False)
+        verify_program(str(path), 2, accumulate=("auto",), upcast=False, logged=False)
     assert str(caught.value) == (
-        f"--accumulate auto: no option of {script} was found by which it takes the batch of a step at once; name its "
+        f"--accumulate auto: no option of {path} was found by which it takes the batch of a step at once; name its "
         "arguments for that, such as --accumulate '--accum 1'"
     )
-    report = verify_program(script, 2, args=["--seed", "1"], all_relations=True, upcast=False, logged=False)
-    assert report.ok
-    assert [case.title for case in report.hardened] == ["data"]
-    assert report.untested[0].startswith("it calls its model 3 times before the first optimizer step")
 
 
 def test_a_function_has_no_options(script):
