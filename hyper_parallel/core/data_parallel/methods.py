@@ -25,6 +25,13 @@ class UnshardHandle:
 class FSDPModule:
     """A base of the class of every PyTorch module that ``fully_shard`` was applied to."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an instance of the module's own class: what it makes of its class, such as a slice, is not sharded."""
+        kind: Any = cls.__mro__[2]
+        made = kind.__new__(kind, *args, **kwargs)
+        made.__init__(*args, **kwargs)
+        return made
+
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this module's own group, until ``reshard()`` or the end of a forward; all ranks call it.
 
@@ -110,7 +117,16 @@ class FSDPModule:
         """Accepted: all collectives of the data axis are of one group."""
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """Accepted: at most two collectives are in flight."""
+        """Accepted: at most two collectives are in flight.
+
+        Raises:
+            PlanError: it is not a positive integer.
+        """
+        del recurse
+        number: Any = max_input_buffers  # callers may not be type-checked
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            msg = f"set_reduce_scatter_max_input_buffers: {number!r} must be a positive integer"
+            raise PlanError(msg)
 
     def reset_iter_state(self) -> None:
         """Accepted: a pass that raises is forgotten when it does."""
@@ -225,5 +241,5 @@ def class_with(methods: type, kind: type) -> type:
 
 def _empty(kind: type) -> Any:
     """An instance of the class for modules of ``kind``, without attributes."""
-    made: Any = class_with(FSDPModule, kind)
-    return made.__new__(made)
+    make: Any = kind.__new__
+    return make(class_with(FSDPModule, kind))

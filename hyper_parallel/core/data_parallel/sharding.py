@@ -13,7 +13,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.dtensor.steps import narrow_box
-from hyper_parallel.errors import PlanError, UnsupportedOnBackend
+from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import FullyShardedOptions
 from hyper_parallel.platform.select import platform_of_argument
 
@@ -33,6 +33,9 @@ _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
 _TAKEN: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """Parameters that ``fully_shard`` has replaced, by identity, while another module or the program holds them."""
+_MADE = "_hyper_parallel_made_by_fully_shard"
+"""Attribute of the parameters that it has made of those; a reference to them, though weak, would keep swaps away."""
+_DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
 def fully_shard(
@@ -93,6 +96,7 @@ def fully_shard(
         MeshError: (a ValueError) the mesh has more than two axes, or not those that are named.
         PlanError: (a ValueError) the module was sharded before, has a parameter that cannot be sharded, or an option
             has a value that does not exist.
+        ArgumentTypeError: (a TypeError) ``mp_policy`` is not a policy, or holds what is not a floating dtype.
         UnsupportedOnBackend: (a NotImplementedError) shards in host memory for a device with memory of its own; a list
             on MindSpore.
     """
@@ -146,6 +150,8 @@ def shard_group(
     if not modules:
         raise PlanError("fully_shard: the list of modules is empty")
     platform = platform_of_argument(modules[0], "fully_shard: module", module=True)
+    policy = MixedPrecisionPolicy() if policy is None else policy
+    _check_policy(platform, policy)
     for each in modules:
         _check(each)
     nested = list({id(group): group for each in modules for group in groups_of(each)[1]}.values())
@@ -174,11 +180,11 @@ def shard_group(
 
 
 def _options_by_axes(
-    axes: DataAxes, homes: dict[int, tuple[DataAxes, int]], reshard: Any, policy: MixedPrecisionPolicy | None
+    axes: DataAxes, homes: dict[int, tuple[DataAxes, int]], reshard: Any, policy: MixedPrecisionPolicy
 ) -> dict[DataAxes, FullyShardedOptions]:
     """Return the options for ``axes``, and for those that parameters have of their own."""
     found = dict.fromkeys([axes, *(own for own, _ in homes.values())])
-    return {each: _options(each, reshard, policy or MixedPrecisionPolicy()) for each in found}
+    return {each: _options(each, reshard, policy) for each in found}
 
 
 def _parts(
@@ -225,6 +231,27 @@ def _check(module: Any) -> None:
         raise PlanError(msg)
 
 
+def _check_policy(platform: Platform, policy: Any) -> None:
+    missing = [name for name in _DTYPES if not hasattr(policy, name)]
+    if missing:
+        msg = f"fully_shard: mp_policy={policy!r} must be MixedPrecisionPolicy(param_dtype=..., ...)"
+        raise ArgumentTypeError(msg)
+    for name in _DTYPES:
+        dtype = getattr(policy, name)
+        if dtype is not None and not _is_floating(platform, dtype):
+            msg = (
+                f"fully_shard: mp_policy has {name}={dtype!r}, which must be None or a floating dtype of the framework"
+            )
+            raise ArgumentTypeError(msg)
+
+
+def _is_floating(platform: Platform, dtype: Any) -> bool:
+    try:
+        return platform.is_real_floating(platform.zeros((0,), dtype))
+    except (TypeError, ValueError, RuntimeError):  # not a dtype
+        return False
+
+
 def _options(axes: DataAxes, reshard: Any, policy: MixedPrecisionPolicy) -> FullyShardedOptions:
     return FullyShardedOptions(
         axes.ranks,
@@ -258,6 +285,12 @@ def _check_parameter(path: str, parameter: Any, axes: DataAxes, dim: int, *, tak
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)
+    if hasattr(parameter, _MADE):
+        msg = (
+            f"fully_shard: parameter {path} was sharded before, by fully_shard of another module that holds it, such "
+            "as one around this; apply fully_shard to inner modules first, and then to the modules around them"
+        )
+        raise PlanError(msg)
     if axes.shares and not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"
         raise PlanError(msg)
@@ -278,6 +311,7 @@ def _sharded(
     for path, parameter, owners in unique.values():
         shard = _shard(platform, path, parameter, *homes[id(parameter)])
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
+        setattr(sharded, _MADE, True)
         result.append((parameter, sharded, owners))
     return result
 

@@ -319,6 +319,25 @@ def test_options_that_do_not_exist_are_refused():
     ]
 
 
+def test_a_slice_of_a_sharded_module_is_a_plain_one():
+    """What a module makes of its own class was not sharded; its modules are still those that were."""
+    import torch
+
+    def rank(mesh):
+        model = fully_shard(
+            torch.nn.Sequential(fully_shard(torch.nn.Linear(5, 4), mesh=mesh), torch.nn.Tanh()), mesh=mesh
+        )
+        for part in (model[:1], type(model)(model[0])):
+            assert type(part) is torch.nn.Sequential
+            assert part[0] is model[0]
+            assert isinstance(part[0], FSDPModule)
+        x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(torch.tanh(model[:1](x)), model(x))
+        assert isinstance(copy.deepcopy(model), FSDPModule)
+
+    on_ranks(2, rank)
+
+
 def test_all_methods_of_pytorch_are_there():
     """Each public method of PyTorch's class is served, accepted where it changes no value, or refused by name."""
     from torch.distributed.fsdp import FSDPModule as Theirs
@@ -336,6 +355,10 @@ def test_all_methods_of_pytorch_are_there():
         model.set_reduce_scatter_unused_params(False)
         model.reset_iter_state()
         assert_trains(model, dense, 2, mesh.rank)
+        for number in (0, -1, True, 1.5, None):
+            with pytest.raises(PlanError) as caught:
+                model.set_reduce_scatter_max_input_buffers(number)
+            assert str(caught.value) == f"set_reduce_scatter_max_input_buffers: {number!r} must be a positive integer"
         with pytest.raises(PlanError) as caught:
             model.set_reduce_scatter_unused_params(True)
         assert str(caught.value) == (

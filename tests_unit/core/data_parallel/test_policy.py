@@ -8,6 +8,7 @@ import pytest
 
 from hyper_parallel import init_device_mesh
 from hyper_parallel.core.data_parallel import MixedPrecisionPolicy, fully_shard, no_sync
+from hyper_parallel.errors import ArgumentTypeError
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -136,5 +137,29 @@ def test_integer_and_complex_parameters_keep_their_dtype(accumulates):
         assert model.wave.grad.full_tensor().equal(expected.to(torch.complex128))
         assert model.scale.grad.full_tensor().tolist() == [1.0 + accumulates] * 3
         assert model.table.grad is None
+
+    simulate(rank, 2, platform="torch")
+
+
+def test_policies_of_other_values_are_refused():
+    """What is not a policy, and what is not a floating dtype of the framework."""
+    import torch
+
+    def rank():
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        layer = torch.nn.Linear(3, 2)
+        for policy, message in (
+            (torch.bfloat16, "mp_policy=torch.bfloat16 must be MixedPrecisionPolicy(param_dtype=..., ...)"),
+            (MixedPrecisionPolicy("bfloat16"), "mp_policy has param_dtype='bfloat16', "),
+            (MixedPrecisionPolicy(reduce_dtype=torch.int32), "mp_policy has reduce_dtype=torch.int32, "),
+            (MixedPrecisionPolicy(output_dtype=16), "mp_policy has output_dtype=16, "),
+        ):
+            with pytest.raises(ArgumentTypeError) as caught:
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+            end = "which must be None or a floating dtype of the framework" if message.endswith(", ") else ""
+            assert str(caught.value) == f"fully_shard: {message}{end}"
+        assert type(layer) is torch.nn.Linear
+        fully_shard(layer, mesh=mesh, mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(torch.bfloat16))
+        assert layer(torch.ones(1, 3)).dtype is torch.bfloat16
 
     simulate(rank, 2, platform="torch")

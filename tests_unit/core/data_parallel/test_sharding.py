@@ -262,10 +262,13 @@ def test_what_cannot_be_sharded_is_refused():
         )
         parent = torch.nn.Sequential(torch.nn.Linear(2, 2))
         parent[0].weight = linear.weight
-        with pytest.raises(
-            PlanError, match=r"^fully_shard: parameter 0.weight is a DTensor .* not a slice of one mesh"
-        ):
-            fully_shard(parent, mesh=mesh)
+        order = (
+            "was sharded before, by fully_shard of another module that holds it, such as one around this; apply "
+            "fully_shard to inner modules first, and then to the modules around them"
+        )
+        refused(PlanError, f"fully_shard: parameter 0.weight {order}", lambda: fully_shard(parent, mesh=mesh))
+        outer = fully_shard(torch.nn.Sequential(torch.nn.Linear(2, 2)), mesh=mesh)
+        refused(PlanError, f"fully_shard: parameter weight {order}", lambda: fully_shard(outer[0], mesh=mesh))
         with pytest.raises(PlanError, match=r"create_graph=True\) is not supported"):
             linear(torch.ones(1, 3)).pow(2).sum().backward(create_graph=True)
 
