@@ -36,14 +36,15 @@ _Wrong = Mapping[Key, Difference]
 def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
     """Test for a norm, mean or softmax over a sharded dim that used the rank's part alone.
 
-    Over the last dim, each row is then the reference's times a factor of its own; over the rows, each column is the
-    reference's times a factor and plus a shift of its own.
+    Over the last dim, each row is then the reference's times a factor of its own; over the rows, each column, or each
+    channel of images, is the reference's times a factor and plus a shift of its own.
     """
     if evidence is None or not evidence.ranks:
         return None
     if any(evidence.actual[rank].ndim < 2 or evidence.actual[rank].dtype.kind != "f" for rank in evidence.ranks):
         return None
-    for words, dim, relation in (("row", -1, _rows_scaled), ("column", 0, _columns_moved)):
+    tests = (("row", -1, _rows_scaled), ("column", 0, _columns_moved), ("channel", 0, _channels_moved))
+    for words, dim, relation in tests:
         axis = _axis_of_parts(runs, evidence, dim)
         counts = [relation(evidence, rank) for rank in evidence.ranks] if axis else [None]
         confirmed = [count for count in counts if count is not None]
@@ -251,13 +252,23 @@ def _rows_scaled(evidence: Evidence, rank: int) -> int | None:
     return int((squares > 0).sum()) * int(actual.shape[1] - 1)
 
 
-def _columns_moved(evidence: Evidence, rank: int) -> int | None:
-    """Return how many numbers confirm that columns are moved multiples of the expected ones; None if they are not."""
-    actual, expected = _as_rows(evidence.actual[rank]), _as_rows(evidence.expected[rank])
+def _channels_moved(evidence: Evidence, rank: int) -> int | None:
+    return _columns_moved(evidence, rank, 1) if evidence.actual[rank].ndim > 2 else None
+
+
+def _columns_moved(evidence: Evidence, rank: int, dim: int = -1) -> int | None:
+    """Return how many numbers confirm that columns are moved multiples of the expected ones; None if they are not.
+
+    Args:
+        evidence: the values.
+        rank: whose.
+        dim: of the columns.
+    """
+    actual, expected = (_as_rows(np.moveaxis(each[rank], dim, -1)) for each in (evidence.actual, evidence.expected))
     centred = expected - expected.mean(axis=0)
     squares = (centred**2).sum(axis=0)
     factors = ((actual - actual.mean(axis=0)) * centred).sum(axis=0) / np.where(squares == 0, 1, squares)
-    slack = evidence.slack(rank, evidence.actual[rank]).reshape(actual.shape) * (2 + 2 * np.abs(factors))
+    slack = _as_rows(np.moveaxis(evidence.slack(rank, evidence.actual[rank]), dim, -1)) * (2 + 2 * np.abs(factors))
     if not (np.abs(actual - actual.mean(axis=0) - factors * centred) <= slack).all():
         return None
     return int((squares > 0).sum()) * max(0, len(actual) - 2)

@@ -108,6 +108,23 @@ def test_batch_statistics_of_a_part_lack_a_reduction():
     assert difference.cause.evidence.startswith("each column is the reference's times a factor and plus a shift of its")
 
 
+def test_channel_statistics_of_a_part_lack_a_reduction():
+    """Channels that are multiples of the reference's, moved, over sharded images: a batch norm of the rank's images."""
+    images = random(9, 3, 4, 5)
+
+    def normalized(part):
+        return (part - part.mean((0, 2, 3), keepdims=True)) / part.std((0, 2, 3), keepdims=True)
+
+    ranks = [{"conv": part, "norm": normalized(part)} for part in (images[:4], images[4:7], images[7:])]
+    difference = first_difference({"conv": images, "norm": normalized(images)}, ranks)
+    assert (difference.name, difference.cause.kind, difference.cause.axis) == ("norm", "missing-reduction", "dp")
+    assert difference.cause.evidence.startswith(
+        "each channel is the reference's times a factor and plus a shift of its"
+    )
+    ranks[1]["norm"] = np.sign(ranks[1]["norm"])
+    assert first_difference({"conv": images, "norm": normalized(images)}, ranks).cause.kind == "components"
+
+
 def test_rows_of_the_first_output_that_nobody_has_are_other_inputs():
     """The first value of a step differs in all rows of a rank whose weights are right: the inputs differ."""
     embed, ids = random(ROWS, WIDTH), random(ROWS, 3)
