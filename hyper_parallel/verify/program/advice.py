@@ -58,8 +58,11 @@ def _advice(has: Callable[[str], bool], pretended: str) -> Iterator[str]:
         for device, signs in (("cuda", _CUDA), ("npu", _NPU)):
             if any(map(has, signs)):
                 yield f"--pretend {device} lets the CPU stand in for {device} ({PAGE})"
-        if any(map(has, _KERNELS_OF_MINDSPORE)):
-            yield f"MindSpore's CPU has no such kernel; --pretend npu lets the CPU stand in for npu ({PAGE})"
+    if any(map(has, _KERNELS_OF_MINDSPORE)):
+        if pretended:
+            yield f"neither MindSpore's CPU nor --pretend npu has this kernel: call another operator ({PAGE})"
+        else:
+            yield f"MindSpore's CPU has no such kernel; --pretend npu computes some of them from others ({PAGE})"
     yield from (f"{words} ({PAGE})" for sign, words in _INSTEAD.items() if has(sign))
 
 

@@ -64,6 +64,16 @@ OPERATOR = "NotImplementedError: Could not run 'aten::_flash_attention_forward' 
             "",
             "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore (docs/stacks.md)",
         ),
+        (
+            "RuntimeError: Unsupported op [LARSUpdate] on CPU",
+            "",
+            "MindSpore's CPU has no such kernel; --pretend npu computes some of them from others (docs/stacks.md)",
+        ),
+        (
+            "RuntimeError: Unsupported op [LARSUpdate] on CPU",
+            "npu",
+            "neither MindSpore's CPU nor --pretend npu has this kernel: call another operator (docs/stacks.md)",
+        ),
         ("ValueError: shapes do not fit", "cuda", ""),
     ],
 )

@@ -306,4 +306,6 @@ def test_a_kernel_that_the_cpu_lacks_is_named_with_what_stands_in(call, summary,
         verify_program("train.py", 2, platform="mindspore")
     first, advice = str(caught.value).splitlines()[:2]
     assert first.startswith(f"train.py fails on one rank, which is the reference: {summary}")
-    assert advice == "MindSpore's CPU has no such kernel; --pretend npu lets the CPU stand in for npu (docs/stacks.md)"
+    assert advice == (
+        "MindSpore's CPU has no such kernel; --pretend npu computes some of them from others (docs/stacks.md)"
+    )
