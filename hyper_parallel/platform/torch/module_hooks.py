@@ -18,8 +18,18 @@ from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOper
 from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.graph_nodes import LocalNode
 from hyper_parallel.platform.torch.versions import BackwardHookFunction
+from hyper_parallel.transport.base import active_transport_of
 
-__all__ = ["hook_identity", "hooks_with_dtensors", "local_gradient", "local_value", "reduced", "refuse_old_hooks"]
+__all__ = [
+    "entered_by_rank",
+    "hook_identity",
+    "hooks_with_dtensors",
+    "local_gradient",
+    "local_value",
+    "of_entering_rank",
+    "reduced",
+    "refuse_old_hooks",
+]
 
 Call = Callable[..., Any]
 
@@ -124,3 +134,28 @@ def refuse_old_hooks(warn: Call) -> Call:
 
 def _tensors(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+_RANK = "_hyper_parallel_rank"
+
+
+def entered_by_rank(enter: Call) -> Call:
+    """``__enter__`` of a context with hooks of all modules: it notes the simulated rank that enters."""
+
+    @wraps(enter)
+    def entered(context: Any) -> Any:
+        vars(context)[_RANK] = active_transport_of("torch")
+        return enter(context)
+
+    return entered
+
+
+def of_entering_rank(hook: Call) -> Call:
+    """A hook of such a context: it is called for modules of all simulated ranks, and sees those of one."""
+
+    @wraps(hook)
+    def of_rank(context: Any, *args: Any, **kwargs: Any) -> Any:
+        own = vars(context).get(_RANK) is active_transport_of("torch")
+        return hook(context, *args, **kwargs) if own else None
+
+    return of_rank

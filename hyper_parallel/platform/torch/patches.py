@@ -33,7 +33,12 @@ from hyper_parallel.platform.torch.autograd import apply_function, grad
 from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
 from hyper_parallel.platform.torch.deferred_hooks import edge_of, node_of
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
-from hyper_parallel.platform.torch.module_hooks import hooks_with_dtensors, refuse_old_hooks
+from hyper_parallel.platform.torch.module_hooks import (
+    entered_by_rank,
+    hooks_with_dtensors,
+    of_entering_rank,
+    refuse_old_hooks,
+)
 from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, sparse_on_local_tensors
 from hyper_parallel.platform.torch.parameter_utilities import (
     clipped_on_all_meshes,
@@ -47,6 +52,7 @@ from hyper_parallel.platform.torch.pytorch_data_parallel import (
     managed_without_dtensors,
     with_their_mesh,
 )
+from hyper_parallel.platform.torch.region_run import refuse_second_derivative
 from hyper_parallel.platform.torch.replicated_factories import DISTRIBUTIONS, draws_alike
 from hyper_parallel.platform.torch.script_groups import built_within_the_limit, group_of_mesh
 from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
@@ -228,8 +234,9 @@ def _abandoning_what_raises(run: Call) -> Call:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             abandon_failed_backward()
+            refuse_second_derivative(error)
             raise
 
     return run_backward
@@ -273,6 +280,18 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
         Patch(
             ((module.StateDictStager, "_offload_tensor"),), staging_dtensors, "it copies storage, which a DTensor lacks"
         ),
+    ),
+    "torch.distributed.tensor.debug._comm_mode": lambda module: tuple(
+        Patch(
+            ((vars(module)["_CommModeModuleTracker"], name),), replace, "it follows the modules of all simulated ranks"
+        )
+        for name, replace in (
+            ("__enter__", entered_by_rank),
+            *(
+                (hook, of_entering_rank)
+                for hook in ("_fw_pre_hook", "_fw_set_module_hook", "_fw_post_hook", "_bw_hook")
+            ),
+        )
     ),
     "torch._dynamo": lambda module: (
         Patch(
@@ -338,7 +357,8 @@ PATCHES: tuple[Patch, ...] = (
         ((torch.autograd, "_engine_run_backward"), (torch.autograd.graph, "_engine_run_backward")),
         _abandoning_what_raises,
         "its callbacks are not called where a backward raises: modules of fully_shard would keep their whole "
-        "parameters, and reductions in flight would be added to the gradients of the next backward",
+        "parameters, and reductions in flight would be added to the gradients of the next backward; and a second "
+        "derivative through the first call of a compiled module ends in a message about torch.compile",
     ),
     Patch(
         ((torch.autograd.graph, "_get_grad_fn_or_grad_acc"),),

@@ -16,7 +16,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.autograd import LocalFunction
 from hyper_parallel.platform.torch.versions import is_view, release_saved
 
-__all__ = ["Halves", "single_node"]
+__all__ = ["Halves", "refuse_second_derivative", "single_node"]
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """Empties the list that it takes."""
@@ -126,8 +126,16 @@ class _Once(LocalFunction):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         del ctx, gradients
-        msg = (
-            "compile: gradients of gradients (create_graph=True) through a compiled module are not recorded; "
-            "compute them with the module as it is uncompiled"
-        )
-        raise UnsupportedOperatorError(msg)
+        raise UnsupportedOperatorError(_UNRECORDED)
+
+
+_UNRECORDED = (
+    "compile: gradients of gradients (create_graph=True) through a compiled module are not recorded; compute them with "
+    "the module as it is uncompiled"
+)
+
+
+def refuse_second_derivative(error: BaseException) -> None:
+    """Raise the error of :class:`_Once` if ``error`` is that of AOTAutograd's own node, which runs the first call."""
+    if isinstance(error, RuntimeError) and "aot_autograd does not currently support double backward" in str(error):
+        raise UnsupportedOperatorError(_UNRECORDED) from error

@@ -804,3 +804,24 @@ def test_values_of_the_meta_device_that_do_not_fit():
         on_meta("bias of Linear", "f32[4@dp]"),
         on_meta("weight of Linear", "f32[4@dp, 4]"),
     ]
+
+
+def test_pytorch_counts_the_collectives_of_each_rank():
+    """CommDebugMode sees those of its rank, by module, on simulated ranks, and no modules of other ranks."""
+    import torch
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    def rank(mesh):
+        model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        counts = []
+        for _ in range(3):
+            with CommDebugMode() as mode:
+                model(torch.ones(2, 5)).sum().backward()
+            counts.append({str(packet): count for packet, count in mode.get_comm_counts().items()})
+            modules = {name for name in mode.advanced_module_tracker.module_helper_dict if name != "Global"}
+            assert modules == {"Sequential", "Sequential.0", "Sequential.1", "Sequential.2"}
+        assert counts == [{"c10d._allgather_base_": 3, "c10d._reduce_scatter_base_": 2}] * 3
+
+    on_ranks(3, rank)
