@@ -28,7 +28,7 @@ long that takes. One process computes the first and the last rank; nothing is co
 layers are folded into one row. With several --plan the plans are ranked by the time of their collectives.
 
 Times are those of collectives one after the other. An axis has the bandwidth and the latency that --link gives it;
-by default 200 GB/s and 5 us if its ranks lie within eight that follow each other, else 25 GB/s and 15 us.
+by default 200 GB/s and 5 us if its ranks are within eight consecutive ones, else 25 GB/s and 15 us.
 
 SPEC and PLAN are those of hyper-parallel verify model. On PyTorch, tensors have shapes but no values, so the model
 may have any size; a program that reads values runs with values, up to 4 GiB of parameters. On MindSpore, this

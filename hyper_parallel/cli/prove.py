@@ -29,10 +29,11 @@ _EXAMPLES = (*_OF_OPS, _OF_PLANS[0])
 _PLAN = """\
 Certify a parallel plan of a PyTorch model on a mesh of up to 65536 ranks, without running any. One step runs on tensors
 without values, as the first rank. Every operator's placements on every axis are proven for these sizes, by the laws of
-prove ops, or listed as tested; where pending sums and gradients are reduced is listed, and what no proof covers.
+prove ops, or listed as tested; the report also lists where pending sums and gradients are
+reduced, and what no proof covers.
 
-A value that is a pending sum and leaves as a plain tensor, a gradient that is laid out otherwise than its parameter
-asks, or one that ranks share and nobody reduces: then there is no certificate, and the module is named.
+No certificate is issued, and the module is named, if a pending sum leaves as a plain tensor, a gradient has another
+layout than its parameter, or a shared gradient is not reduced.
 
 Exit status: 0 with a certificate, 1 without, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -42,8 +43,8 @@ _OPS = """\
 Prove the rows of every sharding rule for all sizes and numbers of ranks. An operator and its backward are decomposed
 into primitives over symbolic sizes (PyTorch's decompositions; the rows are those of both frameworks), and a row is
 proven if the laws of the primitives lead from the placements of the operands to those of the results and gradients,
-under no other conditions on sizes than the row asks for. A row that no law proves is tested on small sizes; what
-cannot be tested either is assumed, with the reason.
+with no conditions on sizes but the row's. A row that no law proves is tested on small sizes; what cannot be tested
+either is assumed, with the reason.
 
 Exit status: 0 if no row is refuted by a test, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
 

@@ -15,8 +15,8 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 List the reports in a folder and in the folders in it, failed ones first: pages that --html wrote, and JSON reports that
---report wrote. With --html, write a start page that links all of them, such as those of a run or of a night; the pages
-get a link to it.
+--report wrote. With --html, write a start page that links all of them, such as those of one night; the
+pages get a link to it.
 
 Exit status: 0 if there are reports and none failed, 1 if one failed, 2 if none was found."""
 

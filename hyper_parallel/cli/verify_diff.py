@@ -25,13 +25,13 @@ Run two programs, or one in two ways, and compare everything that they compute: 
 "train.py --tp 4" --a-world-size 2 --b-world-size 4`, `verify diff train.py --a-rev HEAD~1`.
 
 A and B are scripts with their arguments, each in one string, or commands: "torchrun --nproc-per-node 2 train.py".
-Without B, both are A. The ranks of A are put together, and those of B are compared with it. A runs on one rank, too: it
-says where the parts of its ranks lie, and its repeats with perturbations in the last place what rounding does.
+Without B, both are A. The ranks of B are compared with those of A. A also runs on one rank, which locates the shards of
+its ranks; repeats of that run, perturbed by one unit in the last place, measure the rounding error.
 
-The report says first whether the runs start alike: other initial weights, other samples. Then it names the first value
-that differs, and tells another order of sums from another computation.
+The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
+whether only the order of sums differs, or the computation.
 
-Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal and little
+Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal but little
 could be judged, 130 after Ctrl-C."""
 
 _EXAMPLES = (
@@ -51,7 +51,7 @@ def add_parser(kinds: Any) -> None:
         guide="docs/compare-two-runs.md",
     )
     subparser.add_argument("a", metavar="A", help="a script with its arguments in one string, or a launcher's command")
-    subparser.add_argument("b", nargs="?", metavar="B", help="the same of the other run (default: A)")
+    subparser.add_argument("b", nargs="?", metavar="B", help="the other run, likewise (default: A)")
     for label in ("a", "b"):
         name = label.upper()
         subparser.add_argument(
@@ -85,12 +85,12 @@ def add_parser(kinds: Any) -> None:
         "--timeout", type=float_range(_MOST_SECONDS), default=300.0, metavar="S",
         help="seconds for a run (default: 300)",
     )  # fmt: skip
-    subparser.add_argument("--scratch", metavar="FOLDER", help="where arrays of the runs are kept meanwhile")
+    subparser.add_argument("--scratch", metavar="FOLDER", help="folder for recorded arrays during the runs")
     subparser.add_argument(
         "--budget",
         type=float_range(_MOST_GIB),
         metavar="GIB",
-        help="room that may be taken there (default: what is free)",
+        help="most to write there (default: the free space)",
     )
     subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
