@@ -1,8 +1,8 @@
-"""Where outputs, masks and recorded values lie: what tensors say or lines declare, or what the values show.
+"""Placements of outputs, masks and recorded values: of the tensors, declared, or inferred from values.
 
 Outputs are matched within the allowed difference. Rows of a batch or sequence that were recognised in one output
-place the others of the same sizes on that rank, those with wrong values included. Only outputs of which the ranks
-together have every element say so: where parts are missing, a rank works on rows that are not its own. A value of the
+place the others of the same sizes on that rank, those with wrong values included. Only outputs of which the
+ranks together have every element count: if parts are missing, a rank works on rows that are not its own. A value of the
 reference's shape is a replica unless the values of a group add up to the reference.
 """
 
@@ -113,7 +113,7 @@ class ActivationPlacements:
         return other
 
     def _recognise(self, key: Key) -> bool:
-        """Place what tensors say, lines declare and values show; return whether every rank was placed."""
+        """Place a value by tensors, declarations or numbers; return whether every rank was placed."""
         reference = np.asarray(self.bounds.reference[key].value)
         records = {rank: index[key] for rank, index in enumerate(self.ranks) if key in index}
         shapes = {rank: np.shape(record.value) for rank, record in records.items()}
@@ -300,7 +300,7 @@ class ActivationPlacements:
                     self._placements.update({(key, rank): placement for rank in group})
 
     def _one_is_all(self, records: Mapping[int, Record], group: Sequence[int], total: Any) -> bool:
-        """Return whether one rank has the whole sum and the others zeros: no pending sum, but ranks without a value."""
+        """Return whether one rank has the sum and the others zeros: not a pending sum, but ranks without a value."""
         return any(np.array_equal(np.asarray(records[rank].value), total) for rank in group)
 
     def _equal(self, key: Key, value: Any, placement: Placement | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""A hypothesis about gradients that are wrong from one module on back to the first, after a forward that is right."""
+"""A hypothesis about gradients that are wrong from one module back to the first, after a forward that is right."""
 
 from __future__ import annotations
 

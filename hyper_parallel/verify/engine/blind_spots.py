@@ -1,7 +1,7 @@
-"""What a case cannot show: data, sizes and weights under which a broken program equals one device.
+"""Blind spots of a case: data, sizes and weights with which a broken program equals one device.
 
-A comparison is as good as its case. Ranks with equal data hide a missing average, equal axis sizes a reduction over the
-wrong axis, dims that divide evenly a wrong boundary. Each blind spot is found in the records of a comparison that ran.
+Ranks with equal data hide a missing average, equal axis sizes hide a reduction over the wrong axis, dims that divide
+evenly hide a wrong boundary. Each blind spot is found in the records of a comparison.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLIND = {
     "zero-gradients": "errors in gradients that are zero",
     "untrained-parameters": "errors in weights that no step changes",
 }
-"""What cannot be shown, by kind of blind spot."""
+"""The errors that each kind hides."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BlindSpot:
         subject: axis, parameter, input or output that has it; empty for the case as a whole.
         facts: what was found, with names and sizes.
         repair: what to change.
-        refused: whether a program that is equal in such a case is not said to be verified.
+        refused: whether it makes a result without differences inconclusive.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class BlindSpot:
 
 
 def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
-    """Return what the case of a comparison cannot show, in the order of :data:`BLIND`."""
+    """Return the blind spots of a comparison, in the order of :data:`BLIND`."""
     spots = [
         *_equal_data(runs),
         *_equal_sizes(runs),
@@ -203,7 +203,7 @@ def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def symmetry(name: str, array: Any) -> BlindSpot | None:
-    """Return the blind spot of an input that stays the same when rows are exchanged; None of any other.
+    """Return the blind spot of an input that is unchanged when rows are exchanged; None for others.
 
     Args:
         name: of the input.
@@ -243,7 +243,7 @@ def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Runs whose recorder saw only contiguous inputs; recorders that do not say are not blamed."""
+    """Runs with contiguous inputs only, if their recorder reports strides."""
     notes = [rank.notes.get("contiguous inputs") for rank in runs.parallel.ranks]
     if notes and all(note is True for note in notes):
         facts = "every input of the model is contiguous on every rank"

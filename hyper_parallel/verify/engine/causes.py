@@ -1,4 +1,4 @@
-"""Classes of errors of distributed training programs that the comparison tells apart by their numbers."""
+"""Classes of errors of distributed training programs that the comparison distinguishes by numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAUSES = {
     "scaled-by-count": "divided by a local count where the global one belongs, or the other way around",
     "scaled": "wrong by a factor that no size or count explains",
     "components": "elements are wrong, and not all by the same factor",
-    "boundary": "only rows at the border of a rank's part are wrong: what a neighbour has is missing or another's",
+    "boundary": "only rows at the border of a rank's shard are wrong: a neighbour's rows are missing or wrong",
     "permuted": "right values in the wrong place: permuted slices, or those of another rank",
     "replicas-differ": "replicas differ from each other",
     "random-shared": "ranks draw the same random numbers where they must differ",
@@ -25,22 +25,22 @@ CAUSES = {
     "norm-local": "a norm counts only one rank's part",
     "micro-batches-lost": "gradients of some micro-batches are lost before the optimizer's step",
     "stale": "a value of another step or call, or one that contains it",
-    "not-restored": "a value is not what it was when the program, which was started again, had saved it",
+    "not-restored": "after a restart, a value is not the one that the program had saved",
     "not-updated": "a parameter was never updated",
-    "skipped-step": "ranks leave out a step of the optimizer that the single device makes",
-    "untied": "one weight that two modules share is two weights on the ranks",
-    "optimizer": "gradients and states are right, and the optimizer's step is another",
+    "skipped-step": "ranks skip an optimizer step that the single device makes",
+    "untied": "one weight shared by two modules is two weights on the ranks",
+    "optimizer": "gradients and states are right, but the optimizer's step is wrong",
     "padding": "rows that pad a parameter take part in the computation",
-    "backward": "the forward is right, and gradients are wrong from one module on back to the first",
-    "loss": "every output is right and the loss is not: its formula or its targets",
+    "backward": "the forward is right, but gradients are wrong from one module back to the first",
+    "loss": "every output is right, but the loss is not: its formula or its targets",
     "no-gradient": "a parameter has no gradient on some ranks",
-    "dtype": "a value has another dtype than was declared",
+    "dtype": "a value does not have its declared dtype",
     "samples-repeated": "a sample is drawn twice in one epoch",
     "samples-lost": "no rank draws a sample in a whole epoch",
     "unequal-calls": "ranks call different collectives",
-    "other-weights": "the runs start from other weights",
-    "other-samples": "the models of the runs see other samples in the first step",
-    "data": "the ranks train on other data than the single device",
+    "other-weights": "the runs start from different weights",
+    "other-samples": "the runs train on different samples in the first step",
+    "data": "the ranks train on different data from the single device",
     "unexplained": "no known cause fits the numbers",
 }
 """Every class with its meaning."""

@@ -1,4 +1,4 @@
-"""What to do about errors by which programs of stacks stop, found by their text: which option, and which page."""
+"""Advice on common errors of training stacks, found by the error's text: which option, and which page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["advice_on_error", "shortened"]
 PAGE = "docs/stacks.md"
 
 _STUBBED = ("triton", "flash_attn", "transformer_engine", "apex")
-"""Packages for which stubs are offered where the CPU stands in for a device."""
+"""Packages replaced by stubs if the CPU stands in for a device."""
 
 _CUDA = (
     "not compiled with CUDA enabled",
@@ -21,7 +21,7 @@ _CUDA = (
 )
 _NPU = ("No module named 'torch_npu'", "type at start of device string: npu", "Cannot use meta tensor as input on CPU")
 _KERNELS_OF_MINDSPORE = (" unregistered.", "Unsupported op [")
-"""Signs of programs for a device that run where the CPU stands in for it."""
+"""Errors of programs that run if the CPU stands in for their device."""
 
 _NO_KERNEL = "with arguments from the 'CPU' backend"
 _MORE = ". This could be because the operator doesn't exist for this backend"
@@ -39,14 +39,14 @@ _INSTEAD = {
     "has no attribute '_nccl_": "what stands in for cuda has no answer to this question: leave it out on a CPU",
     "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
 }
-"""What to do where the CPU already stands in for the device, or no stand-in helps, by a part of the error's text."""
+"""Advice by a part of the error's text, if the CPU already stands in for the device or that does not help."""
 
 
 def advice_on_error(text: str, pretended: str = "") -> str:
-    """Return what to do about an error that stopped a program, and the page about it; empty if nothing is known.
+    """Return advice on an error that stopped a program, and its page; empty if there is none.
 
     Args:
-        text: of the error, in one line.
+        text: the error, in one line.
         pretended: the device that the CPU stood in for; empty if it did not.
     """
     return next(_advice(lambda sign: sign in text, pretended), "")

@@ -1,8 +1,8 @@
 """`--data`: in each epoch all ranks together draw every sample of the training data once.
 
-One rank that draws a sample twice, or leaves some out, trains like several ranks that do the same, so that a comparison
-of the two does not show it. Compared are the indices that the samplers of data loaders return, with the size of the
-dataset. Ranks that draw the same indices in the same order have one part of the data together.
+One rank that repeats or omits samples trains like several ranks that do the same, so comparing them does not expose
+it. This compares the indices that the samplers of data loaders return with the size of the dataset. Ranks that draw
+the same indices in the same order count as one part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMED = 4
 
 
 class _Part(NamedTuple):
-    """What some ranks draw in one epoch: all of them the same."""
+    """The samples that a set of ranks all draw in one epoch."""
 
     ranks: tuple[int, ...]
     made: LoaderPass
@@ -62,7 +62,7 @@ def compare_data(run: Run) -> HardenedCase:
 
 
 class _Lines:
-    """Lines on epochs; what is true of several is one line."""
+    """Lines on epochs; equal ones of several are merged."""
 
     def __init__(self) -> None:
         self._epochs: dict[tuple[str, str], list[int]] = {}
@@ -104,7 +104,7 @@ class _Epoch:
         data: the dataset and its loader, in words.
         number: of the epoch, from 1.
         parts: what different ranks draw.
-        lines: where to say what is not an error.
+        lines: receives what is not an error.
     """
 
     data: str
@@ -181,7 +181,7 @@ def _listed(indices: Sequence[Any]) -> str:
 
 
 def _orders(run: Run) -> list[str]:
-    """Return that a sampler shuffles alike in every epoch, which its program does not give the epoch's number."""
+    """Return a line if a sampler has the same order in every epoch, for want of `set_epoch`."""
     for rank in run.ranks:
         orders: dict[int, list[LoaderPass]] = {}
         for made in _trained(rank):

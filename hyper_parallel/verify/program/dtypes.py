@@ -1,7 +1,7 @@
 """`--dtypes`: parameters, gradients, reductions, optimizer states and master weights have the declared dtypes.
 
-A dtype that is narrower than was meant shows in no comparison of one rank with several: both compute in it. Compared
-are the dtypes of what the recorder has seen on every rank, in every step.
+Comparing one rank with several cannot expose a dtype that is too narrow: both compute in it. This checks the dtypes of
+all recorded values, on every rank, in every step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse_dtypes(texts: Sequence[str]) -> list[DeclaredDtype]:
     """Return the declarations of texts such as ``states=float32`` and ``parameters:*.norm.*=float32``.
 
     Raises:
-        InputError: a text is none.
+        InputError: a text is invalid.
     """
     declared = []
     for text in texts:
@@ -80,7 +80,7 @@ def parse_dtypes(texts: Sequence[str]) -> list[DeclaredDtype]:
 
 
 def compare_dtypes(run: Run, declared: Sequence[DeclaredDtype]) -> HardenedCase:
-    """Return the case of values whose dtype is another one than was declared; the last declaration of a name counts.
+    """Return the case of values without their declared dtype; of several declarations of a name the last wins.
 
     Args:
         run: of the ranks.

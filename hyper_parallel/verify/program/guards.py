@@ -119,7 +119,7 @@ class _Forks:
         return lambda number: plain(number) if _is_main() else self.leave(128 + number)
 
     def end(self) -> None:
-        """End what is left of the children, and read what they said; a child that comes here has gone on as a rank."""
+        """End the remaining children, and read their messages; a child that gets here has continued as a rank."""
         if os.getpid() != self._owner:
             self._tell()
         os.close(self._write)

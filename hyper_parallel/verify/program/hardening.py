@@ -1,7 +1,7 @@
-"""Runs a program that was equal once more in a case that can show more: `verify program --harden`.
+"""`verify program --harden`: reruns a program that passed, with fewer blind spots.
 
-The program's code is not edited. A change that the program does not take is dropped, and said; what cannot be repaired
-stays in the list of what the case cannot show.
+The program's code is not edited. Unsupported changes are skipped and reported; remaining blind spots stay
+listed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DRAWS = 4
 
 @dataclass
 class Hardening:
-    """One hardening of a program that was equal.
+    """One hardening of a program that passed.
 
     Attributes:
         program: that runs on the ranks.
@@ -93,7 +93,7 @@ class Hardening:
     def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Reference) -> None:
         """Run the program on other numbers of ranks, until it is equal on one of them.
 
-        A program may train right on some numbers of ranks only, so a difference counts if it is equal on none.
+        A program may be correct on some numbers of ranks only, so a difference counts if it passes on none.
         """
         mesh = self.mesh if self.program.function or self.mesh is None else None
         worlds = unequal_axes(runs, mesh) if spot.kind == "equal-sizes" else uneven_sizes(runs, spot.subject, mesh)
@@ -117,7 +117,7 @@ class Hardening:
         self.spots = [_with_reason(each, {spot.kind: why}) if each == spot else each for each in self.spots]
 
     def _run_size(self, other: OtherSize, reference: Reference) -> tuple[HardenedCase, str]:
-        """Return the case of another number of ranks, and why it says nothing about the program (empty if it does)."""
+        """Return the case of another number of ranks, and why it is inconclusive (empty if it is not)."""
         axes = tuple(other.mesh.items()) if other.mesh else (("world", other.size),)
         case = HardenedCase([f"{other} instead of {self.world.size}"])
         self.progress(f"{other}, hardened ({self.world.launch})")
@@ -145,7 +145,7 @@ class Hardening:
         return case, ""
 
     def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot], scratch: Scratch) -> None:
-        """Run the program with other values, without what it does not take."""
+        """Run the program with other values, without unsupported ones."""
         dropped = dict(_UNSUPPORTED.get(self.world.platform, {}))
         draw = 0
         while True:

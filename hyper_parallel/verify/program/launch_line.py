@@ -1,4 +1,4 @@
-"""Reads a command by which people start training, such as ``torchrun --nproc-per-node 2 train.py``, as a program."""
+"""Parses a launch command, such as ``torchrun --nproc-per-node 2 train.py``, into a program."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class LaunchLine:
 
     Attributes:
         target: a file, or ``-m`` and a module.
-        arguments: of it.
-        ranks: how many of it; None if the command does not say.
+        arguments: for it.
+        ranks: their number; None if the command does not say.
     """
 
     target: str
@@ -51,7 +51,7 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
     """Return what a command starts: Python, torchrun, ``accelerate launch`` or deepspeed on a script or a module.
 
     Raises:
-        InputError: (a ValueError) it starts no script of Python, or has an option that is not followed here.
+        InputError: (a ValueError) it does not start a Python script, or has an unsupported option.
     """
     line, rest = shlex.join(words), list(words)
     if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):

@@ -1,8 +1,8 @@
 """`--logged`: the numbers that rank 0 prints or writes to text files, against those of the single device.
 
-Lines are aligned by their text with every number left out. Compared are decimal numbers that the reference and its
-perturbed repeats show alike, that change in the course of the run or are a recorded number, and that have no unit of
-time, rate or memory near them: a time differs between the repeats, and a setting never changes.
+Lines are aligned by their text without numbers. This compares decimal numbers that are equal in the reference and its
+perturbed repeats, that change during the run or are a recorded number, and that have no unit of time, rate or memory
+near them: times differ between repeats, and settings never change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The perturbed repeats of a reference, by which the allowed difference of each value is measured.
 
 Few repeats come first, and suffice for a program whose ranks stay within them; the others follow where a value does
-not. A repeat may do two things: values before the first displaced gradient show what inputs and weights in the last
-place did, values after it what the displacement did.
+not. A repeat may have two perturbations: values before the first displaced gradient show the effect
+of inputs and weights, values after it that of the displacement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Repeat:
         bounds: of the reference, which receive what the repeat measures.
         moved: seed and sign of the directions in which inputs and weights move by a unit in the last place.
         rounded: the same of outputs of modules in half precision, and of their gradients.
-        displaced: the same of gradients, which move by all that is allowed to them; without a seed they all move the
+        displaced: the same of gradients, which move by their tolerance; without a seed they all move the
             same way. The two signs of one seed are antithetic.
     """
 

@@ -27,7 +27,7 @@ _TEXT = (".jsonl", ".csv", ".tsv", ".log", ".txt")
 
 @contextmanager
 def noting_output(log: RecordLog) -> Iterator[None]:
-    """Note what the program prints inside, if this is rank 0; it is printed all the same.
+    """Note what the program prints inside, if this is rank 0; it is still printed.
 
     Args:
         log: of the rank, which is the active one.

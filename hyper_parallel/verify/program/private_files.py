@@ -75,11 +75,11 @@ class PrivateFiles:
     Args:
         folder: an empty folder; each process of the run names the same one.
         written: a folder that this library writes to in the run; empty if there is none.
-        temporary_root: the user's folder of temporary files, where this process may know another; empty if it does not.
+        temporary_root: the user's folder of temporary files, if this process may have another; else empty.
 
     Attributes:
         folder: the argument.
-        temporary: the run's folder of temporary files, which no redirection is needed for.
+        temporary: the run's folder of temporary files, not redirected.
         temporary_root: the user's.
         compiler_cache: the folder that PyTorch's compiler takes by default.
         shared: folders that all runs write for real: caches of packages, compilers and downloads.
@@ -243,7 +243,7 @@ class PrivateFiles:
                 self._copy(child, empty=False)
 
     def remove(self, place: Place) -> None:
-        """Note that the user's file or folder is not there for this run."""
+        """Hide the user's file or folder from this run."""
         if not place.hidden and os.path.lexists(place.path):
             marker = Path(f"{self._removed}{place.path}/{_GONE}")
             marker.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ class PrivateFiles:
         """Return the names in a folder.
 
         Raises:
-            OSError: it is none.
+            OSError: it is not one.
         """
         if place.written and not os.path.isdir(place.upper):
             return os.listdir(place.upper)  # raises
@@ -271,7 +271,7 @@ class PrivateFiles:
 
 
 def _measurements() -> list[str]:
-    """Return how files with coverage data of this process, and of its ranks, begin."""
+    """Return the prefixes of this process's and its ranks' coverage data."""
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()
     return [] if current is None else [os.path.abspath(current.config.data_file)]

@@ -1,4 +1,4 @@
-"""The reference of a program: its run on one rank, and the perturbed repeats by which its rounding is measured."""
+"""The reference of a program: its run on one rank, and the perturbed repeats that measure its rounding."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Reference:
         bounds: from the repeats.
         complete: whether all repeats have run, not only the first ones.
         printed: by repeat, what it printed and wrote to text files.
-        rounding: the first value that a repetition without a perturbation rounded otherwise, in words.
+        rounding: the first value that an unperturbed repetition rounded differently, in words.
         runner: makes the runs, as :func:`run_world` does in this interpreter.
     """
 
@@ -119,7 +119,7 @@ class Reference:
         self.widen(lambda: False)
 
     def widen(self, within: Callable[[], bool]) -> bool:
-        """Run further repeats, since a value is out of the bounds of those before, until it is within them or all ran.
+        """Run further repeats until values out of bounds are within them, or all have run.
 
         Args:
             within: whether every such value is within the bounds now; asked after each repeat.
@@ -194,7 +194,7 @@ def run_reference(
         runner: makes the runs, with the arguments of :func:`run_world`, which does so in this interpreter.
 
     Raises:
-        InputError: it fails, records nothing, or gives other values when it runs again which rounding does not explain.
+        InputError: it fails, records nothing, or gives values in a second run that rounding does not explain.
     """
     progress("reference")
     case = None if changes is None else (changes,)
@@ -245,8 +245,8 @@ def compare_with(
 ) -> tuple[PairedRuns, Verdict]:
     """Compare ranks with a reference; further repeats are run while something differs.
 
-    Ranks that draw dropout for their own samples, or decide near ties otherwise, run again with what the reference drew
-    and decided, before any repeat is added.
+    Ranks that draw dropout for their own samples, or decide near ties differently, run again with what the reference
+    drew and decided, before any repeat is added.
 
     A value that is out of the bounds of few repeats may be within those of more: of millions of elements, some moved
     less than most of their kind.
@@ -289,7 +289,7 @@ def replaying(
     run_ranks: Callable[[World], Run],
     progress: Callable[[str], None],
 ) -> Callable[[ReplayTable], Run | None] | None:
-    """Return what runs ranks once more with what they take from the reference; it returns None where a rank fails then.
+    """Return a function that reruns ranks with what they take from the reference, or returns None if one fails.
 
     Args:
         world: of the ranks.
@@ -341,10 +341,10 @@ def half_of_the_digits(record: Record) -> float:
 
 
 def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repeat) -> bool:
-    """Return whether a repeat differs by more than its perturbation may do, so that a plain repetition must decide.
+    """Return whether a repeat differs more than its perturbation explains, so a plain repetition must decide.
 
-    Signs are other records, data, masks, initial weights or integers, and outputs that agree in less than half of their
-    digits.
+    Signs are different records, data, masks, initial weights or integers, and outputs that agree in less than half of
+    their digits.
     """
     if [record.key for record in reference.records] != repeat.sink.keys:
         return True
@@ -366,7 +366,7 @@ def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repea
 
 @contextmanager
 def _failures(program: Program, world: World) -> Iterator[None]:
-    """Raise the failure of a run on one rank as what is wrong with the program, and what to do."""
+    """Raise the failure of a run on one rank as an error that says what to do."""
     try:
         yield
     except RankFailedError as error:

@@ -1,15 +1,13 @@
-"""Whether a reference that runs twice without a change leaves the same values, or some that only rounding tells apart.
+"""Checks that a reference is deterministic up to rounding: two unchanged runs leave the same values.
 
-Some kernels add up in another order in each run, so two equal runs differ in the last place; seeds do not help. What a
-program draws at random differs by far more. So the first value that differs must be a few units of its dtype away, and
-afterwards everything that the repetition computed must agree in half of its digits and be within what the perturbed
-repeats have measured. Those repeats are runs of the same kernels: their noise is measured with the perturbations, and
-the repetition itself widens no bound.
+Some kernels sum in another order in each run, so two equal runs differ in the last place, whatever the seed. Random
+draws differ by far more. So the first value that differs may be off by a few units of its dtype only, and all later
+values must agree in half of their digits and be within the bounds that the perturbed repeats measured. Those repeats
+run the same kernels, so the bounds include this noise; the repetition itself widens no bound.
 
-The bounds alone would not do: the repeats of a program that draws at random differ as much as its repetition. Half of
-the digits are more than rounding takes in a few steps, and less than a draw changes. Weights and states of optimizers
-are excepted from it: AdamW takes a whole step where the sign of rounding noise decides; what a draw did to them shows
-in the next outputs.
+The bounds alone are not enough: the repeats of a program with unseeded draws differ as much as its repetition. Half of
+the digits is more than rounding loses in a few steps, and less than a draw changes. Weights and optimizer states are
+exempt: AdamW makes a full step in the direction of rounding noise; a draw's effect on them shows in the next outputs.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ ROUNDING = "differs from run to run"
 
 
 def check_deterministic(program: Program, first: Run, second: Run) -> str:
-    """Check that two runs of the reference left the same values, or that rounding may be what tells them apart.
+    """Check that two runs of the reference left the same values, or differ as rounding may.
 
     Returns:
         the first value that differs, and by how many units in the last place; empty if all are equal bit for bit.
 
     Raises:
-        InputError: it differs by more than :data:`FEW_UNITS`, is an initial weight, no floating number, or is missing
+        InputError: it differs by more than :data:`FEW_UNITS`, is an initial weight, not a floating number, or missing
             in one of the runs.
     """
     own, other = first.ranks[0].records, second.ranks[0].records

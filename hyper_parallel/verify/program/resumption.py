@@ -1,9 +1,9 @@
-"""`--resume`: a program that is stopped and started again goes on as if it had not been stopped.
+"""`--resume`: checks that a restarted program continues like an uninterrupted one.
 
 The program runs on its ranks until it has made some steps, in a folder of files of its own. Then it is started again
-in the same folder with other arguments, on the same number of ranks or another one. What it records from then on stands
-for the rest of a run whose beginning is that of an uninterrupted one, so that placements, bounds, comparison and the
-numbers of steps are those of any program.
+in the same folder with other arguments, on the same number of ranks or another one. Its records from then on are
+appended to the beginning of an uninterrupted run, so that placements, bounds, comparison and step numbers are those of
+any program.
 """
 
 from __future__ import annotations
@@ -139,12 +139,12 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def resumed_step(first: RankRecords, second: RankRecords, expected: int) -> int:
-    """Return after which step of an uninterrupted run a second start goes on; -1 if it begins anew.
+    """Return the step of an uninterrupted run after which a restart continues; -1 if it starts over.
 
     Args:
         first: records of a rank of the uninterrupted run.
         second: of the same rank, started again.
-        expected: the step that it should have been saved after, which another must be much closer than.
+        expected: the step after which it should be saved; another must be much closer.
     """
     weights = {record.name: np.asarray(record.value) for record in second.records if _initial(record)}
     distances: dict[int, float] = {}
@@ -200,7 +200,7 @@ def _explain(runs: PairedRuns, verdict: Verdict, step: int) -> None:
 
 
 def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
-    """Return what the first value that differs after a second start says about it; empty if nothing certain."""
+    """Return what the first difference after the restart reveals; empty if nothing certain."""
     key = (first.kind, first.name, first.step, first.call)
     if key not in runs.bounds.reference or key not in runs.ranks[first.ranks[0]]:
         return ""

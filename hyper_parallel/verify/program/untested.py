@@ -1,4 +1,4 @@
-"""Which relations of a program `verify program` was not asked to test, although the program has what they are about."""
+"""Checks that fit a program and were not requested of `verify program`: micro-batches, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["untested_relations"]
 
 
 def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes: bool) -> list[str]:
-    """Return what one rank may have wrong as well as several, and how to test it; a sentence each.
+    """Return what one rank and several may get wrong alike, and how to test it; a sentence each.
 
     Args:
         program: a function has no arguments by which it could run in another way.

@@ -1,7 +1,7 @@
 """Stops a program's writes to the user's files that are not redirected: by the kernel, or by Python's audit events.
 
 Linux's Landlock, which needs no privileges, denies them to a thread and to everything that it starts, native code and
-subprocesses included. Elsewhere the events of Python's own functions are all there is to see.
+subprocesses included. Elsewhere only writes by Python's own functions are noticed.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_a_run_that_failed_has_no_verdict(cause):
     lines = made.text().splitlines()
     assert lines[2:4] == ["seed 3, 1.5 s", "FAILED in B: ValueError: bad"]
     assert lines[-1] == "rank 1: ..."
-    said = "  cause: not-restored: a value is not what it was when the program, which was started again, had saved it"
+    said = "  cause: not-restored: after a restart, a value is not the one that the program had saved"
     assert lines[4:-1] == ([said] if cause else [])
     found = made.json()
     assert (found["difference"], found["failed_run"], found["failure_cause"]) == ("failed", "B", cause)
