@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["clip_grad_norm_", "total_norm"]
 
 _EPSILON = 1e-6
 
@@ -50,10 +50,6 @@ def clip_grad_norm_(
         MeshLookupError: this rank is outside of the mesh of some of the gradients, so it does not know their norm.
     """
     del foreach
-    order = float(norm_type)
-    if not order > 0:
-        msg = f"clip_grad_norm_: norm_type must be positive, got {norm_type}"
-        raise ValueError(msg)
     if not max_norm >= 0:  # a negative bound would change the gradients' signs
         msg = f"clip_grad_norm_: max_norm must not be negative, got {max_norm}"
         raise ValueError(msg)
@@ -62,6 +58,42 @@ def clip_grad_norm_(
     gradients = [
         gradient for gradient in (_reduced_gradient(platform, each) for each in listed) if gradient is not None
     ]
+    norm = _checked_norm("clip_grad_norm_", platform, gradients, norm_type, error_if_nonfinite)
+    if not gradients or tuple(norm.shape) == (0,):
+        return norm
+    factor = platform.clamp_max(max_norm / (norm + _EPSILON), 1.0)
+    for gradient in gradients:
+        platform.scale_(_local(gradient), factor)
+        if isinstance(gradient, DTensor):
+            gradient.drop_views()
+    return norm
+
+
+def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Any:
+    """Return the norm of all elements of tensors on any meshes, which :func:`clip_grad_norm_` computes of gradients.
+
+    Args:
+        tensors: one tensor, or an iterable of them; DTensors and plain ones may be mixed.
+        norm_type: as for :func:`clip_grad_norm_`.
+        error_if_nonfinite: raise if the norm is not finite.
+
+    Raises:
+        ValueError: ``norm_type`` is not positive.
+        RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
+        MeshLookupError: this rank is outside of the mesh of some of the tensors.
+    """
+    listed = [each.reduce_partial() if isinstance(each, DTensor) else each for each in _as_list(tensors)]
+    platform = platform_of(listed[0]) if listed else current_platform()
+    return _checked_norm("get_total_norm", platform, listed, norm_type, error_if_nonfinite)
+
+
+def _checked_norm(
+    what: str, platform: Platform, gradients: list[Any], norm_type: float, error_if_nonfinite: bool
+) -> Any:
+    order = float(norm_type)
+    if not order > 0:
+        msg = f"{what}: norm_type must be positive, got {norm_type}"
+        raise ValueError(msg)
     if not gradients:
         return platform.zeros(())
     outside = [isinstance(gradient, DTensor) and gradient.device_mesh.coordinate is None for gradient in gradients]
@@ -71,16 +103,9 @@ def clip_grad_norm_(
         gradients[outside.index(True)].device_mesh.own_coordinate()
     norm = _global_norm(platform, gradients, order)
     if error_if_nonfinite and not math.isfinite(float(norm)):
-        msg = (
-            f"clip_grad_norm_: the {order:g}-norm of the gradients is {float(norm)}; nothing was scaled "
-            f"(error_if_nonfinite=False scales anyway)"
-        )
+        unscaled = "; nothing was scaled (error_if_nonfinite=False scales anyway)" if what == "clip_grad_norm_" else ""
+        msg = f"{what}: the {order:g}-norm of the gradients is {float(norm)}{unscaled}"
         raise RuntimeError(msg)
-    factor = platform.clamp_max(max_norm / (norm + _EPSILON), 1.0)
-    for gradient in gradients:
-        platform.scale_(_local(gradient), factor)
-        if isinstance(gradient, DTensor):
-            gradient.drop_views()
     return norm
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_
+from hyper_parallel.core.tensor_parallel.clip import clip_grad_norm_, total_norm
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.torch.dtensor import TorchDTensor, invalidate_with
 from hyper_parallel.platform.torch.replicated_factories import ReplicatedFactories
@@ -20,6 +20,7 @@ from hyper_parallel.platform.torch.shared_storage import check_unfollowed, is_sh
 __all__ = [
     "clipped_on_all_meshes",
     "masks_of_whole_tensors",
+    "norm_on_all_meshes",
     "on_whole_tensors",
     "set_in_own_layout",
     "vector_into_dtensors",
@@ -109,6 +110,22 @@ def clipped_on_all_meshes(clip: Call) -> Call:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         meshes = {each.grad._layout.mesh for each in listed if isinstance(each.grad, DTensor)}
         return (clip if len(meshes) <= 1 else clip_grad_norm_)(listed, *args, **options)
+
+    return call
+
+
+def norm_on_all_meshes(norm: Call) -> Call:
+    """``torch.nn.utils.get_total_norm``: of tensors on several meshes, by this library's; a plain tensor."""
+
+    @wraps(norm)
+    def call(
+        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> Any:
+        listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if len({each._layout.mesh for each in listed if isinstance(each, DTensor)}) <= 1:
+            return norm(listed, norm_type, error_if_nonfinite, foreach)
+        with torch.no_grad():
+            return total_norm(listed, norm_type, error_if_nonfinite)
 
     return call
 

@@ -43,6 +43,7 @@ from hyper_parallel.platform.torch.optimizer_steps import on_local_tensors, spar
 from hyper_parallel.platform.torch.parameter_utilities import (
     clipped_on_all_meshes,
     masks_of_whole_tensors,
+    norm_on_all_meshes,
     on_whole_tensors,
     set_in_own_layout,
     vector_into_dtensors,
@@ -391,6 +392,12 @@ PATCHES: tuple[Patch, ...] = (
         ((torch.nn.utils, "clip_grad_norm_"), (clip_grad, "clip_grad_norm_")),
         clipped_on_all_meshes,
         "it stacks the norms of all gradients, which may be on several meshes",
+        references=True,
+    ),
+    Patch(
+        ((torch.nn.utils, "get_total_norm"), (clip_grad, "_get_total_norm")),
+        norm_on_all_meshes,
+        "it stacks the norms of all tensors, which may be on several meshes",
         references=True,
     ),
     Patch(

@@ -64,6 +64,35 @@ def test_the_norm_is_the_global_one_and_gradients_are_scaled(twin, order, grid, 
     twin.on_mesh(grid, rank, ("dp", "tp"))
 
 
+@pytest.mark.parametrize("order", [1.0, 3.0, math.inf])
+def test_pytorchs_norm_alone(twin, order):
+    """`get_total_norm` is the norm of gradients on several meshes, partial ones too, and scales them by its partner."""
+    import torch
+
+    dense = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in gradients(twin).values()]
+    for parameter, grad in zip(dense, gradients(twin).values(), strict=True):
+        parameter.grad = grad.clone()
+    expected = torch.nn.utils.get_total_norm([parameter.grad for parameter in dense], order)
+    torch.nn.utils.clip_grads_with_norm_(dense, 0.5, expected)
+
+    def rank(mesh):
+        mine = list(parameters(twin, mesh).values())
+        norm = torch.nn.utils.get_total_norm((parameter.grad for parameter in mine), order)
+        twin.same(norm, expected, "norm")
+        torch.nn.utils.clip_grads_with_norm_(mine, 0.5, norm)
+        for parameter, theirs in zip(mine, dense, strict=True):
+            twin.same(parameter.grad, theirs.grad, "gradient")
+        mine[0].grad.fill_(math.inf)
+        with pytest.raises(RuntimeError) as caught:
+            torch.nn.utils.get_total_norm([parameter.grad for parameter in mine], order, error_if_nonfinite=True)
+        assert str(caught.value) == f"get_total_norm: the {order:g}-norm of the gradients is inf"
+        partial = DTensor.from_local(torch.ones(2), mesh, [Partial(), Partial()])
+        other = distribute_tensor(torch.zeros(2), mesh["tp"])
+        assert torch.nn.utils.get_total_norm([partial, other], math.inf) == 4.0
+
+    twin.on_mesh((2, 2), rank, ("dp", "tp"))
+
+
 @pytest.mark.parametrize("order", [2.0, math.inf])
 @pytest.mark.parametrize("world", [2, 3])
 def test_pytorchs_own_function_clips_plain_and_distributed_gradients(twin, order, world):
