@@ -18,11 +18,15 @@ import hyper_parallel
 from hyper_parallel import (
     ColwiseParallel,
     CPUOffloadPolicy,
+    DataParallelMeshDims,
+    FSDPMeshInfo,
+    HSDPMeshInfo,
     MixedPrecisionPolicy,
     Replicate,
     RowwiseParallel,
     SequenceParallel,
     Shard,
+    ShardPlacementResult,
     clip_grad_norm_,
     distribute_tensor,
     fully_shard,
@@ -93,6 +97,16 @@ class Model(nn.Module):
         return self.head(self.layers[0](x) if self.twice else x)
 
 
+def own_axes(mesh, choose):
+    """Axes for some parameters: all of them repeat, or share, or the first shares and the second repeats."""
+    whole = FSDPMeshInfo(mesh, dp_mesh_dims=DataParallelMeshDims(replicate=mesh.names))
+    shared = FSDPMeshInfo(mesh, dp_mesh_dims=DataParallelMeshDims(shard=mesh.names))
+    choices = [ShardPlacementResult(None, whole), ShardPlacementResult(Shard(-1), shared)]
+    if mesh.ndim > 1:
+        choices.append(ShardPlacementResult(Shard(0), HSDPMeshInfo(mesh, shard_mesh_dim=0, replicate_mesh_dim=1)))
+    return choose.choice(choices)
+
+
 def sharded_at_random(model, mesh, choose):
     """Apply fully_shard with options that the seed chooses."""
     size = mesh.shape[-1]
@@ -103,7 +117,12 @@ def sharded_at_random(model, mesh, choose):
             "shard_placement_fn": choose.choice([None, lambda parameter: Shard(parameter.ndim - 1)]),
             "offload_policy": choose.choice([None, CPUOffloadPolicy()]),
             "mp_policy": choose.choice([None, MixedPrecisionPolicy(reduce_dtype=torch.float64)]),
+            "dp_mesh_dims": choose.choice([None, DataParallelMeshDims(shard=mesh.names[::-1])]),
         }
+        if choose.random() < 0.3:  # parameters of odd and of even numbers of elements on different axes
+            own = own_axes(mesh, choose)
+            chosen["shard_placement_fn"] = lambda parameter: own if parameter.numel() % 2 else None
+            chosen["reshard_after_forward"] = choose.choice([None, True, False, 1])
         return {"mesh": mesh, **{name: value for name, value in chosen.items() if value is not None}}
 
     layers, form = list(model.layers), choose.choice(["each", "list", "some", "none"])
