@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments, those of the process by default.
 
     Returns:
-        0 if everything claimed was checked and held; 1 if a check failed or could not be made, for example for lack of
+        0 if everything was checked and passed; 1 if a check failed or could not run, for example for lack of
         memory; 2 for invalid input; 130 after Ctrl-C.
     """
     words = sys.argv[1:] if argv is None else argv

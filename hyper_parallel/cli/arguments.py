@@ -16,7 +16,7 @@ from hyper_parallel.core.dtensor.random import SEEDS
 __all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "float_range", "int_range", "seed"]
 
 MOST_STEPS = 1_000_000
-"""Training steps of a run; more is a slip of the keyboard, of which one would hear after days."""
+"""Training steps of a run; more is a typo that would be noticed after days."""
 
 _MOST_DIGITS = 18
 
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
 
 _NO_COMMAND = "there is no command"
 _INCOMPLETE = ("the following arguments are required", _NO_COMMAND)
-"""Starts of messages that a misspelt option may be the cause of, because its value is taken for something else."""
+"""Starts of messages that a misspelt option may cause, because its value is taken for something else."""
 
 _HABITS = {
     **dict.fromkeys(("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node"), "--world-size"),
@@ -148,7 +148,7 @@ class _HelpPage(argparse.HelpFormatter):
 
 
 def int_range(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return the type of an option that is a whole number of at least ``least``, and at most ``most`` if given."""
+    """Return the type of an option that is an integer of at least ``least``, and at most ``most`` if given."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def number(text: str) -> int:
@@ -184,7 +184,7 @@ def seed(text: str) -> int:
     """Return the value of ``--seed``, which every framework takes.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: invalid.
     """
     return int_range(0, SEEDS - 1)(text)
 

@@ -29,7 +29,7 @@ def present(device: str, folder: Path = Path("/dev")) -> list[int]:
 
 
 def contradictions(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[tuple[str, str]]:
-    """Return what variables of a device's type contradict, each with what to set.
+    """Return contradictions of a device type's variables, with what to set.
 
     Args:
         device: ``cuda`` or ``npu``.
@@ -46,7 +46,7 @@ def contradictions(device: str, environment: Mapping[str, str], folder: Path = P
 
 
 def _hccl(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what HCCL's variables contradict, or what HCCL does not take."""
+    """Return contradictions of HCCL's variables, and invalid values."""
     found = []
     links = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
     if all(environment.get(name) == "1" for name in links):
@@ -69,7 +69,7 @@ def _hccl(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _hidden(device: str, environment: Mapping[str, str], devices: list[int]) -> list[tuple[str, str]]:
-    """Return the problem of a list of visible devices: numbers that this machine has not, or one twice."""
+    """Return the problem of a list of visible devices: missing or repeated numbers."""
     name = VISIBLE[device]
     text = environment.get(name, "")
     numbers = [part.strip() for part in text.split(",")]

@@ -125,7 +125,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     """Return what to run.
 
     Raises:
-        ValueError: no programs are written for a framework.
+        ValueError: a framework has no programs.
     """
     from hyper_parallel.verify.fuzz.campaign import Settings
     from hyper_parallel.verify.fuzz.language import LANGUAGES, language_of
@@ -148,7 +148,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
     """Return the names of a list such as ``bool,int32``.
 
     Raises:
-        argparse.ArgumentTypeError: one is the name of no dtype.
+        argparse.ArgumentTypeError: one is not a dtype.
     """
     names = tuple(text.split(","))
     for name in names:

@@ -69,7 +69,7 @@ _INPUTS = ("spec", "plan", "file", "single", "before", "after", "history", "add"
 
 
 def print_result(text: str) -> None:
-    """Print what a command answers; inside of :func:`logs_to_stderr` when its block ends."""
+    """Print a command's result; within :func:`logs_to_stderr`, when its block ends."""
     answers = _ANSWERS.get()
     if answers is None:
         print(text)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_SECONDS", "NEXT_SECONDS", "Progress"]
 
 FIRST_SECONDS = 2.0
-"""Time after which a command that writes to no terminal says how far it is."""
+"""Time after which a command without a terminal reports its progress."""
 
 NEXT_SECONDS = 10.0
 """Time between two such lines."""

@@ -216,7 +216,7 @@ def platforms(asked: str | None, device: str = "cpu", ranks: int | None = None) 
 
     Raises:
         UnsupportedOnBackend: a framework sees no such device, or cannot have such ranks there.
-        ValueError: a name is none, or variables of the device contradict each other.
+        ValueError: a name is wrong, or the device's variables conflict.
     """
     if asked is None:
         names = list(installed_frameworks())
@@ -300,7 +300,7 @@ def _summary(done: list[ModelReport]) -> str:
 
 def _partial(done: list[ModelReport], total: int) -> str:
     passed = sum(report.ok for report in done)
-    return f"partial report: {len(done)} of {total} runs finished, {passed} of them held; the rest was not verified"
+    return f"partial report: {len(done)} of {total} runs finished, {passed} passed; the rest was not verified"
 
 
 def _document(done: list[ModelReport], interrupted: str = "") -> dict[str, Any]:

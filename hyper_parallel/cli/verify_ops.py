@@ -42,7 +42,7 @@ _DESCRIPTION = """\
 Compare every sharding rule with the plain operator, forward and backward with random cotangents, in all placements
 that the rule claims, with uneven and empty shards and pending reductions.
 
-FILE is a Python file that registers operators of yours and declares samples of them with
+FILE is a Python file that registers your operators and declares samples of them with
 hyper_parallel.verify.operator_sample(function, real("ab"), ...). Without FILE, the library's own rules are checked.
 
 One check is one operator with one sample, one choice of sizes, one placement of each operand and one mesh: outputs
@@ -68,7 +68,7 @@ def add_parser(subcommands: Any) -> None:
         guide="docs/adding-an-operator.md",
     )
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="Python file with operators of yours (default: the library's operators)"
+        "file", nargs="?", metavar="FILE", help="Python file with your operators (default: the library's operators)"
     )
     parser.add_argument(
         "--list", action="store_true", help="only list the operators of each framework, and those that it lacks"
@@ -240,7 +240,7 @@ def operators(asked: Sequence[str] | None) -> list[str]:
     """Return the named rules, or all if no name is given.
 
     Raises:
-        ValueError: there is none of a name.
+        ValueError: a name is unknown.
     """
     known = _known_operators()
     unknown = [name for name in asked or () if name not in known]

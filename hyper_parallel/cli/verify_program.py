@@ -64,9 +64,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "file", nargs="?", metavar="FILE", help="script, or function in a script as in train.py:function"
     )
-    subparser.add_argument(
-        "-m", dest="module", metavar="MODULE", help="run a module in place of FILE, as python -m does"
-    )
+    subparser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, not FILE, as python -m does")
     subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
     subparser.add_argument(
         "--mesh", metavar="dp=2,tp=2", help="names and sizes of the axes, the last one fastest; used in messages"

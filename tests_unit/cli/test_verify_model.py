@@ -318,7 +318,7 @@ def test_interrupt_leaves_a_partial_report(runs, monkeypatch, as_json, tmp_path,
     path = tmp_path / "report.json"
     options = ["--json"] if as_json else []
     assert main(["verify", "model", "--platform", "torch", "--report", str(path), *options]) == 130
-    line = "partial report: 1 of 5 runs finished, 1 of them held; the rest was not verified"
+    line = "partial report: 1 of 5 runs finished, 1 passed; the rest was not verified"
     captured = capsys.readouterr()
     assert captured.err == f"hyper-parallel: interrupted: {line}\n"
     if as_json:
@@ -359,7 +359,7 @@ def test_interrupt_of_a_real_run(tmp_path, interruptible):
     _, error = process.communicate(timeout=240)
     assert process.returncode == 130
     assert error.replace("training\n", "") == (
-        "hyper-parallel: interrupted: partial report: 0 of 1 runs finished, 0 of them held; the rest was not verified\n"
+        "hyper-parallel: interrupted: partial report: 0 of 1 runs finished, 0 passed; the rest was not verified\n"
     )
 
 

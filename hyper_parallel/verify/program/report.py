@@ -15,7 +15,7 @@ from hyper_parallel.verify.report import Report
 __all__ = ["REFUSED", "UNPLACED", "WIDE_BOUNDS", "HardenedCase", "ProgramReport"]
 
 REFUSED = 3
-"""Exit status of a program that is equal, in a case that could not show what it must."""
+"""Exit status of a program that is equal, in an inconclusive case."""
 
 WIDE_BOUNDS = "wide-bounds"
 """What --allow accepts where most of the gradients could not be judged."""
@@ -26,15 +26,15 @@ UNPLACED = "NOT VERIFIED: declare the values whose placement is unknown (--decla
 
 @dataclass(frozen=True)
 class HardenedCase:
-    """The program once more, in a case that can show more.
+    """The program again, with fewer blind spots.
 
     Attributes:
         words: what was changed, each change in a sentence.
         verdict: of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback.
         cause: the failure in one line.
-        title: what its lines begin with: ``hardened``, or the option that asks for it.
-        skipped: why it could not be run; it says nothing about the program then.
+        title: the prefix of its lines: ``hardened``, or the option that asks for it.
+        skipped: why it could not be run; the case is then ignored.
         asked: whether the caller asked for it.
     """
 
@@ -107,11 +107,11 @@ class ProgramReport(Report):
         seconds: how long the whole took.
         hardened: the cases that ``--harden`` made, in order.
         allowed: kinds of blind spots with which the program is verified nevertheless.
-        rounding: the first value that the single device rounds otherwise in each run; empty if its runs are equal.
+        rounding: the first value that the single device rounds differently in each run; empty if its runs are equal.
         device: where the ranks, and the single one, made their tensors.
-        pretended: what rank 0 asked of the device that the CPU stood in for, and which packages were stubs.
+        pretended: rank 0's calls of the device that the CPU stood in for, and the stub packages.
         defects: calls on rank 0 that the framework is known to compute wrongly.
-        untested: what one rank may have wrong, too, and was not asked for, a sentence each.
+        untested: checks that fit the program and were not requested, a sentence each.
     """
 
     has_page: ClassVar[bool] = True
@@ -146,13 +146,13 @@ class ProgramReport(Report):
 
     @property
     def refused(self) -> list[BlindSpot]:
-        """What the case cannot show although it must."""
+        """Blind spots that make the result inconclusive."""
         spots = [] if self.verdict is None else self.verdict.spots
         return [spot for spot in spots if spot.refused and spot.kind not in self.allowed]
 
     @property
     def inconclusive(self) -> str:
-        """Why little can be said of a program that is equal; empty if enough was judged, here or in float32."""
+        """Why a program that is equal is inconclusive; empty if enough was judged, here or in float32."""
         power = None if self.verdict is None else self.verdict.power
         lacking = next((case for case in self.hardened if case.asked and case.skipped), None)
         if self.equal and lacking is not None:
@@ -172,12 +172,12 @@ class ProgramReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether everything was compared and equal, in a case that is not refused and could show enough."""
+        """Whether everything was compared and equal, in a conclusive case."""
         return self.equal and not self.refused and not self.inconclusive
 
     @property
     def status(self) -> int:
-        """The exit status, 0 if all is well, 3 (``REFUSED``) if the case is refused or shows little, else 1."""
+        """The exit status, 0 if all is well, 3 (``REFUSED``) if inconclusive, else 1."""
         if self.ok:
             return 0
         return REFUSED if self.equal else 1
@@ -208,7 +208,7 @@ class ProgramReport(Report):
         return "; ".join(self.refusals()) or self.inconclusive or self.verdict.headline()
 
     def refusals(self) -> list[str]:
-        """Return what the case cannot show although it must, a sentence each."""
+        """Return why the result is inconclusive, a sentence each."""
         return [f"this case cannot show {spot}" for spot in self.refused]
 
     def text(self) -> str:
@@ -240,7 +240,7 @@ class ProgramReport(Report):
         return "\n".join(lines)
 
     def _pretended(self) -> list[str]:
-        """Return what the CPU that stood in for a device was asked."""
+        """Return the calls of a device that the CPU stood in for."""
         if not self.pretended:
             return []
         counts = ", ".join(f"{what} {count}" for what, count in sorted(self.pretended["counts"].items()))
