@@ -18,7 +18,7 @@ _DESCRIPTION = """\
 Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and reports lie in coverage_reports/.
 `erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
 
-Exit status: 0 if everything that was checked holds, 1 if not, 2 for invalid input."""
+Exit status: 0 if every check passed, 1 if not, 2 for invalid input."""
 
 
 _PARTS = 2  # of the coverage tool's work: combine, and the reports; they take seconds each

@@ -24,7 +24,7 @@ from hyper_parallel.verify.parameter_layouts import ParameterLayout
 __all__ = ["model_page"]
 
 _RUNS: tuple[Column | str, ...] = (
-    "run", Column("framework", choice=True), "mesh", "launch", Column("result", choice=True),
+    "run", Column("framework", choice=True), "mesh", "launch", Column("result", choice=True, words=True),
     Column("tensors", number=True), Column("largest error", number=True), Column("seconds", number=True),
 )  # fmt: skip
 

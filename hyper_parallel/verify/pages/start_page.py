@@ -76,7 +76,8 @@ def start_page(folder: Path, reports: Sequence[FoundReport], page: Path) -> str:
     failed = sum(report.good is False for report in reports)
     words = f"{failed} of {len(reports)} reports failed" if failed else f"{len(reports)} reports, none failed"
     heads: list[Column | str] = [
-        "report", Column("of", choice=True), Column("result", choice=True), "verdict", "date", "command",
+        "report", Column("of", choice=True), Column("result", choice=True), Column("verdict", words=True), "date",
+        Column("command", words=True),
     ]  # fmt: skip
     rows: list[list[Value]] = [_row(report, page) for report in reports]
     text = f"Every report in {folder.name or folder}, failed ones first"

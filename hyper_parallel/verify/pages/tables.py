@@ -26,12 +26,14 @@ class Column:
         number: whether it has numbers, which are right-aligned.
         choice: whether the table may be filtered by one of its values.
         hint: what the head means, shown when it is pointed at.
+        words: whether it has sentences, which get several words on a line on a phone as well.
     """
 
     name: str
     number: bool = False
     choice: bool = False
     hint: str = ""
+    words: bool = False
 
 
 @dataclass(frozen=True)

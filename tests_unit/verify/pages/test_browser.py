@@ -175,7 +175,8 @@ return { asked: performance.getEntriesByType("resource").map((one) => one.name),
 """
 
 each_page = pytest.mark.parametrize("name", NAMES)
-each_way = pytest.mark.parametrize("width, dark", [(390, True), (1280, False)], ids=["narrow-dark", "wide-light"])
+each_way = pytest.mark.parametrize("width", [390, 1280], ids=["narrow", "wide"])
+each_scheme = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +193,7 @@ def seen(browser, pages, tmp_path_factory):
     return lambda name, width, dark: look(width, dark)[name]
 
 
+@each_scheme
 @each_way
 @each_page
 def test_no_page_is_wider_than_its_window(seen, name, width, dark):
@@ -199,6 +201,7 @@ def test_no_page_is_wider_than_its_window(seen, name, width, dark):
     assert seen(name, width, dark)["overflow"] == {"window": width, "page": width, "wide": []}
 
 
+@each_scheme
 @each_way
 @each_page
 def test_every_text_can_be_read(seen, name, width, dark):

@@ -12,7 +12,7 @@ from hyper_parallel.verify.pages.explain_page import explain_page
 def test_one_plan(samples):
     """Mesh, memory, prices, layouts with the layers that share them, collectives and what was checked are there."""
     page = explain_page([samples.explained()])
-    assert "1 of 1 plans hold what was checked" in page
+    assert "1 of 1 plans pass every check" in page
     assert "toy &lt;1&gt; on torch, dp=2 x tp=2" in page
     for part in ("holds", "a note", "layers.0-1.up: [7@tp, 3]", "kept for backward",
                  "Memory of a rank: 1.00\N{NO-BREAK SPACE}KiB",
@@ -29,6 +29,6 @@ def test_several_plans_and_what_is_wrong(samples):
         ],
     )  # fmt: skip
     page = explain_page([samples.explained(), slow], ["plan third is not explained: why"])
-    assert "1 of 3 plans hold what was checked" in page
+    assert "1 of 3 plans pass every check" in page
     assert page.index(">fast<") < page.index(">slow<")
     assert all(text in page for text in ("it is", "plan third is not explained: why", "other ranks", "not priced"))
