@@ -57,6 +57,8 @@ class Recorder:
         self._moved = 0  # the step before which weights moved last
         self._steps: dict[int, int] = {}
         self._stepped_at = ""
+        self._unrecorded: int | None = None  # the step whose weights are taken when the program goes on
+        self._stepped: set[int] = set()  # optimizers that have stepped since
         self._optimizers: list[Any] = []
         self._in_step = False
         self._changed = AppliedChanges(log)
@@ -91,6 +93,7 @@ class Recorder:
 
     def _enter_model(self, cell: nn.Cell, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._names.add(cell)
+        self._end_step()
         recorded = self._differentiating or pynative_executor.requires_grad()  # the latter: for Tensor.backward
         self._evaluates = not (recorded or is_wrapper(cell))
         if not self._steps:
@@ -194,7 +197,9 @@ class Recorder:
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
     def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Run an optimizer's step; record gradients and rates before, and state, weights and buffers after it.
+        """Run an optimizer's step; record gradients and rates before, and state after it.
+
+        Weights and buffers are recorded when the program goes on: at its next forward, or at its end.
 
         Raises:
             ProgramStopped: that was the last step to record.
@@ -213,6 +218,8 @@ class Recorder:
         return result
 
     def _before_step(self, optimizer: Any, args: Any) -> Any:
+        if id(optimizer) in self._stepped:
+            self._end_step()
         if not any(known is optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
         self._stepped_at = user_site(_FRAMEWORK)
@@ -238,12 +245,22 @@ class Recorder:
         for name, taken in self._state_of(optimizer):
             owner = _owner(name.partition(":")[0])
             self.log.add("state", name, taken, module=owner, step=step, site=self._stepped_at)
-        self._record_weights(step)
+        self._unrecorded = step
+        self._stepped.add(id(optimizer))
         self._steps[id(optimizer)] = step + 1
         self.log.step = max(self._steps.values())
         limit = self.log.limits.steps
         if limit is not None and min(self._steps.values()) >= limit:
-            raise ProgramStopped
+            self._end_step()
+            raise ProgramStopped  # here: an error inside a differentiated function leaves MindSpore differentiating
+
+    def _end_step(self) -> None:
+        """Record the weights of the last step: now that the program goes on, it has changed what it wants to change."""
+        if self._unrecorded is None:
+            return
+        step, self._unrecorded = self._unrecorded, None
+        self._stepped.clear()
+        self._record_weights(step)
 
     def _names_of(self, optimizer: Any) -> list[str]:
         """Names of the parameters of an optimizer, in its order.
@@ -393,6 +410,7 @@ class Recorder:
 
     def finish(self) -> None:
         """Complete the log when the program has ended."""
+        self._end_step()
         world = active_world()
         if world is not None:
             self.log.groups.setdefault(tuple(range(world.size)), "world")

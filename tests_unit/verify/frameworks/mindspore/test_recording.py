@@ -272,6 +272,29 @@ def test_perturbed_repeats():
     np.testing.assert_allclose(weight - moved, 0.1 * 3 * values(changed, "gradient")[0], rtol=1e-6)
 
 
+def test_weights_are_taken_when_the_program_goes_on():
+    """What a program writes after the optimizer's step belongs to the step, after the last and between two as well."""
+    from mindspore import Tensor, nn
+
+    def program():
+        net = make_net(0.0)
+        first, *others = net.trainable_params()
+        optimizers = [nn.Momentum([first], 0.1, 0.0), nn.Momentum(others, 0.1, 0.0)]
+        for step in (1, 0, 1, 0):  # whether a forward comes before
+            if step:
+                net(Tensor(np.ones((2, 5))))
+            for optimizer in optimizers:
+                optimizer(tuple(Tensor(np.ones(each.shape)) for each in optimizer.parameters))
+            written.append(float(len(written)))
+            first.set_data(Tensor(np.full(first.shape, written[-1])))
+
+    written = []
+    result = recorded(program)
+    name = next(entry.name for entry in result.records if entry.kind == "weight")
+    taken = [entry for entry in result.records if (entry.kind, entry.name) == ("weight", name) and entry.step >= 0]
+    assert [(entry.step, entry.value.max(), entry.value.min()) for entry in taken] == [(n, n, n) for n in range(4)]
+
+
 def test_parameters_that_were_replaced_or_forgotten():
     """Gradients of parameters that the model has no more go by its names; parameters without an optimizer are noted."""
     from mindspore import Parameter, Tensor, nn
