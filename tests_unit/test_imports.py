@@ -459,8 +459,9 @@ def test_a_cycle_of_folders_is_reported(tmp_path):
 
 
 LIBRARY = ("core", "platform", "transport")
-HARNESS = re.compile(r"""hyper_parallel[./]verify | hyper-parallel\ (?:verify|fuzz|explain|prove) | \bverify[./]\w
-    | \bharness | \bverify\ (?:bugs|model|ops|program|redistribute)\b""", re.VERBOSE | re.IGNORECASE)  # fmt: skip
+HARNESS = re.compile(r"""hyper_parallel[./]verify | hyper-parallel\ (?:verify|fuzz|explain|prove|record)
+    | \bverify[./]\w | \bharness
+    | \bverify\ (?:bugs|model|ops|program|redistribute)\b""", re.VERBOSE | re.IGNORECASE)  # fmt: skip
 
 
 def mentions(root: Path) -> list[str]:

@@ -19,6 +19,7 @@ from hyper_parallel.cli import (
     explain,
     fuzz,
     prove,
+    record,
     reports,
     trace,
     verify_bugs,
@@ -209,6 +210,7 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "explain": explain.add_parser,
     "fuzz": fuzz.add_parser,
     "prove": prove.add_parser,
+    "record": record.add_parser,
     "reports": reports.add_parser,
     "trace": trace.add_parser,
 }

@@ -28,6 +28,9 @@ A and B are scripts with their arguments, each in one string, or commands: "torc
 Without B, both are A. The ranks of B are compared with those of A. A also runs on one rank, which locates the shards of
 its ranks; repeats of that run, perturbed by one unit in the last place, measure the rounding error.
 
+A or B may be the folder of a recording (hyper-parallel record): two recordings are compared with each other, and one
+with a program that runs simulated on as many ranks.
+
 The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
 whether only the order of sums differs, or the computation.
 
@@ -38,6 +41,7 @@ _EXAMPLES = (
     "hyper-parallel verify diff train.py train.py --a-world-size 2 --b-world-size 4",
     'hyper-parallel verify diff "train.py --lr 0.1" "train.py --lr 0.1 --foreach"',
     "hyper-parallel verify diff train.py --a-rev HEAD~1",
+    "hyper-parallel verify diff run1 train.py",
 )
 
 
@@ -50,7 +54,9 @@ def add_parser(kinds: Any) -> None:
         examples=_EXAMPLES,
         guide="docs/compare-two-runs.md",
     )
-    subparser.add_argument("a", metavar="A", help="a script with its arguments in one string, or a launcher's command")
+    subparser.add_argument(
+        "a", metavar="A", help="a script with its arguments in one string, a launcher's command, or a recording"
+    )
     subparser.add_argument("b", nargs="?", metavar="B", help="the other run, likewise (default: A)")
     for label in ("a", "b"):
         name = label.upper()

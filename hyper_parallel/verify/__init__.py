@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.user_operators import operator_sample
     from hyper_parallel.verify.pages.report_pages import page_of
     from hyper_parallel.verify.program.run import verify_program
+    from hyper_parallel.verify.recording.run import record_run
 
 __all__ = [
     "ModelCase",
@@ -49,6 +50,7 @@ __all__ = [
     "page_of",
     "real",
     "record",
+    "record_run",
     "shuffled",
     "simulate",
     "size",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = lazy_exports(
         "hyper_parallel.verify.ops.user_operators": ("operator_sample",),
         "hyper_parallel.verify.pages.report_pages": ("page_of",),
         "hyper_parallel.verify.program.run": ("verify_program",),
+        "hyper_parallel.verify.recording.run": ("record_run",),
         "hyper_parallel.verify.frameworks.contract.record_log": ("record",),
     },
 )

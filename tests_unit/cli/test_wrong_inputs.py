@@ -35,6 +35,7 @@ FILES = {
     "listed/rank-0.json": b"[]",
     "folders/rank-0.json/.keep": b"",
     "deep/rank-0.json": b"[" * 100_000,
+    "recorded/rank-0.jsonl": b'{"recording": 7}\n',
     "bare/pyproject.toml": b"",
     "broken/pyproject.toml": b"[tool",
     "suite/pyproject.toml": b'[tool.hyper_parallel.verify.programs.x]\nrun = "train.py"\n',

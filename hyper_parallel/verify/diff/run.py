@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
-from hyper_parallel.platform.select import require_framework
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.diff.alignment import align_calls
-from hyper_parallel.verify.diff.interpreter import Interpreter
+from hyper_parallel.verify.diff.placed import PlacedSide, check_side
+from hyper_parallel.verify.diff.recordings import diff_recordings
 from hyper_parallel.verify.diff.report import DiffReport
-from hyper_parallel.verify.diff.revision import at_revision
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.diff.start import require_common_records, start_differs
 from hyper_parallel.verify.diff.whole import put_together
@@ -27,11 +25,8 @@ from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.store import largest, same_values
 from hyper_parallel.verify.engine.verdict import Verdict
 from hyper_parallel.verify.engine.wording import value_words, when_words
-from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.program.framework import program_framework
-from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.reference import (
     Reference,
     check_names,
@@ -40,13 +35,11 @@ from hyper_parallel.verify.program.reference import (
     replaying,
     run_reference,
 )
-from hyper_parallel.verify.program.worlds import World, run_world
-from hyper_parallel.verify.run_arguments import LAUNCHES, require_seed
+from hyper_parallel.verify.program.worlds import World
+from hyper_parallel.verify.run_arguments import require_seed
 from hyper_parallel.verify.spec import error_summary
 
 __all__ = ["verify_diff"]
-
-_LAUNCHES = (*LAUNCHES, "threads")
 
 
 def verify_diff(
@@ -86,69 +79,23 @@ def verify_diff(
     if steps is not None and steps < 1:
         msg = f"--steps is {steps}; at least one step must be compared"
         raise InputError(msg)
+    if first.is_recording or second.is_recording:
+        return diff_recordings(
+            first, second, steps=steps, seed=seed, declared=declared, timeout=timeout, scratch=scratch, budget=budget,
+            progress=progress or _nothing,
+        )  # fmt: skip
     for label, side in (("a", first), ("b", second)):
-        _check(label, side)
+        check_side(label, side)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(Scratch(scratch, budget))
         one, two = (
-            _Placed(label, side, steps, timeout, stack) for label, side in (("A", first), ("B", second))
+            PlacedSide(label, side, steps, timeout, stack) for label, side in (("A", first), ("B", second))
         )  # fmt: skip
         report = DiffReport((one.words, two.words), (one.world.platform, two.world.platform), seed)
         started = time.perf_counter()
         _Comparison(one, two, report, declared, progress or _nothing, folder).run()
         report.seconds = time.perf_counter() - started
     return report
-
-
-class _Placed:
-    """A side of the comparison with its program and its world."""
-
-    def __init__(
-        self, label: str, side: DiffSide, steps: int | None, timeout: float, stack: contextlib.ExitStack
-    ) -> None:
-        self.label, self.side = label, side
-        program, option = find_program(side.target, side.args, label), f"--{label.lower()}-rev"
-        self.program = stack.enter_context(at_revision(program, side.revision, option))
-        self.interpreter = Interpreter(side.python, f"--{label.lower()}-python") if side.python else None
-        if self.interpreter is not None and not self.program.is_script:
-            msg = f"{self.interpreter.option} runs a script; {self.program.name} is a function"
-            raise InputError(msg)
-        platform = side.platform or program_framework(self.program)
-        if self.interpreter is None:
-            require_framework(platform)
-        mesh = (("world", side.world_size),)
-        self.world = World(side.world_size, platform, side.launch, mesh, RecordLimits(steps), timeout)
-
-    @property
-    def words(self) -> str:
-        """The program, its arguments, its framework and its ranks."""
-        size = self.side.world_size
-        ranks = "1 rank" if size == 1 else f"{size} ranks"
-        revision = f" of {self.side.revision}" if self.side.revision else ""
-        line = shlex.join([self.program.name, *self.program.arguments])
-        python = ""
-        if self.interpreter is not None:
-            python = f" by {self.side.python}"
-            python += f" ({self.interpreter.versions})" if self.interpreter.versions else ""
-        return f"{line}{revision} on {self.world.platform}{python}, {ranks}"
-
-    def alone(self) -> Program:
-        """Return the program as it runs on one rank."""
-        arguments = self.side.args if self.side.single_args is None else self.side.single_args
-        return replace(self.program, arguments=tuple(arguments))
-
-    def run(self, world: World, scratch: Scratch) -> Run:
-        """Run it on its ranks."""
-        return self.runner(scratch)(self.program, world)
-
-    def runner(self, scratch: Scratch) -> Callable[..., Run]:
-        """Return what makes its runs, in its interpreter; it takes the arguments of :func:`run_world`."""
-        if self.interpreter is None:
-            return run_world
-        interpreter = self.interpreter
-        return lambda program, world, perturbation=None, changes=None: interpreter.run(
-            program, world, scratch, perturbation, changes
-        )
 
 
 @dataclass
@@ -170,8 +117,8 @@ class _PutTogether(Reference):
 class _Comparison:
     """One call of :func:`verify_diff`; its attributes are that function's arguments, and the report to fill."""
 
-    first: _Placed
-    second: _Placed
+    first: PlacedSide
+    second: PlacedSide
     report: DiffReport
     declared: Mapping[str, str] | None
     progress: Callable[[str], None]
@@ -262,7 +209,7 @@ class _Comparison:
             f"needs other arguments there, give them with --a-single-args ARGS.\n{more}"
         )
 
-    def _ranks(self, side: _Placed) -> Run | None:
+    def _ranks(self, side: PlacedSide) -> Run | None:
         """Run a side on its ranks; a rank that fails is in the report."""
         self.progress(f"{side.label}: {side.words.rpartition(', ')[2]}")
         sink = KeepSink(self.scratch, f"run {side.label}")
@@ -297,16 +244,6 @@ def _first_bits(runs: PairedRuns) -> str:
                 off = float(np.abs(actual.astype(np.complex128) - expected).max()) / largest(expected)
             return f"{words}, by {off:.1e} of its largest number"
     return ""
-
-
-def _check(label: str, side: DiffSide) -> None:
-    """Check the numbers and words of a side."""
-    if side.world_size < 1:
-        msg = f"--{label}-world-size is {side.world_size}; a world has at least one rank"
-        raise InputError(msg)
-    if side.launch not in _LAUNCHES:
-        msg = f"--{label}-launch {side.launch!r} must be {', '.join(_LAUNCHES[:-1])} or {_LAUNCHES[-1]}"
-        raise InputError(msg)
 
 
 def _nothing(part: str) -> None:

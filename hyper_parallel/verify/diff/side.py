@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hyper_parallel.verify.input_error import InputError
@@ -17,7 +18,7 @@ class DiffSide:
     """A run of a program.
 
     Attributes:
-        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function.
+        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function; or the folder of a recording.
         args: arguments of the script.
         world_size: number of ranks.
         launch: how ranks run, as in ``verify program``.
@@ -37,6 +38,11 @@ class DiffSide:
     revision: str = ""
     python: str = ""
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether the target is a folder, which has a recording."""
+        return isinstance(self.target, str) and not self.target.startswith("-m ") and Path(self.target).is_dir()
+
 
 def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int | None]:
     """Return the target, its arguments and its number of ranks, of words such as ``train.py --tp 2``.
@@ -51,6 +57,8 @@ def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int
     if not words:
         msg = f"{label} is empty; it must be a script with its arguments, such as 'train.py --tp 2'"
         raise InputError(msg)
+    if len(words) == 1 and Path(words[0]).is_dir():
+        return words[0], (), None
     if words[0].rpartition(":")[2].isidentifier() and ".py:" in words[0]:
         return words[0], tuple(words[1:]), None
     line = read_launch_line(words)

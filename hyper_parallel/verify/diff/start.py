@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from hyper_parallel._text import near_hint
 from hyper_parallel.verify.diff.alignment import CLOSE
+from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.samples import calls_of_first_step, rows_of_first_step
@@ -15,7 +17,7 @@ from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 
-__all__ = ["require_common_records", "start_differs"]
+__all__ = ["require_common_names", "require_common_records", "start_differs"]
 
 _MATCHED = ("weight", "gradient", "value")
 _TINY = float(np.finfo(np.float64).tiny)
@@ -29,8 +31,16 @@ def require_common_records(runs: PairedRuns) -> None:
     Raises:
         InputError: they have none; the message has the nearest names.
     """
-    own = {key[:2] for index in runs.ranks for key in index if key[0] in _MATCHED}
-    known = {key[:2] for key in runs.bounds.reference if key[0] in _MATCHED}
+    require_common_names(runs.bounds.reference, [key for index in runs.ranks for key in index])
+
+
+def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
+    """Check that values of two runs, by their keys, have a parameter or a recorded value in common.
+
+    Raises:
+        InputError: they have none; the message has the nearest names.
+    """
+    known, own = ({key[:2] for key in keys if key[0] in _MATCHED} for keys in (first, second))
     if own & known:
         return
     ours, theirs = ([*dict.fromkeys(name for _, name in sorted(names))] for names in (known, own))

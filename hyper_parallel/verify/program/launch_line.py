@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyper_parallel.verify.input_error import InputError
 
-__all__ = ["LaunchLine", "module_file", "read_launch_line"]
+__all__ = ["LaunchLine", "module_file", "read_launch_line", "with_program"]
 
 _RANKS = ("--nproc-per-node", "--num-processes", "--num-gpus", "-n")
 _HOSTS = ("--nnodes", "--num-machines", "--num-nodes")
@@ -53,14 +53,8 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
     Raises:
         InputError: (a ValueError) it does not start a Python script, or has an unsupported option.
     """
-    line, rest = shlex.join(words), list(words)
-    if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
-        rest = rest[1:]
-        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _LAUNCHERS:
-            rest = rest[1:]
-    launcher = _LAUNCHERS.get(Path(rest[0]).name if rest else "", "")
-    rest = rest[len(launcher.split()) if Path(rest[0]).name == "accelerate" else 1 :] if launcher else rest
-    options, target, arguments = _parts(rest, line)
+    launcher, rest = _launcher(words)
+    options, target, arguments = _parts(rest, shlex.join(words))
     ranks: int | None = None
     while options:
         name, sign, value = options.pop(0).partition("=")
@@ -76,6 +70,44 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
             msg = f"{name} of {launcher or 'python'} is not followed here: {_ELSEWHERE.get(launcher, 'leave it out')}"
             raise InputError(msg)
     return LaunchLine(target, arguments, ranks)
+
+
+def with_program(words: Sequence[str], module: str) -> list[str]:
+    """Return a command that starts a module with the program of ``words``, and its arguments, as arguments.
+
+    Args:
+        words: Python, torchrun or ``accelerate launch`` on a script or a module of Python; options stay as they are.
+        module: with its own first arguments, as ``python -m`` takes them.
+
+    Raises:
+        InputError: (a ValueError) the command starts something else.
+    """
+    launcher, rest = _launcher(words)
+    options, target, arguments = _parts(rest, shlex.join(words))
+    start = list(words[: len(words) - len(rest)])
+    if not start and not options:
+        start = [sys.executable]
+    if launcher == "deepspeed" or not start:
+        msg = (
+            f"{words[0]!r} is not followed here: only python, torchrun and accelerate launch are; put `with "
+            "hyper_parallel.verify.record_run(FOLDER):` around the training in the script"
+        )
+        raise InputError(msg)
+    if "--no-python" in options:
+        raise InputError("--no-python starts no script of Python; leave it out")
+    return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
+
+
+def _launcher(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the launcher of a command, empty for Python itself, and the words after it."""
+    rest = list(words)
+    if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
+        rest = rest[1:]
+        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _LAUNCHERS:
+            rest = rest[1:]
+    launcher = _LAUNCHERS.get(Path(rest[0]).name if rest else "", "")
+    rest = rest[len(launcher.split()) if Path(rest[0]).name == "accelerate" else 1 :] if launcher else rest
+    return launcher, rest
 
 
 def _parts(words: list[str], line: str) -> tuple[list[str], str, tuple[str, ...]]:

@@ -31,7 +31,7 @@ from hyper_parallel.verify.program.launch_line import module_file
 from hyper_parallel.verify.program.printed import noting_output
 from hyper_parallel.verify.spec import user_file
 
-__all__ = ["Program", "ProgramExitError", "find_program", "run_program", "started_by_python"]
+__all__ = ["Program", "ProgramExitError", "find_program", "run_program", "start_program", "started_by_python"]
 
 hide_file(__file__)
 
@@ -166,7 +166,7 @@ def run_program(
     log = RecordLog(rank, limits, perturbation, CaseChanges() if changes is None else changes[rank])
     with harness_of(platform).inherited_world(), harness_of(platform).recording(log), noting_output(log):
         try:
-            _start(program, mesh)
+            start_program(program, mesh)
         except ProgramStopped:
             pass
         except SystemExit as ended:
@@ -195,7 +195,16 @@ def _check_imports(program: Program) -> None:
             raise InputError(msg)
 
 
-def _start(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
+def start_program(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
+    """Run the program in this process, with the arguments and the search path that this process has.
+
+    Args:
+        program: what to run.
+        mesh: names and sizes of the axes, for a function that takes a mesh.
+
+    Raises:
+        InputError: its file has no such function, or the function takes something else.
+    """
     if callable(program.function):
         _call(program.function, mesh)
         return

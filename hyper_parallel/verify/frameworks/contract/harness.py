@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS, first_paths
@@ -18,7 +18,29 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
     from hyper_parallel.verify.frameworks.contract.training import LanguageModelConfig, StepResult, TrainingOptimizer
 
-__all__ = ["HarnessPlatform"]
+__all__ = ["Fingerprints", "HarnessPlatform"]
+
+
+class Fingerprints(Protocol):
+    """Computes the numbers of a recording; see ``verify/frameworks/contract/fingerprint.py``."""
+
+    def of(self, tensor: Any) -> Any:
+        """Return the numbers of a tensor, as a vector on its device."""
+
+    def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
+        """Return the numbers of vectors, copied from their devices."""
+
+    def array(self, tensor: Any) -> Any:
+        """Return all elements of a tensor as a NumPy array, half precision as float32."""
+
+    def dtype(self, tensor: Any) -> str:
+        """Return the name of a tensor's dtype."""
+
+    def world(self) -> tuple[int, int] | None:
+        """Return this process's rank and the number of ranks; None if it has joined no world."""
+
+    def facts(self) -> dict[str, str]:
+        """Return for the header of a recording the framework with its version, and its default dtype."""
 
 
 class HarnessPlatform(abc.ABC):
@@ -34,6 +56,18 @@ class HarnessPlatform(abc.ABC):
     @abc.abstractmethod
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
         """Return a context that records the framework's program that runs inside it into ``log``."""
+
+    def fingerprints(self) -> Fingerprints:
+        """Return what computes the fingerprints of a recording.
+
+        Raises:
+            UnsupportedOnBackend: recordings are not made of programs of this framework.
+        """
+        msg = (
+            f"recordings are made of PyTorch's programs, not of {self.platform.platform_type}'s; compare runs by "
+            "hyper-parallel verify diff, which runs them"
+        )
+        raise UnsupportedOnBackend(msg)
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """Return a context in which a program that initialises its world gets the one that the process has joined."""

@@ -86,6 +86,8 @@ class RecordLimits:
         contributions: step in which the gradient of each backward by itself is noted; None in no step.
         draws: whether the samples that data loaders draw are noted.
         replay: what ranks take from the reference instead of drawing or deciding it; empty changes nothing.
+        observe: whether the program is only observed, as in a recording: nothing is copied, drawn again or kept, and
+            the sink gets the framework's own tensors, which the program overwrites later.
     """
 
     steps: int | None = None
@@ -97,6 +99,7 @@ class RecordLimits:
     contributions: int | None = None
     draws: bool = False
     replay: ReplayTable = field(default_factory=dict)
+    observe: bool = False
 
 
 REDUCED = "gradients that were reduced"
@@ -211,6 +214,10 @@ class RecordLog:
         key = (kind, name, self.step, self.count(kind, name))
         own = self.limits.replay.get(self.rank, {}).get(key)
         return own if own is not None or self.perturbation is None else self.perturbation.decided(key)
+
+    def forget(self, step: int) -> None:
+        """Forget how often names were recorded before ``step``: a recording may have any number of steps."""
+        self._counts = {key: count for key, count in self._counts.items() if key[2] >= step}
 
     def drop(self, kind: str, step: int) -> None:
         """Forget the records of ``kind`` of ``step``, which are then taken again."""

@@ -16,6 +16,7 @@ __all__ = [
     "DECISIONS",
     "DRAWS",
     "KINDS",
+    "OBSERVED",
     "OWN_GRADIENTS",
     "THRESHOLDS",
     "Group",
@@ -38,6 +39,9 @@ tensor that the program saves."""
 THRESHOLDS = ("margin", "side")
 """Kinds of records of an operator such as ReLU: how far each number is from the nearest threshold, and whether it is
 above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
+
+OBSERVED = ("input", "collective")
+"""Kinds of records of recordings alone: inputs of models, and what a rank gives collectives."""
 
 DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
 """Kinds of records that are no results: the rows that an operator such as top-k chooses from, the indices that it chose

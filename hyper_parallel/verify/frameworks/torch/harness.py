@@ -10,7 +10,7 @@ import torch
 
 from hyper_parallel.transport.host.torch.process_state import exact_products
 from hyper_parallel.transport.real.c10d.missing_devices import missing_device
-from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
+from hyper_parallel.verify.frameworks.contract.harness import Fingerprints, HarnessPlatform
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (
     LanguageModelConfig,
@@ -37,6 +37,12 @@ class TorchHarness(HarnessPlatform):
         from hyper_parallel.verify.frameworks.torch.hooks import recording
 
         return recording(log)
+
+    def fingerprints(self) -> Fingerprints:
+        """By PyTorch's own functions, on the tensors' devices."""
+        from hyper_parallel.verify.frameworks.torch.fingerprints import TorchFingerprints
+
+        return TorchFingerprints()
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """``init_process_group`` of a program that the process has joined already."""

@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,6 +38,7 @@ from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask
 from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, POOLS, decided, pooled
 from hyper_parallel.verify.frameworks.torch.dropouts import drop
 from hyper_parallel.verify.frameworks.torch.half_precision import REDUCTIONS
+from hyper_parallel.verify.frameworks.torch.local_values import lent
 from hyper_parallel.verify.frameworks.torch.pretended.installation import asked, install
 from hyper_parallel.verify.frameworks.torch.recorder import Recorder
 from hyper_parallel.verify.frameworks.torch.stack_clipping import imported_clippings
@@ -81,7 +82,7 @@ def recording(log: RecordLog) -> Iterator[None]:
             transport.at_end(leave)  # a rank that is abandoned never comes to its own end
         token = _RECORDER.set(recorder)
         try:
-            with use_log(log), upcast(log.limits.upcast):
+            with use_log(log), upcast(log.limits.upcast), lent() if log.limits.observe else nullcontext():
                 yield
         finally:
             _RECORDER.reset(token)
@@ -232,6 +233,12 @@ def _active() -> Recorder | None:
     return None if recorder is None or recorder.log.paused else recorder
 
 
+def _deciding() -> Recorder | None:
+    """Return the recorder of this rank, if it may draw, decide or compute anything in the program's place."""
+    recorder = _active()
+    return None if recorder is None or recorder.log.limits.observe else recorder
+
+
 def _module_call(plain: Any) -> Any:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         recorder = _active()
@@ -373,7 +380,7 @@ def _norm(plain: Any) -> Any:
 
 def _dropout(plain: Any) -> Any:
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's signature
-        recorder = _active()
+        recorder = _deciding()
         if recorder is None or not training or p <= 0 or recorder.drops:
             return plain(input, p, training, inplace)
         recorder.drops = True  # a mode of functions calls this one again
@@ -391,7 +398,7 @@ def _attention(plain: Any) -> Any:
     def scaled_dot_product_attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
     ) -> Any:
-        recorder = _active()
+        recorder = _deciding()
         if recorder is None or dropout_p <= 0 or torch.compiler.is_compiling():
             return plain(query, key, value, attn_mask, dropout_p, *args, **kwargs)
         state = torch.get_rng_state()
@@ -413,7 +420,7 @@ def _is_traced() -> bool:
 def _draw(name: str, plain: Any) -> Any:
     def function(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
-        recorder = _active()
+        recorder = _deciding()
         if recorder is None or not recorder.is_training or recorder.drops or _is_traced():
             return result
         return _drawn(result, name, recorder.decided.draw)
@@ -423,7 +430,7 @@ def _draw(name: str, plain: Any) -> Any:
 
 def _decision(decide: Any, name: str, plain: Any) -> Any:
     def operator(*args: Any, **kwargs: Any) -> Any:
-        recorder = _active()
+        recorder = _deciding()
         if recorder is None or _is_traced():
             return plain(*args, **kwargs)
         return decide(plain, name, recorder.decided.choice, args, kwargs)
@@ -437,7 +444,11 @@ def _reduction(argument: str, plain: Any) -> Any:
     def collective(*args: Any, **kwargs: Any) -> Any:
         recorder = _active()
         if recorder is not None and not _is_traced():
-            recorder.half.reduced(args[place] if len(args) > place else kwargs.get(argument))
+            given = args[place] if len(args) > place else kwargs.get(argument)
+            if recorder.log.limits.observe:
+                recorder.observe_collective(plain.__name__, given)
+            else:
+                recorder.half.reduced(given)
         return plain(*args, **kwargs)
 
     return collective
@@ -445,7 +456,7 @@ def _reduction(argument: str, plain: Any) -> Any:
 
 def _threshold(name: str, plain: Any) -> Any:
     def operator(*args: Any, **kwargs: Any) -> Any:
-        recorder = _active()
+        recorder = _deciding()
         if recorder is None or recorder.sides or _is_traced():
             return plain(*args, **kwargs)
         recorder.sides = True  # what it is computed with compares, too

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.transport.real.c10d import to_host
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region
 
-__all__ = ["HALF_TYPES", "local_of", "read_part", "read_tensor"]
+__all__ = ["HALF_TYPES", "lent", "local_of", "read_part", "read_tensor"]
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 """Types that are recorded as float32: NumPy has no bfloat16."""
+
+_LENT: ContextVar[bool] = ContextVar("hyper_parallel_lent_tensors", default=False)
 
 _REDUCTIONS = ("sum", "avg", "max", "min")
 
@@ -39,6 +43,16 @@ def read_tensor(value: Any) -> LocalValue | None:
             return None
         return _read(_parts(value), _region(value))
     return _read(value) if isinstance(value, torch.Tensor) else None
+
+
+@contextmanager
+def lent() -> Iterator[None]:
+    """Inside, the arrays of values are the program's own tensors, detached: to be looked at before it goes on."""
+    token = _LENT.set(True)
+    try:
+        yield
+    finally:
+        _LENT.reset(token)
 
 
 def read_part(parameter: Any, value: Any) -> LocalValue | None:
@@ -75,6 +89,8 @@ def _array(tensor: torch.Tensor) -> Any:
     with torch.no_grad():
         plain = tensor.detach()
         plain = plain.to_dense() if plain.layout is not torch.strided else plain
+        if _LENT.get():
+            return plain
         if plain.dtype in HALF_TYPES:
             plain = plain.float()
         return np.array(to_host(plain))

@@ -82,6 +82,7 @@ class Recorder:
         self._closed: tuple[Any, int] | None = None
         self._changed, self._own = AppliedChanges(log), OwnGradients(log)
         self._by_hand = StepsByHand()
+        self._observes = log.limits.observe
         self.decided, self.half = Decided(log, self), HalfPrecision(log)
         self.draws = Draws(log, _FRAMEWORK) if log.limits.draws else None
         log.take = read_tensor
@@ -125,13 +126,30 @@ class Recorder:
             self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
             self._record_initial()
-            self._own.watch(self._names.parameters(), module.modules())
+            if not self._observes:
+                self._own.watch(self._names.parameters(), module.modules())
+        if self._observes:
+            self._observe_inputs(args, kwargs)
+            return args, kwargs
         args, kwargs = self._changed.inputs(*tree_map(widened, (args, kwargs), CONTAINERS))
         self._note_inputs(args, kwargs)
         self._inputs += 1
         if self.log.perturbation is None:
             return args, kwargs
         return tree_map(self._perturbed_input, (args, kwargs), CONTAINERS)
+
+    def _observe_inputs(self, args: Any, kwargs: Any) -> None:
+        """Record the data that a model is called with."""
+        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+            taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
+            if taken is not None:
+                self.log.add("input", name, taken)
+
+    def observe_collective(self, name: str, value: Any) -> None:
+        """Record the tensor that this rank gives a collective."""
+        taken = read_tensor(value) if type(value) is torch.Tensor else None
+        if taken is not None:
+            self.log.add("collective", name, taken, module=self.inside, site=user_site(_FRAMEWORK))
 
     def _note_inputs(self, args: Any, kwargs: Any) -> None:
         """Keep the tensors that models are called with in the first step: the data, before any computation."""
@@ -195,7 +213,7 @@ class Recorder:
                 result = plain(self._changed.losses(tensors), *args, **kwargs)
         finally:
             self._in_backward = False
-        if not self._optimizers:
+        if not self._optimizers and not self._observes:
             self._by_hand.take(self._names.parameters(), backward=True)
             for name, parameter in self._names.parameters().items():
                 if parameter.grad is not None:
@@ -204,7 +222,7 @@ class Recorder:
 
     def before_zero(self) -> None:
         """Keep the gradients of a step without an optimizer, which are about to be set to zero."""
-        if not self._optimizers:
+        if not self._optimizers and not self._observes:
             self._by_hand.take(self._names.parameters())
 
     def record_clipping(self, parameters: Any, clip: Callable[[], Any], largest: float, total: Any = None) -> Any:
@@ -251,6 +269,8 @@ class Recorder:
             return
         site = user_site(_FRAMEWORK)
         self.log.add("norm", "gradient norm", taken, step=step, site=site)
+        if self._observes:
+            return
         factor = taken._replace(array=np.minimum(1.0, largest / (taken.array + 1e-6)))
         self.log.add("norm", "clip factor", factor, step=step, site=site)
 
@@ -262,7 +282,7 @@ class Recorder:
         Averages of weights and other copies that no module and no optimizer has are seen here alone. Other tensors may
         be a rank's own: random states, local metrics.
         """
-        parameters = self._names.parameters()
+        parameters = {} if self._observes else self._names.parameters()
         for path, value in paths(state, CONTAINERS):
             name = ".".join(map(str, path))
             parts = name.split(".")
@@ -368,6 +388,8 @@ class Recorder:
         self.log.step = max(self._steps.values())
 
     def _record_state(self, optimizer: Any, step: int) -> None:
+        if self._observes:
+            return
         pieces = pieces_in(_held(optimizer), self._names.parameters())
         for name, parameter in self._seen_by(optimizer).items():
             own = pieces.get(name)
@@ -391,6 +413,8 @@ class Recorder:
         step, self._unrecorded = self._unrecorded, None
         self._stepped, self._recorded_pieces = {}, set()
         self._record_weights(step)
+        if self._observes:
+            self.log.forget(step)
         limit = self.log.limits.steps
         if limit is not None and min(self._steps.values()) >= limit:
             raise ProgramStopped
@@ -402,7 +426,7 @@ class Recorder:
             ProgramStopped: that was the last step to record.
         """
         named = self._names.parameters()
-        if self._optimizers or not self._initial or not self._by_hand.has_stepped(named):
+        if self._observes or self._optimizers or not self._initial or not self._by_hand.has_stepped(named):
             return
         self._by_hand.take(named)
         step = self.log.step
@@ -470,7 +494,7 @@ class Recorder:
         named: dict[str, Any] = self._names.parameters()
         for optimizer in self._optimizers:
             named.update(self._seen_by(optimizer))
-        if not self._optimizers:
+        if not self._optimizers and not self._observes:
             self._by_hand.remember(named)
         for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
             for name, value in tensors.items():

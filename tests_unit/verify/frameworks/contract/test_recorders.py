@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyper_parallel.verify import frameworks
-from hyper_parallel.verify.frameworks.contract.records import DECISIONS, KINDS, THRESHOLDS
+from hyper_parallel.verify.frameworks.contract.records import DECISIONS, KINDS, OBSERVED, THRESHOLDS
 
 ROOM = Path(frameworks.__file__).parent
 ASKED = ("limits", "changes", "perturbation")
@@ -104,8 +104,8 @@ def test_the_kinds_of_records_are_known_ones():
         {feature.partition(" ")[2] for feature in features_of(framework) if feature.startswith("kind ")}
         for framework in ("torch", "mindspore")
     )
-    assert torch <= {*KINDS, *DECISIONS}
-    assert torch - mindspore == {*DECISIONS}
+    assert torch <= {*KINDS, *DECISIONS, *OBSERVED}
+    assert torch - mindspore == {*DECISIONS, *OBSERVED}
 
 
 def test_counterparts_on_mindspore_exist(rows):

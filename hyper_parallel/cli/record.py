@@ -1,0 +1,104 @@
+"""``hyper-parallel record``: record what every rank of a training computes, while it trains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel.cli.arguments import MOST_STEPS, float_range, int_range
+from hyper_parallel.cli.output import print_result
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.report import report_json
+
+__all__ = ["add_parser", "run"]
+
+_MOST_GIB = 65536.0
+
+_DESCRIPTION = """\
+Run a training as it is, and write fingerprints of what each rank computes to a file per rank in FOLDER: norm, sum,
+extremes, eight projections and four elements of inputs, outputs of modules, losses, gradients and parameters. A run
+that is killed leaves what was written until then. `hyper-parallel verify diff FOLDER FOLDER` and `hyper-parallel verify
+diff FOLDER train.py` compare recordings.
+
+The command starts python, torchrun or accelerate launch on a script or a module, of PyTorch. Where another launcher
+starts each rank, it starts this command: srun hyper-parallel record -o FOLDER -- python train.py.
+
+Exit status: that of the command; 2 for invalid input, 130 after Ctrl-C."""
+
+_EXAMPLES = (
+    "hyper-parallel record -o run1 -- torchrun --nproc-per-node 8 train.py --lr 0.1",
+    "hyper-parallel record -o run1 --steps 20 --whole 'lm_head*' -- python train.py",
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the subcommand."""
+    subparser = commands.add_parser(
+        "record",
+        help="record what every rank of a training computes",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+        guide="docs/compare-two-runs.md",
+    )
+    subparser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder of the recording")
+    subparser.add_argument(
+        "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="record N optimizer steps; the run goes on"
+    )
+    subparser.add_argument(
+        "--every", type=int_range(1, MOST_STEPS), default=1, metavar="N",
+        help="record the first step and each Nth after it (default: 1)",
+    )  # fmt: skip
+    subparser.add_argument(
+        "--whole", action="append", default=[], metavar="PATTERN",
+        help="also record all elements of tensors with such names; may be repeated",
+    )  # fmt: skip
+    subparser.add_argument(
+        "--limit", type=float_range(_MOST_GIB), default=1.0, metavar="GIB",
+        help="room that the file of a rank may take (default: 1)",
+    )  # fmt: skip
+    subparser.add_argument(
+        "--json", action="store_true", help="the result as JSON on stdout; the program prints to stderr"
+    )
+    subparser.usage = "hyper-parallel record -o FOLDER [options] -- COMMAND"
+    subparser.set_defaults(run=run, arguments=())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    from hyper_parallel.verify.program.launch_line import with_program
+
+    if not arguments.arguments:
+        msg = "there is no command to record; give it after --: `hyper-parallel record -o FOLDER -- python train.py`"
+        raise InputError(msg)
+    folder = Path(arguments.output).absolute()
+    settings = {
+        "folder": str(folder),
+        "steps": arguments.steps,
+        "every": arguments.every,
+        "whole": arguments.whole,
+        "limit": max(1 << 16, int(arguments.limit * (1 << 30))),
+    }
+    module = shlex.join(["hyper_parallel.verify.recording", json.dumps(settings)])
+    command = with_program(arguments.arguments, module)
+    try:
+        done = subprocess.run(command, check=False)  # noqa: S603 - the user's own command, named to be run
+    except OSError as error:
+        msg = f"{command[0]} cannot be started: {error.strerror}"
+        raise InputError(msg) from None
+    status = done.returncode if done.returncode >= 0 else 128 - done.returncode
+    files = sorted(path.name for path in folder.glob("rank-*.jsonl")) if folder.is_dir() else []
+    text = (
+        f"{arguments.output}: {len(files)} rank{'' if len(files) == 1 else 's'} recorded"
+        if files
+        else "nothing was recorded"
+    )
+    if arguments.json:
+        print_result(report_json({"ok": not status and bool(files), "status": status, "files": files}))
+    else:
+        print(text, file=sys.stderr)
+    return status or (0 if files else 1)

@@ -1,0 +1,184 @@
+"""A recording compared with its program, whose repeats measure what rounding does to each element.
+
+The program runs on one rank with its repeats, and on the recording's ranks, simulated. Each element of a value has a
+bound then, and the bounds of a fingerprint's numbers follow from those of the elements
+(:mod:`hyper_parallel.verify.frameworks.contract.fingerprint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.diff.alignment import CLOSE
+from hyper_parallel.verify.diff.placed import PlacedSide
+from hyper_parallel.verify.diff.recorded import Judged, Pair, of_steps, pairs_of_rank, steps_words, words_of
+from hyper_parallel.verify.diff.start import require_common_names
+from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.sinks import KeepSink
+from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of, tolerance
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.reference import Reference, check_recorded, run_reference
+from hyper_parallel.verify.recording.sink import RECORDED
+from hyper_parallel.verify.recording.stored import Recording
+
+__all__ = ["MeasuredProgram"]
+
+
+class MeasuredProgram:
+    """A program and the recording of one of its runs.
+
+    Args:
+        placed: the program, in a world of the recording's size.
+        recording: of the other run.
+        seed: of the perturbations.
+        declared: placements by pattern of names.
+        scratch: where arrays are kept.
+        progress: called with the name of each run before it starts.
+
+    Attributes:
+        rounding: the first value that the program rounds otherwise in each run, in words.
+    """
+
+    def __init__(
+        self,
+        placed: PlacedSide,
+        recording: Recording,
+        seed: int,
+        declared: Mapping[str, str] | None,
+        scratch: Scratch,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.rounding = ""
+        self._placed, self._recording, self._seed = placed, recording, seed
+        self._declared, self._scratch, self._progress = declared, scratch, progress
+
+    def compare(self) -> tuple[list[Judged], list[str], list[str]]:
+        """Run the program, and return what was found, what is not compared, and notes.
+
+        Raises:
+            InputError: the program fails, or shares no name or step with the recording.
+        """
+        placed, size = self._placed, len(self._recording.ranks)
+        runner = placed.runner(self._scratch)
+        alone = placed.program if size == 1 else placed.alone()
+        reference = run_reference(alone, placed.world, self._seed, self._progress, self._scratch, runner=runner)
+        self.rounding = reference.rounding
+        run = reference.run if size == 1 else self._ranks()
+        runs = PairedRuns(reference.run, reference.bounds, run, None, self._declared)
+        self._progress("comparison")
+        pairs, left_out, notes = self._pairs(run)
+        unplaced: list[Key] = []
+        judged = self._judged(pairs, runs, unplaced)
+        while any(each.differs for each in judged) and self._widen(reference, runs, judged):
+            unplaced.clear()
+            judged = self._judged(pairs, runs, unplaced)
+        left_out += words_of(unplaced, "which part of the program on one rank a rank has is not known")
+        return judged, list(dict.fromkeys(left_out)), list(dict.fromkeys(notes))
+
+    def _ranks(self) -> Run:
+        placed = self._placed
+        self._progress(f"{placed.label}: {len(self._recording.ranks)} ranks")
+        sink = KeepSink(self._scratch, f"run {placed.label}")
+        run = placed.run(replace(placed.world, limits=replace(placed.world.limits, sink=sink)), self._scratch)
+        check_recorded(placed.program, run)
+        return run
+
+    def _widen(self, reference: Reference, runs: PairedRuns, judged: Sequence[Judged]) -> bool:
+        wrong = [[each.pair for each in judged if each.differs]]
+        return reference.widen(lambda: not any(each.differs for each in self._judged(wrong, runs, [])))
+
+    def _pairs(self, run: Run) -> tuple[list[list[Pair]], list[str], list[str]]:
+        """Return the values that the program and the recording share, by rank."""
+        recorded, label = self._recording.run, self._recording.label
+        ran = [_fingerprints(rank) for rank in run.ranks]
+        by_label = {
+            self._placed.label: [record.key for rank in ran for record in rank.records],
+            label: [record.key for rank in recorded.ranks for record in rank.records],
+        }
+        require_common_names(by_label["A"], by_label["B"])
+        own = set.intersection(*({record.step for record in rank.records} for rank in ran)) - {-1}
+        steps = own & self._recording.steps
+        if not steps:
+            msg = (
+                f"the program and the recording share no step: {self._placed.label} has {steps_words(own)}, and "
+                f"{label} {steps_words(self._recording.steps)}"
+            )
+            raise InputError(msg)
+        pairs, left_out, notes = [], [], []
+        for number, (left, right) in enumerate(zip(ran, recorded.ranks, strict=True)):
+            theirs = replace(right, records=[record for record in right.records if _has_counterpart(record)])
+            found, missing, words = pairs_of_rank(
+                of_steps(left, steps), of_steps(theirs, steps), number, self._placed.label + label
+            )
+            pairs.append(found)
+            left_out += missing
+            notes += words
+        return pairs, left_out, notes
+
+    def _judged(self, pairs: Sequence[Sequence[Pair]], runs: PairedRuns, unplaced: list[Key]) -> list[Judged]:
+        """Return what was found, in the order of steps and of execution in each."""
+        found: list[tuple[int, int, Judged]] = []
+        for own in pairs:
+            for place, pair in enumerate(own):
+                allowed = self._allowed(pair, runs)
+                if allowed is None:
+                    unplaced.append(pair.record.key)
+                else:
+                    found.append((pair.record.step, place, _judge(pair, allowed)))
+        return [each for _, _, each in sorted(found, key=lambda each: each[:2])]
+
+    def _allowed(self, pair: Pair, runs: PairedRuns) -> Any | None:
+        """Return what each element may be off by; None if it is not known which element of the reference it is."""
+        key, rank = pair.record.key, pair.rank
+        if key[0] == "input":
+            return np.full(pair.one.shape, 0.0 if pair.one.is_exact else CLOSE * pair.one.extreme)
+        if key not in runs.bounds.reference or key not in runs.ranks[rank]:
+            return None
+        placement = runs.placement(key, rank)
+        if placement is None or not placement.compared or placement.pending:
+            return None
+        allowed = np.asarray(placement.take(runs.bounds.allowed(key)))
+        return allowed if allowed.size == pair.one.size else None
+
+
+def _has_counterpart(record: Record) -> bool:
+    """Return whether a program that is verified has such records: of inputs, those of the first step."""
+    return record.kind != "collective" and (record.kind != "input" or record.step == 0)
+
+
+def _fingerprints(rank: RankRecords) -> RankRecords:
+    """Return the records of a rank that a recording has, too, as fingerprints."""
+    records = [
+        replace(record, value=fingerprint_of(record.value, record.dtype))
+        for record in rank.records
+        if record.kind in RECORDED and record.name != "clip factor"
+    ]
+    calls: dict[str, int] = {}
+    for _, name, array in rank.notes.get("inputs", ()):
+        call = calls[name] = calls.get(name, -1) + 1
+        records.insert(0, Record("input", name, "", 0, call, fingerprint_of(array)))
+    return replace(rank, records=records)
+
+
+def _judge(pair: Pair, allowed: Any) -> Judged:
+    one, other = pair.one, pair.other
+    if one.same(other) and pair.record.kind != "gradient":
+        return Judged(pair, 0.0, 0.0, limit=np.inf)
+    bounds = tolerance(allowed, one)
+    size = max(one.norm, float(np.finfo(np.float64).tiny)) if np.isfinite(one.norm) else 1.0
+    noticed = float(bounds[0]) / size
+    if one.same(other):
+        return Judged(pair, 0.0, 0.0, noticed, np.inf)
+    if one.shape != other.shape or one.numbers[4] != other.numbers[4]:
+        return Judged(pair, np.inf, 0.0, noticed, np.inf)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        off = np.nan_to_num(np.abs(one.numbers - other.numbers), nan=0.0)
+        worst = int(np.argmax(np.where(off > 0, off / np.maximum(bounds, np.finfo(np.float64).tiny), 0.0)))
+    return Judged(pair, float(off[worst]) / size, float(bounds[worst]) / size, noticed, np.inf)

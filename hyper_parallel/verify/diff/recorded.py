@@ -1,0 +1,317 @@
+"""Two recordings compared by their fingerprints: which values are the same, and what rounding explains.
+
+**What may be off.** Nothing was run again, so nothing was measured: rounding is judged by what it did before. As long
+as every earlier value has equal bits, a value may be off by the multiple of its unit in the last place that the engine
+allows to a tensor as a whole (:mod:`hyper_parallel.verify.engine.noise`). From the first value on that is off, each
+further one may be off by that multiple of the largest relative distance before it, of any value that was itself
+explained: one module or one step does not magnify rounding by more, and an error does not wait for it. Weights that an
+optimizer has updated may be off by a quarter of the update in addition, once gradients are off at all: AdamW divides by
+the gradient's own size, where the sign of a number that is rounding decides about a whole step.
+
+Where this reaches half of a value, nothing is judged any more, and the report says from where on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.diff.alignment import align_calls
+from hyper_parallel.verify.diff.start import require_common_names
+from hyper_parallel.verify.engine.bounds import Key, index_records
+from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE
+from hyper_parallel.verify.engine.wording import value_words
+from hyper_parallel.verify.frameworks.contract.fingerprint import PROJECTIONS, Fingerprint
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.recording.stored import Recording
+
+__all__ = ["Judged", "Pair", "judge", "of_steps", "pair_recordings", "pairs_of_rank", "steps_words", "words_of"]
+
+_PHASES = {"gradient": 1, "norm": 1, "rate": 1, "weight": 2, "buffer": 2}
+"""Forward, backward and update: in this order values follow from each other."""
+
+_UPDATE_SHARE = 0.25
+_UNJUDGED = 0.5
+_UNITS = {
+    "float64": 2.0**-52, "complex128": 2.0**-52, "float32": 2.0**-23, "complex64": 2.0**-23, "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}  # fmt: skip
+_HALF = ("float16", "bfloat16")
+_WHOLE_SHARE = 4.0  # as the engine divides the multiple of elements for a tensor as a whole
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One value of both recordings.
+
+    Attributes:
+        record: of A: names, step and call.
+        one: A's fingerprint.
+        other: B's.
+        rank: on which it was recorded; -1 if it is the same on all ranks of each recording.
+    """
+
+    record: Record
+    one: Fingerprint
+    other: Fingerprint
+    rank: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A pair, and what was found.
+
+    Attributes:
+        pair: the values.
+        off: how far they are apart, relative to their size; infinity where no number says how far.
+        allowed: what rounding explains.
+        noticed: relative error of the whole value that would have been noticed.
+        limit: of what is allowed, from which on nothing is judged.
+    """
+
+    pair: Pair
+    off: float
+    allowed: float
+    noticed: float = 0.0
+    limit: float = _UNJUDGED
+
+    @property
+    def differs(self) -> bool:
+        """Whether rounding does not explain it."""
+        return self.off > self.allowed and not self.unjudged
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether rounding explains so much that nothing can be said."""
+        return self.allowed >= self.limit and np.isfinite(self.off) and self.off > 0
+
+
+def pair_recordings(first: Recording, second: Recording) -> tuple[list[list[Pair]], list[str], list[str]]:
+    """Return the values that two recordings share.
+
+    Args:
+        first: A.
+        second: B; on as many ranks, each is compared with the same rank of A. On another number, values that all
+            ranks of a recording have alike are compared.
+
+    Returns:
+        by rank (one list on other numbers of ranks) the pairs in A's order; what is not compared, in words; notes.
+
+    Raises:
+        InputError: they share no name, or no step.
+    """
+    one, other = first.run, second.run
+    require_common_names(*([record.key for rank in run.ranks for record in rank.records] for run in (one, other)))
+    steps = first.steps & second.steps
+    if not steps:
+        msg = (
+            f"A and B share no step, so nothing can be compared: A has {steps_words(first.steps)}, B has "
+            f"{steps_words(second.steps)}"
+        )
+        raise InputError(msg)
+    left_out: list[str] = []
+    if one.world_size == other.world_size:
+        sides = list(zip(one.ranks, other.ranks, strict=True))
+        numbers = list(range(one.world_size))
+    else:
+        both = []
+        for run, label in ((one, "A"), (other, "B")):
+            records, own = _alike_on_all_ranks(run)
+            left_out += words_of(own, f"on the ranks of {label} each has its own, or a shard")
+            both.append(RankRecords(0, records))
+        sides, numbers = [(both[0], both[1])], [-1]
+    pairs: list[list[Pair]] = []
+    notes: list[str] = []
+    for number, (left, right) in zip(numbers, sides, strict=True):
+        found, missing, words = pairs_of_rank(of_steps(left, steps), of_steps(right, steps), number)
+        pairs.append(found)
+        left_out += missing
+        notes += words
+    if not any(pairs):
+        msg = (
+            f"A and B share no value that can be compared: {'; '.join(dict.fromkeys(left_out))}. Record both with the "
+            "same sharding, or compare each with its program (verify diff FOLDER train.py)"
+        )
+        raise InputError(msg)
+    notes += [
+        f"steps that only {label} has: {steps_words(own - steps)}"
+        for label, own in (("A", first.steps), ("B", second.steps))
+        if own - steps
+    ]
+    return pairs, list(dict.fromkeys(left_out)), list(dict.fromkeys(notes))
+
+
+def of_steps(rank: RankRecords, steps: set[int]) -> RankRecords:
+    """Return the records of some steps, and those before training."""
+    return replace(rank, records=[record for record in rank.records if record.step < 0 or record.step in steps])
+
+
+def pairs_of_rank(
+    left: RankRecords, right: RankRecords, number: int, labels: str = "AB"
+) -> tuple[list[Pair], list[str], list[str]]:
+    """Return the pairs of a rank, what is not compared, and how calls were aligned."""
+    flat = [replace(rank, records=[_numbers_only(record) for record in rank.records]) for rank in (left, right)]
+    aligned, words = align_calls(Run([flat[0]]), Run([flat[1]]))
+    again = [
+        replace(record, call=other.call) for record, other in zip(right.records, aligned.ranks[0].records, strict=True)
+    ]
+    known, own = index_records(left.records), index_records(again)
+    pairs: list[Pair] = []
+    sharded: list[Key] = []
+    for key, record in known.items():
+        if key not in own:
+            continue
+        if key[0] == "input":  # another shape is another batch
+            pairs.append(Pair(record, record.value, own[key].value, number))
+        elif record.value.shape != own[key].value.shape or record.region != own[key].region:
+            sharded.append(key)
+        elif record.region is None or not record.region.pending:
+            pairs.append(Pair(record, record.value, own[key].value, number))
+    missing = [key for key in known if key not in own], [key for key in own if key not in known]
+    left_out = words_of(sharded, "A and B have other shards, or other shapes of it")
+    left_out += [
+        each for keys, label in zip(missing, labels, strict=True) for each in words_of(keys, f"only {label} has it")
+    ]
+    return pairs, left_out, words
+
+
+def _numbers_only(record: Record) -> Record:
+    return replace(record, value=record.value.numbers)
+
+
+def _alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
+    """Return the records that all ranks which have them have alike, and the keys of the others."""
+    indices = [index_records(rank.records) for rank in run.ranks]
+    alike: list[Record] = []
+    own: list[Key] = []
+    for key, record in {key: record for index in reversed(indices) for key, record in index.items()}.items():
+        holders = [index[key] for index in indices if key in index]
+        complete = record.region is None or (
+            record.region.shape == record.value.shape and not record.region.pending and not record.region.spans
+        )
+        if complete and len(holders) == len(indices) and all(each.value.same(record.value) for each in holders):
+            alike.append(record)
+        else:
+            own.append(key)
+    return alike, own
+
+
+def words_of(keys: Iterable[Key], why: str) -> list[str]:
+    """Return values that are not compared in one line."""
+    names = list(dict.fromkeys(value_words(key[0], key[1]) for key in keys))
+    if not names:
+        return []
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return [f"{', '.join(names[:4])}{more}: {why}"]
+
+
+def steps_words(steps: set[int]) -> str:
+    """Return numbers of steps in words: ``steps 1-3``."""
+    ordered = sorted(step + 1 for step in steps)
+    if not ordered:
+        return "no step"
+    if ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"step {ordered[0]}" if len(ordered) == 1 else f"steps {ordered[0]}-{ordered[-1]}"
+    return f"steps {', '.join(map(str, ordered[:6]))}{' and more' if len(ordered) > 6 else ''}"
+
+
+def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
+    """Return what was found, in the order of steps, and of execution in each.
+
+    Args:
+        pairs: by rank, in the order of execution.
+    """
+    every = [pair for own in pairs for pair in own]
+    unit, multiple = _rounding(every)
+    sizes = _sizes(every)
+    grown = 0.0
+    found: list[Judged] = []
+    earlier: dict[tuple[int, str, str], Fingerprint] = {}
+    for step in sorted({pair.record.step for pair in every}):
+        explained: list[tuple[int, float]] = []
+        judged: list[tuple[int, Judged]] = []
+        for own in pairs:
+            largest = grown
+            for place, pair in enumerate(pair for pair in own if pair.record.step == step):
+                off = _off(pair, sizes)
+                allowed = _allowed(pair, largest, unit, multiple, earlier)
+                result = Judged(pair, off, allowed, allowed)
+                judged.append((place, result))
+                if not result.differs:
+                    largest = max(largest, min(off, allowed))
+                    explained.append((_phase(pair), min(off, allowed)))
+        for number, (place, result) in enumerate(judged):  # what other ranks had computed before may explain it
+            if result.differs:
+                before = [off for phase, off in explained if phase <= _phase(result.pair)]
+                allowed = _allowed(result.pair, max(before, default=grown), unit, multiple, earlier)
+                judged[number] = (place, replace(result, allowed=max(allowed, result.allowed)))
+        grown = max([grown, *(off for _, off in explained)])
+        found += [result for _, result in sorted(judged, key=lambda each: each[0])]
+        earlier.update({_weight_key(result.pair): result.pair.one for _, result in judged if _phase(result.pair) == 2})
+    return found
+
+
+def _phase(pair: Pair) -> int:
+    return _PHASES.get(pair.record.kind, 0)
+
+
+def _weight_key(pair: Pair) -> tuple[int, str, str]:
+    return pair.rank, pair.record.kind, pair.record.name
+
+
+def _rounding(pairs: Iterable[Pair]) -> tuple[float, float]:
+    """Return the unit in the last place and the multiple of the coarsest dtype."""
+    dtypes = {each.dtype for pair in pairs for each in (pair.one, pair.other)} - {""}
+    numbers = [dtype for dtype in dtypes if dtype in _UNITS] or ["float32"]
+    coarsest = max(numbers, key=_UNITS.__getitem__)
+    return _UNITS[coarsest], HALF_MULTIPLE if coarsest in _HALF else MULTIPLE
+
+
+def _allowed(
+    pair: Pair, largest: float, unit: float, multiple: float, earlier: Mapping[tuple[int, str, str], Fingerprint]
+) -> float:
+    if pair.one.is_exact:
+        return 0.0
+    allowed = max(multiple / _WHOLE_SHARE * unit, multiple * largest)
+    before = earlier.get(_weight_key(pair)) if _phase(pair) == 2 and largest else None
+    if before is not None and before.shape == pair.one.shape:
+        update = before.distance(pair.one)
+        allowed += _UPDATE_SHARE * update / max(pair.one.norm, update, float(np.finfo(np.float64).tiny))
+    return allowed
+
+
+def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
+    """Return the largest root mean square of a kind in a step; losses and numbers of all steps together."""
+    sizes: dict[tuple[str, int], float] = {}
+    for pair in pairs:
+        if pair.one.size and np.isfinite(pair.one.norm):
+            key = _size_key(pair)
+            sizes[key] = max(sizes.get(key, 0.0), pair.one.norm / np.sqrt(pair.one.size))
+    return sizes
+
+
+def _size_key(pair: Pair) -> tuple[str, int]:
+    return pair.record.kind, 0 if pair.one.size == 1 and pair.record.kind != "gradient" else pair.record.step
+
+
+def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
+    """Return how far two values are apart, relative to their size, and at least to a share of their kind's."""
+    one, other = pair.one, pair.other
+    if one.same(other):
+        return 0.0
+    if one.shape != other.shape or one.is_exact or other.is_exact or one.numbers[4] != other.numbers[4]:
+        return np.inf
+    if one.numbers[4]:
+        return 0.0  # both have as many numbers that are not finite, and nothing else is known
+    floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
+    count = float(np.sqrt(max(one.size, 1)))
+    norm, extreme = max(one.norm, floor * count), max(one.extreme, floor)
+    parts: list[Any] = [one.distance(other) / norm] if norm else [np.inf]
+    if _phase(pair) < 2:  # single elements of a weight may be off by a whole update
+        ends = np.abs(one.numbers - other.numbers)[[2, 3, *range(5 + PROJECTIONS, len(one.numbers))]]
+        parts.append(float(ends.max()) / extreme if extreme else np.inf)
+    return float(np.nan_to_num(max(parts), nan=np.inf))

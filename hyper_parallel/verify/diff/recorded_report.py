@@ -1,0 +1,159 @@
+"""The report of a comparison in which a recording takes part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hyper_parallel.verify.diff.recorded import Judged
+from hyper_parallel.verify.diff.report import DiffReport
+from hyper_parallel.verify.engine.causes import Cause
+from hyper_parallel.verify.engine.verdict import Difference, Verdict
+from hyper_parallel.verify.engine.wording import value_words, when_words
+
+__all__ = ["BLIND", "RecordedReport", "first_words", "verdict_of"]
+
+BLIND = (
+    "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot show "
+    "an error that is within the tolerance of all of these, such as one in few elements of a large tensor, nor "
+    "optimizer states and dropout masks, which are not recorded"
+)
+"""What every report of a recording says."""
+
+_START = {
+    "other-weights": "seed both runs alike, or load the same checkpoint in both",
+    "other-samples": "seed the data of both runs alike, and give both the same global batch",
+}
+
+
+@dataclass
+class RecordedReport(DiffReport):
+    """A report whose values are fingerprints.
+
+    Attributes:
+        measured: whether tolerances were measured by repeats of a program.
+        grown: from where on rounding explains all, in words; empty if it nowhere does.
+    """
+
+    measured: bool = False
+    grown: str = ""
+
+    @property
+    def inconclusive(self) -> str:
+        """Why little can be said of recordings that are equal; empty if enough was judged."""
+        if self.equal and self.grown:
+            return self.grown
+        return super().inconclusive
+
+    def conclusion(self) -> str:
+        """Return in one sentence what distinguishes the runs."""
+        kind = self.kind_of_difference
+        if kind == "none":
+            return "all fingerprints are equal"
+        if kind == "order of sums":
+            within = "what rounding does in the program" if self.measured else "what rounding before it explains"
+            return f"order of sums: {self.first_bits}, and all that was compared is within {within}"
+        if kind == "another computation":
+            assert self.verdict is not None
+            first = self.verdict.first
+            assert first is not None
+            which = "in the program" if self.measured else "before it"
+            return (
+                f"another computation: the first value that differs is {first.error:.1e} of its size off, and rounding "
+                f"{which} explains {first.bound:.1e}; all values before it are equal but for rounding, as far as "
+                "fingerprints show"
+            )
+        return super().conclusion()
+
+    def text(self) -> str:
+        """Return the report as text."""
+        return f"{super().text()}\n  {BLIND}"
+
+    def json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {**super().json(), "fingerprints": True, "cannot_show": BLIND}
+
+
+def first_words(judged: Sequence[Judged]) -> str:
+    """Return the first value whose fingerprints are not equal, in words; empty if there is none."""
+    for each in judged:
+        if not each.pair.one.same(each.pair.other):
+            key = each.pair.record.key
+            where = f"{when_words(key[0], key[2], key[3])} in {value_words(key[0], key[1])}"
+            return f"fingerprints differ first {where}, by {each.off:.1e} of its size"
+    return ""
+
+
+def verdict_of(judged: Sequence[Judged], world_size: int, label: str = "A") -> Verdict:
+    """Return what was compared, and what differs.
+
+    Args:
+        judged: in the order of execution.
+        world_size: ranks of the run that is compared.
+        label: of the run that is the measure.
+    """
+    verdict = Verdict(world_size)
+    start = [each for each in judged if each.differs and _start_of(each)]
+    counted = start or [each for each in judged if not each.unjudged]
+    verdict.checked = sum(max(each.pair.one.size, 1) for each in counted)
+    verdict.counts = Counter(each.pair.record.kind for each in counted)
+    ratios = [each.off / each.allowed for each in counted if each.allowed and np.isfinite(each.off)]
+    verdict.largest = max(ratios, default=0.0)
+    verdict.differences = _differences(start or [each for each in judged if each.differs], label)
+    if start:
+        kind = _start_of(start[0])
+        values = "initial weights and buffers" if kind == "other-weights" else "inputs of the first step"
+        number = sum(_is_start(each, kind) for each in judged)
+        evidence = f"{len(start)} of {number} {values} are not {label}'s; {_START[kind]}"
+        first = verdict.differences[0]
+        verdict.differences[0] = _caused(first, Cause(kind, evidence=evidence))
+        verdict.skipped.append("everything after the start: the runs do not start alike, so all of it may differ")
+    return verdict
+
+
+def _start_of(each: Judged) -> str:
+    return next((kind for kind in _START if _is_start(each, kind)), "")
+
+
+def _is_start(each: Judged, kind: str) -> bool:
+    record = each.pair.record
+    return record.step < 0 if kind == "other-weights" else record.kind == "input" and record.step == 0
+
+
+def _caused(difference: Difference, cause: Cause) -> Difference:
+    return replace(difference, cause=cause)
+
+
+def _differences(differing: Sequence[Judged], label: str) -> list[Difference]:
+    """Return one difference for each value, with all ranks on which it differs."""
+    by_key: dict[tuple[str, str, int, int], list[Judged]] = {}
+    for each in differing:
+        by_key.setdefault(each.pair.record.key, []).append(each)
+    return [_difference(found, label) for found in by_key.values()]
+
+
+def _difference(found: Sequence[Judged], label: str) -> Difference:
+    worst = max(found, key=lambda each: each.off)
+    record, one, other = worst.pair.record, worst.pair.one, worst.pair.other
+    ranks = tuple(sorted({max(each.pair.rank, 0) for each in found}))
+    return Difference(
+        record.kind, record.name, record.module, ranks, record.step, record.call, worst.off, worst.allowed,
+        _why(worst, f"on rank {ranks[0]} " if worst.pair.rank >= 0 else "", one, other, label), site=record.site,
+    )  # fmt: skip
+
+
+def _why(worst: Judged, where: str, one: Any, other: Any, label: str) -> str:
+    """Return the numbers of a difference."""
+    if one.shape != other.shape:
+        return f"{where}of the shape {list(other.shape)}, and {label}'s of {list(one.shape)}"
+    if one.numbers[4] != other.numbers[4]:
+        missing = int(other.numbers[4]), int(one.numbers[4])
+        return f"{where}{missing[0]} of {one.size} elements are not finite, and {missing[1]} of {label}'s"
+    if worst.pair.one.is_exact:
+        return f"{where}integers differ: their sum is {other.numbers[1]:.9g}, and {label}'s {one.numbers[1]:.9g}"
+    norms = f"norm {other.norm:.6g}, {label}'s {one.norm:.6g}"
+    return f"{where}off by {worst.off:.2e} of its size ({norms}); rounding explains {worst.allowed:.1e}"

@@ -1,0 +1,159 @@
+"""Compares a recording with another one, or with a program: `verify diff FOLDER FOLDER` or `FOLDER train.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hyper_parallel.verify.diff.measured import MeasuredProgram
+from hyper_parallel.verify.diff.placed import PlacedSide, check_side
+from hyper_parallel.verify.diff.recorded import Judged, judge, pair_recordings
+from hyper_parallel.verify.diff.recorded_report import RecordedReport, first_words, verdict_of
+from hyper_parallel.verify.diff.side import DiffSide
+from hyper_parallel.verify.engine.power import Power
+from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.wording import when_words
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.recording.stored import read_recording
+
+__all__ = ["compare_recordings", "diff_recordings"]
+
+_SIDE = DiffSide("")
+
+
+def diff_recordings(
+    first: DiffSide,
+    second: DiffSide,
+    *,
+    steps: int | None,
+    seed: int,
+    declared: Mapping[str, str] | None,
+    timeout: float,
+    scratch: str | None,
+    budget: int | None,
+    progress: Callable[[str], None],
+) -> RecordedReport:
+    """Compare a recording with another one, or with a program that is run as it was recorded.
+
+    Args:
+        first: run A.
+        second: run B; one of the two is a recording at least.
+        steps: optimizer steps after which the program is stopped; None takes those of the recording.
+        seed: of the perturbations.
+        declared: placements by pattern of names, where they cannot be inferred.
+        timeout: seconds for each run.
+        scratch: folder in which arrays are kept meanwhile.
+        budget: bytes that may be written there.
+        progress: called with the name of each run before it starts.
+
+    Raises:
+        InputError: (a ValueError) a folder is not a recording, or has options of a program; the program cannot be run
+            on the recording's ranks; or they share nothing that can be compared.
+    """
+    for label, side in (("a", first), ("b", second)):
+        if side.is_recording:
+            _check_recorded_side(label, side)
+        else:
+            check_side(label, side)
+    if first.is_recording and second.is_recording:
+        if steps is not None:
+            raise InputError("--steps stops a program; of two recordings all steps that both have are compared")
+        return compare_recordings(str(first.target), str(second.target))
+    started = time.perf_counter()
+    recorded, ran = ("A", "B") if first.is_recording else ("B", "A")
+    sides = {"A": first, "B": second}
+    recording = read_recording(str(sides[recorded].target), recorded)
+    size, side = len(recording.ranks), sides[ran]
+    if side.world_size not in (1, size):
+        msg = f"{recorded} was recorded on {size} ranks; {ran} has {side.world_size}: leave its world size out"
+        raise InputError(msg)
+    last = max(recording.steps) + 1 if recording.steps else 1
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(Scratch(scratch, budget))
+        placed = PlacedSide(ran, replace(side, world_size=size), steps or last, timeout, stack)
+        words = {recorded: recording.words, ran: placed.words}
+        report = RecordedReport((words["A"], words["B"]), ("torch", "torch"), seed, measured=True)
+        measured = MeasuredProgram(placed, recording, seed, declared, folder, progress)
+        judged, left_out, notes = measured.compare()
+        report.verdict = verdict = verdict_of(judged, size, ran)
+        verdict.skipped += left_out
+        verdict.notes += [*notes, *recording.notes()]
+        verdict.power = _power(judged)
+        report.first_bits = first_words(judged)
+        report.steps = len({each.pair.record.step for each in judged} - {-1})
+        report.rounding = measured.rounding
+        report.seconds = time.perf_counter() - started
+    return report
+
+
+def _check_recorded_side(label: str, side: DiffSide) -> None:
+    """Check that a recording has no options of a program.
+
+    Raises:
+        InputError: it has.
+    """
+    options = {"rev": side.revision, "python": side.python, "platform": side.platform}
+    given = [f"--{label}-{name}" for name, value in options.items() if value]
+    given += [f"--{label}-world-size"] if side.world_size != _SIDE.world_size else []
+    given += [f"--{label}-launch"] if side.launch != _SIDE.launch else []
+    given += [f"--{label}-single-args"] if side.single_args is not None else []
+    if given:
+        msg = f"{label.upper()} is a recording, which is not run: leave {', '.join(given)} out"
+        raise InputError(msg)
+
+
+def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
+    """Compare two recordings; nothing is run.
+
+    Args:
+        first: folder of recording A.
+        second: that of B.
+
+    Raises:
+        InputError: (a ValueError) a folder is not a recording, one is damaged or of another version, or they share
+            nothing that can be compared.
+    """
+    started = time.perf_counter()
+    one, other = read_recording(first, "A"), read_recording(second, "B")
+    pairs, left_out, notes = pair_recordings(one, other)
+    judged = judge(pairs)
+    report = RecordedReport((one.words, other.words), ("torch", "torch"), 0)
+    report.verdict = verdict = verdict_of(judged, len(other.ranks))
+    verdict.skipped += left_out
+    verdict.notes += [*notes, *one.notes(), *other.notes()]
+    verdict.power = _power(judged)
+    report.first_bits = first_words(judged)
+    report.steps = len(one.steps & other.steps)
+    report.grown = _grown(judged)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _grown(judged: Sequence[Judged]) -> str:
+    """Return from where on nothing could be judged; empty if all was."""
+    first = next((each for each in judged if each.unjudged), None)
+    if first is None:
+        return ""
+    record, count = first.pair.record, sum(each.unjudged for each in judged)
+    return (
+        f"{count} of {len(judged)} values, the first {when_words(record.kind, record.step)}, could not be judged: "
+        "rounding has grown so much before them that it may explain half of a value; compare fewer steps, or with the "
+        "program, whose repeats measure rounding (verify diff FOLDER train.py)"
+    )
+
+
+def _power(judged: Sequence[Judged]) -> Power:
+    """Return which errors of gradients would have been noticed."""
+    largest: dict[str, float] = {}
+    for each in judged:
+        if each.pair.record.kind == "gradient":
+            name = each.pair.record.name
+            largest[name] = max(largest.get(name, 0.0), each.noticed)
+    if not largest:
+        return Power()
+    ordered = sorted(largest.values())
+    weakest = max(largest, key=largest.__getitem__)
+    return Power(ordered[len(ordered) // 2], weakest, largest[weakest], count=len(largest))

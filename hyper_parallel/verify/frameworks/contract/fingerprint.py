@@ -1,0 +1,251 @@
+"""A tensor in 17 numbers: what a recording has of it, and how far two of them may be apart.
+
+The numbers are norm, sum, least and largest element, how many are not finite, eight projections and four elements.
+
+**Projections.** A tensor of ``n`` elements is a matrix ``X`` of ``rows x columns``, and elements that are left over
+as one more row. Projection ``j`` is ``r^T X c_j``, where ``r`` and ``c_j`` have a random sign at each place, drawn by
+the hash :func:`signs` from a fixed seed, so they are the same on every machine and in every version. The projection
+vector has ``n`` signs, so its norm is ``sqrt(n)``, and the mean square of the projections of a difference ``d`` is
+``|d|^2`` on average: eight projections measure the distance of two tensors of which neither is there.
+
+**How rounding moves the numbers.** If element ``i`` may be off by ``b_i``:
+
+- the norm by ``|b|_2``, since ``| |x + d| - |x| | <= |d|``; least and largest element by ``max b``; an element by its
+  own ``b_i``; the sum by ``|b|_1``;
+- a projection by ``|b|_1`` at most, and by Cauchy and Schwarz never more than ``|b|_2`` times the norm of the
+  projection vector. Both are reached only where every error has the sign of the projection vector, which errors that
+  were made without knowledge of it do not. For a fixed ``d``, the moments of a product of two sign vectors
+  (hypercontractivity: ``|Z|_q <= (q - 1) |Z|_2``) make a projection larger than :data:`TIMES` times ``|d|_2`` with a
+  probability below 3e-6. So ``min(|b|_1, TIMES |b|_2)`` is allowed;
+- and what the numbers themselves are rounded to: they are computed in the dtype of the tensor, at least float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "ELEMENTS",
+    "NUMBERS",
+    "PROJECTIONS",
+    "TIMES",
+    "Fingerprint",
+    "fingerprint_of",
+    "grid",
+    "numbers_of",
+    "places",
+    "signs",
+    "tolerance",
+]
+
+PROJECTIONS = 8
+ELEMENTS = 4
+NUMBERS = ("norm", "sum", "least", "largest", "not finite") + ("projection",) * PROJECTIONS + ("element",) * ELEMENTS
+"""What each number of a fingerprint is."""
+
+TIMES = 32.0
+"""How many times the norm of a difference a projection of it may be."""
+
+_ROWS = 32
+_MOST_COLUMNS = 8192
+_CHUNK = 32
+"""Rows of the most columns that are looked at together: a megabyte, which a cache holds while it is read again."""
+
+_SMALL = 1024
+"""Elements up to which a tensor is multiplied by its projection vectors at once."""
+
+_OF_NORM, _OF_SUM, _OF_PROJECTION = 64.0, 32.0, 256.0
+"""Units in the last place of the tensor's norm that its numbers may be off; of the sum of all magnitudes for the sum.
+
+Norms are added up in the dtype of the tensor over :data:`_CHUNK` rows, sums pairwise, projections over as many rows
+with the multiple :data:`TIMES`, all else in float64."""
+
+_SEED = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a recording has of a tensor.
+
+    Attributes:
+        numbers: float64 array, in the order of :data:`NUMBERS`.
+        shape: of the tensor on its rank.
+        dtype: of the tensor, such as ``bfloat16``.
+        whole: all elements, where the recording was asked for them; half precision as float32. None elsewhere.
+    """
+
+    numbers: Any
+    shape: tuple[int, ...]
+    dtype: str
+    whole: Any | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def norm(self) -> float:
+        """Norm of the tensor."""
+        return float(self.numbers[0])
+
+    @property
+    def extreme(self) -> float:
+        """Largest magnitude of an element."""
+        return float(np.abs(self.numbers[2:4]).max())
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its elements are integers or booleans."""
+        return not self.dtype.startswith(("float", "bfloat", "complex"))
+
+    def same(self, other: Fingerprint) -> bool:
+        """Return whether shape and numbers are equal, bit for bit."""
+        return self.shape == other.shape and np.array_equal(self.numbers, other.numbers, equal_nan=True)
+
+    def distance(self, other: Fingerprint) -> float:
+        """Return about how far two tensors of one shape are apart, as the norm of their difference.
+
+        The root mean square of the differences of projections, and at least that of the norms.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            off = np.where(self.numbers == other.numbers, 0.0, np.abs(self.numbers - other.numbers))
+            apart = max(float(off[0]), float(np.sqrt(np.mean(off[5 : 5 + PROJECTIONS] ** 2))))
+        return np.inf if np.isnan(apart) else apart
+
+
+@functools.lru_cache(maxsize=64)
+def signs(name: str, count: int) -> Any:
+    """Return float32 signs: ``count`` of rows, ``PROJECTIONS x count`` of columns, the same on every machine.
+
+    Args:
+        name: ``rows`` or ``columns``.
+        count: how many; those of a smaller count are the first of a larger one.
+    """
+    streams = np.arange(PROJECTIONS, dtype=np.uint64)[:, None] if name == "columns" else np.array([[16]], np.uint64)
+    with np.errstate(over="ignore"):
+        state = (streams << np.uint64(40)) + np.arange(1, count + 1, dtype=np.uint64)
+        state *= np.uint64(_SEED)  # splitmix64
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    drawn = np.where(state >> np.uint64(63), np.float32(-1), np.float32(1))
+    return drawn if name == "columns" else drawn[0]
+
+
+def grid(size: int) -> tuple[int, int]:
+    """Return the rows and columns that a tensor of ``size`` elements is seen as; the rest follows as one more row."""
+    columns = min(_MOST_COLUMNS, max(1, size // _ROWS))
+    return size // columns, columns
+
+
+def places(size: int) -> tuple[int, ...]:
+    """Return the indices of the elements that a fingerprint has: the first, the last, and two in between."""
+    drawn = [((_SEED * (size + number) & _MASK) >> 20) % size for number in range(ELEMENTS - 2)]
+    return (0, *drawn, size - 1)
+
+
+def fingerprint_of(array: Any, dtype: str = "") -> Fingerprint:
+    """Return the fingerprint of a NumPy array of any shape.
+
+    Args:
+        array: floating, complex, integer or boolean; half precision as float32.
+        dtype: that the numbers were rounded to, where the array's is wider.
+    """
+    array = np.asarray(array)
+    name = dtype or array.dtype.name
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.dtype.kind == "c":
+        flat = flat.view(flat.real.dtype)
+    flat = flat.astype(np.float64 if flat.dtype.kind != "f" or flat.dtype.itemsize > 4 else np.float32, copy=False)
+    return Fingerprint(numbers_of(flat), array.shape, name)
+
+
+def numbers_of(flat: Any) -> Any:
+    """Return the numbers of a fingerprint.
+
+    Args:
+        flat: float32 or float64 array of one dim.
+    """
+    found = np.zeros(len(NUMBERS))
+    if not flat.size:
+        return found
+    with np.errstate(invalid="ignore", over="ignore"):
+        if flat.size <= _SMALL:
+            wide = flat.astype(np.float64)
+            found[1 : 2 + PROJECTIONS] = wide @ _vectors(flat.size)
+            found[5 : 5 + PROJECTIONS] = found[2 : 2 + PROJECTIONS]
+            found[0], found[2], found[3], found[4] = np.sqrt(wide @ wide), wide.min(), wide.max(), 0.0
+        else:
+            _in_chunks(flat, found)
+        if not np.isfinite(found[0]):
+            found[4] = flat.size - np.count_nonzero(np.isfinite(flat))
+            wide = flat.astype(np.float64)
+            found[0] = np.sqrt(wide @ wide)
+    found[5 + PROJECTIONS :] = flat[_indices(flat.size)]
+    return found
+
+
+def _in_chunks(flat: Any, found: Any) -> None:
+    """Fill in all numbers but elements; several passes over parts that fit in a cache."""
+    rows, columns = grid(flat.size)
+    row_signs, column_signs = signs("rows", rows + 1), signs("columns", columns)
+    square = total = 0.0
+    ends: list[float] = []
+    summed = np.zeros(columns)
+    main = flat[: rows * columns].reshape(rows, columns)
+    for start in range(0, rows, _CHUNK):
+        chunk = main[start : start + _CHUNK]
+        line = chunk.reshape(-1)
+        square += float(line @ line)
+        total += float(line.sum())
+        ends += [float(line.min()), float(line.max())]
+        summed += row_signs[start : start + len(chunk)].astype(flat.dtype, copy=False) @ chunk
+    rest = flat[rows * columns :].astype(np.float64)
+    if rest.size:
+        square, total = square + float(rest @ rest), total + float(rest.sum())
+        ends += [float(rest.min()), float(rest.max())]
+        summed[: rest.size] += row_signs[rows] * rest
+    found[0], found[1] = np.sqrt(square), total
+    found[2], found[3] = np.min(ends), np.max(ends)
+    found[5 : 5 + PROJECTIONS] = column_signs @ summed
+
+
+@functools.lru_cache(maxsize=256)
+def _vectors(size: int) -> Any:
+    """Return ones and the projection vectors of small tensors, one column each."""
+    rows, columns = grid(size)
+    row_signs, column_signs = signs("rows", rows + 1), signs("columns", columns)
+    vectors = (row_signs[:, None] * column_signs[:, None, :]).reshape(PROJECTIONS, -1)[:, :size]
+    return np.concatenate([np.ones((1, size)), vectors]).T.astype(np.float64)
+
+
+@functools.lru_cache(maxsize=4096)
+def _indices(size: int) -> Any:
+    return np.array(places(size))
+
+
+def tolerance(allowed: Any, one: Fingerprint) -> Any:
+    """Return how far each number of a fingerprint may be off, as a float64 array.
+
+    Args:
+        allowed: what each element of the tensor may be off by, of its shape; of complex numbers the modulus.
+        one: the fingerprint of the tensor.
+    """
+    each = np.asarray(allowed, dtype=np.float64).reshape(-1)
+    if not each.size:
+        return np.zeros(len(NUMBERS))
+    if one.dtype.startswith("complex"):
+        each = np.repeat(each, 2)
+    absolute, square, most = float(each.sum()), float(np.sqrt(np.square(each).sum())), float(each.max())
+    projected = min(absolute, TIMES * square)
+    unit = 0.0 if one.is_exact else 2.0**-53 if one.dtype in ("float64", "complex128") else 2.0**-24
+    own = unit * (one.norm if np.isfinite(one.norm) else 0.0)  # what the numbers are rounded to themselves
+    numbers = [square + _OF_NORM * own, absolute + _OF_SUM * np.sqrt(each.size) * own, most, most, 0.0]
+    projections = [projected + _OF_PROJECTION * own] * PROJECTIONS
+    return np.array([*numbers, *projections, *each[list(places(each.size))]], dtype=np.float64)

@@ -1,0 +1,118 @@
+"""``record_run``: records the program that runs inside a block, on every rank that runs it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel._release import __version__
+from hyper_parallel.platform.contract.launcher_env import launched_rank
+from hyper_parallel.platform.select import get_platform
+from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits, RecordLog, active_log
+from hyper_parallel.verify.frameworks.contract.records import RecordingError
+from hyper_parallel.verify.recording.file import RankFile
+from hyper_parallel.verify.recording.sink import FingerprintSink, RecordingSettings
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.frameworks.contract.harness import Fingerprints
+
+__all__ = ["record_run"]
+
+_NOTES = ("optimizers", "uncompiled")
+_ENDED = "the end of the block"
+
+
+@contextmanager
+def record_run(
+    folder: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    every: int = 1,
+    whole: Sequence[str] = (),
+    limit: int = 1 << 30,
+) -> Iterator[None]:
+    """Record the training inside the block, on every rank that runs it, for ``hyper-parallel verify diff``.
+
+    Each rank appends fingerprints of what it computes to a file of its own. A process that is killed leaves all but the
+    last of them. Inside a verification the block does nothing. Recorded are inputs of models, outputs of modules,
+    losses, collectives that add up tensors and go through ``torch.distributed``, gradients when the optimizer sees
+    them, and parameters and buffers after each step.
+
+    Args:
+        folder: of the recording; it may exist, without files of this rank.
+        steps: optimizer steps to record; the program goes on afterwards. None records all.
+        every: record the first step and each ``every``-th after it.
+        whole: patterns of names, such as ``layers.0.*``, of tensors to record with all elements.
+        limit: bytes that the file of a rank may take.
+
+    Raises:
+        RecordingError: (a ValueError) an argument is wrong, or the folder cannot be written or has a recording.
+        UnsupportedOnBackend: the program is MindSpore's.
+    """
+    if active_log() is not None:
+        yield
+        return
+    most = None if steps is None else _at_least("steps", steps, 1)
+    settings = RecordingSettings(most, _at_least("every", every, 1), tuple(whole), _at_least("limit", limit, 1 << 16))
+    harness = harness_of(get_platform())
+    log = RecordLog(0)
+
+    def stop() -> None:
+        log.paused = True
+
+    fingerprints = harness.fingerprints()
+    file = RankFile(Path(folder), settings.limit, lambda: _header(settings, fingerprints))
+    sink = FingerprintSink(file, settings, fingerprints, stop)
+    log.limits = RecordLimits(sink=sink, observe=True)
+    if launched_rank() is not None or fingerprints.world() is not None:
+        file.write(())  # refuse a folder that has a recording before the program trains
+    ended = _ENDED
+    try:
+        with harness.recording(log):
+            yield
+    except SystemExit as error:
+        ended = _ENDED if error.code in (None, 0) else f"sys.exit({error.code!r})"
+        raise
+    except BaseException as error:
+        ended = type(error).__name__
+        raise
+    finally:
+        sink.flush()
+        notes: dict[str, Any] = {name: log.notes[name] for name in _NOTES if name in log.notes}
+        file.close({"by": ended, "steps": log.step, "left out": dict(sink.left_out), **notes})
+
+
+def _at_least(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        msg = f"{name} is {value!r}; it must be an integer of at least {least}"
+        raise RecordingError(msg)
+    return value
+
+
+def _header(settings: RecordingSettings, fingerprints: Fingerprints) -> dict[str, Any]:
+    launched = launched_rank()
+    alone = (0, 1) if launched is None else (launched.rank or 0, launched.world_size)
+    joined = fingerprints.world()
+    rank, size = alone if joined is None else joined
+    return {
+        "version": __version__,
+        "rank": rank,
+        "world_size": size,
+        **fingerprints.facts(),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": list(sys.argv),
+        "steps": settings.steps,
+        "every": settings.every,
+        "whole": list(settings.whole),
+        "limit": settings.limit,
+    }

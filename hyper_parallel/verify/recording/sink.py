@@ -1,0 +1,123 @@
+"""Takes the records of a rank that is observed, and writes their fingerprints to its file."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of
+from hyper_parallel.verify.frameworks.contract.records import Record
+from hyper_parallel.verify.recording.file import RankFile, line_of
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.frameworks.contract.harness import Fingerprints
+
+__all__ = ["RECORDED", "FingerprintSink", "RecordingSettings"]
+
+RECORDED = ("input", "output", "value", "loss", "collective", "norm", "gradient", "weight", "buffer", "rate")
+"""Kinds of records that a recording has."""
+
+_WAITING = 256
+"""Fingerprints that wait on a device at most until they are written."""
+
+
+@dataclass(frozen=True)
+class RecordingSettings:
+    """What of a run is recorded.
+
+    Attributes:
+        steps: optimizer steps after which nothing more is recorded; None records all.
+        every: of the steps, the first and each ``every``-th after it are recorded.
+        whole: patterns of names of tensors that are recorded with all elements, too.
+        limit: bytes that the file of a rank may take.
+    """
+
+    steps: int | None = None
+    every: int = 1
+    whole: tuple[str, ...] = ()
+    limit: int = 1 << 30
+
+
+@dataclass
+class FingerprintSink:
+    """Writes fingerprints; keeps nothing but what waits to be written.
+
+    Attributes:
+        file: of the rank.
+        settings: what is recorded.
+        fingerprints: the framework's.
+        stop: called when nothing more will be recorded.
+        left_out: how many records were left out, by the reason.
+    """
+
+    file: RankFile
+    settings: RecordingSettings
+    fingerprints: Fingerprints
+    stop: Callable[[], None]
+    left_out: Counter[str] = field(default_factory=Counter)
+    stopped: str = ""
+    _waiting: list[tuple[Record, str, Any | None]] = field(default_factory=list)
+    _vectors: list[Any] = field(default_factory=list)
+
+    @property
+    def folder(self) -> str:
+        """Nothing is written to a scratch folder."""
+        return ""
+
+    def take(self, record: Record) -> Record | None:
+        """Keep the fingerprint of a record, whose value is the program's own tensor or a NumPy array."""
+        if record.kind not in RECORDED or self.stopped:
+            return None
+        if self.settings.steps is not None and record.step >= self.settings.steps:
+            self._end(f"steps after the first {self.settings.steps}")
+            return None
+        if record.step > 0 and record.step % self.settings.every:
+            self.left_out[f"steps other than each {self.settings.every}th"] += 1
+            return None
+        if len(self._waiting) >= _WAITING or (self._waiting and self._waiting[-1][0].step != record.step):
+            self.flush()
+        plain = isinstance(record.value, np.ndarray)
+        whole = any(fnmatch.fnmatchcase(record.name, pattern) for pattern in self.settings.whole)
+        if plain:
+            own = fingerprint_of(record.value, record.dtype)
+            dtype, array, vector = own.dtype, record.value, own.numbers
+        else:
+            dtype, vector = self.fingerprints.dtype(record.value), self.fingerprints.of(record.value)
+            array = self.fingerprints.array(record.value).copy() if whole else None
+        shape = np.broadcast_to(np.float32(0), tuple(record.value.shape))  # the shape without the memory
+        self._waiting.append((replace(record, value=shape), dtype, array if whole else None))
+        self._vectors.append(vector)
+        return None
+
+    def flush(self) -> None:
+        """Write what waits."""
+        waiting, vectors = self._waiting, self._vectors
+        self._waiting, self._vectors = [], []
+        if not waiting or self.stopped:
+            return
+        tensors = [number for number, vector in enumerate(vectors) if not isinstance(vector, np.ndarray)]
+        numbers = [vector.tolist() if isinstance(vector, np.ndarray) else [] for vector in vectors]
+        for number, values in zip(
+            tensors, self.fingerprints.numbers([vectors[number] for number in tensors]), strict=True
+        ):
+            numbers[number] = values
+        lines = (
+            line_of(record, values, dtype, whole)
+            for (record, dtype, whole), values in zip(waiting, numbers, strict=True)
+        )
+        if not self.file.write(lines):
+            self._end(f"all after the limit of {self.settings.limit} bytes")
+
+    def finish(self, notes: dict[str, Any]) -> None:
+        """Nothing comes back from a recording."""
+
+    def _end(self, reason: str) -> None:
+        self.flush()
+        self.stopped = self.stopped or reason
+        self.left_out[reason] += 1
+        self.stop()

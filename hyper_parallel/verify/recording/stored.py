@@ -1,0 +1,126 @@
+"""Reads a recording: the files of all ranks in one folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyper_parallel._text import shortened
+from hyper_parallel.verify.engine.wording import ranks_words
+from hyper_parallel.verify.frameworks.contract.records import Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.recording.file import RankRecording, file_of_rank, read_rank
+
+__all__ = ["Recording", "read_recording"]
+
+_FILE = re.compile(r"rank-(\d+)\.jsonl")
+
+
+@dataclass
+class Recording:
+    """A recording.
+
+    Attributes:
+        folder: where it is.
+        label: ``A`` or ``B``.
+        ranks: by rank.
+    """
+
+    folder: Path
+    label: str
+    ranks: list[RankRecording]
+
+    @property
+    def run(self) -> Run:
+        """Its records; values are fingerprints."""
+        return Run([rank.records for rank in self.ranks])
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The header of rank 0."""
+        return self.ranks[0].header
+
+    @property
+    def words(self) -> str:
+        """What was recorded, where, and on how many ranks."""
+        size, hosts = len(self.ranks), sorted({str(rank.header.get("host", "")) for rank in self.ranks})
+        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        command = " ".join(map(str, self.header.get("command", ())))
+        of = f" of {command}" if command else ""
+        return f"recording {self.folder}{of} on {self.header.get('framework', 'torch')}, {shortened(hosts)}, {ranks}"
+
+    @property
+    def steps(self) -> set[int]:
+        """Steps of which every rank has records."""
+        return set.intersection(*(rank.steps for rank in self.ranks))
+
+    def notes(self) -> list[str]:
+        """Return what the recording lacks, in words."""
+        found = []
+        cut = [rank.records.rank for rank in self.ranks if rank.cut]
+        if cut:
+            found.append(f"{self.label}: the last record of {ranks_words(cut)} was cut off, and dropped")
+        killed = [rank.records.rank for rank in self.ranks if rank.end is None]
+        if killed:
+            found.append(
+                f"{self.label}: {ranks_words(killed)} did not end the recording: killed, or still running; what was "
+                "written until then is compared"
+            )
+        ends = [rank.end for rank in self.ranks if rank.end is not None]
+        left = {reason: count for end in ends for reason, count in end.get("left out", {}).items()}
+        found += [f"{self.label}: not recorded: {reason}" for reason in left]
+        raised = dict.fromkeys(str(end["by"]) for end in ends if end.get("by") != "the end of the block")
+        if raised:
+            found.append(f"{self.label}: the program ended by {', '.join(raised)}")
+        if any(end.get("uncompiled") for end in ends):
+            found.append(f"{self.label}: compiled functions ran uncompiled, since their modules were recorded")
+        return found
+
+
+def read_recording(folder: str | Path, label: str) -> Recording:
+    """Return the recording in a folder.
+
+    Args:
+        folder: that :func:`~hyper_parallel.verify.record_run` or ``hyper-parallel record`` has written.
+        label: ``A`` or ``B``, for messages.
+
+    Raises:
+        InputError: (a ValueError) the folder has no recording, one of another format, of several runs, or without the
+            files of some ranks; or a file is damaged.
+    """
+    path = Path(folder)
+    names = sorted(each.name for each in path.iterdir() if _FILE.fullmatch(each.name))
+    if not names:
+        msg = (
+            f"{label}: {folder} is a folder, but not a recording: it has no file rank-0.jsonl; `hyper-parallel record "
+            "-o FOLDER -- torchrun ... train.py` makes one"
+        )
+        raise InputError(msg)
+    ranks = [read_rank(path / name, label) for name in names]
+    ranks.sort(key=lambda rank: rank.records.rank)
+    _check_ranks(path, label, ranks)
+    empty = [rank.records.rank for rank in ranks if not rank.records.records]
+    if empty:
+        msg = f"{label}: {folder} has no record of {ranks_words(empty)}: the program was killed before it trained"
+        raise InputError(msg)
+    return Recording(path, label, ranks)
+
+
+def _check_ranks(folder: Path, label: str, ranks: Sequence[RankRecording]) -> None:
+    sizes = {rank.header["world_size"] for rank in ranks}
+    if len(sizes) > 1:
+        msg = f"{label}: {folder} has files of runs on {' and '.join(map(str, sorted(sizes)))} ranks; keep those of one"
+        raise InputError(msg)
+    size = sizes.pop()
+    numbers = [rank.records.rank for rank in ranks]
+    missing = sorted(set(range(size)) - set(numbers))
+    if missing or len(numbers) > size or len(set(numbers)) < len(numbers):
+        names = shortened([file_of_rank(Path(), rank).name for rank in missing]) or "other ranks' files"
+        msg = (
+            f"{label}: {folder} has {len(numbers)} of the files of {size} ranks; missing: {names}; ranks on other "
+            "hosts wrote theirs there: copy them into one folder"
+        )
+        raise InputError(msg)
