@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import DataLoader, dataloader
 
+from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.platform.torch.versions import function_table, transforms_active
 from hyper_parallel.transport.base import active_transport
@@ -196,6 +197,7 @@ class _Installation:
         self._replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", _clipped_by_fsdp)
         for owner, name in ((torch, "save"), (checkpoint, "save"), *_safetensors()):
             self._replace(owner, name, _save)
+        self._replace(checkpoint, "async_save", _async_save)
         for owner, name in _NORMS:
             self._replace(owner, name, _norm)
         for name in _DROPOUTS:
@@ -357,6 +359,21 @@ def _save(plain: Any) -> Any:
         return plain(state, *args, **kwargs)
 
     return save
+
+
+def _async_save(plain: Any) -> Any:
+    def async_save(*args: Any, **kwargs: Any) -> Any:
+        transport = active_transport()
+        kind = kwargs.get("async_checkpointer_type")
+        if getattr(kind, "name", "") == "PROCESS" and transport is not None and transport.backend == "simulated":
+            msg = (
+                "async_save(async_checkpointer_type=PROCESS) starts a process that joins those of other ranks over a "
+                "network, which simulated ranks do not have; call dcp.save in verified runs"
+            )
+            raise UnsupportedOnBackend(msg)
+        return plain(*args, **kwargs)
+
+    return async_save
 
 
 def _norm(plain: Any) -> Any:

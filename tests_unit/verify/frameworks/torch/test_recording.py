@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -139,6 +140,22 @@ def test_modules_called_again_recomputed_or_evaluated():
     evaluated = [("first (no_grad)", 0), ("second (no_grad)", 0), ("(model) (no_grad)", 0)]
     steps = [(name, call) for call in (0, 1) for name in ("first", "second", "(model)")]
     assert outputs == evaluated + steps
+
+
+def test_checkpoints_of_another_process_are_refused_on_simulated_ranks():
+    """It would wait forever for the processes of other ranks; other kinds of saving go to PyTorch."""
+    kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
+
+    def save():
+        with recording(RecordLog(dist.get_rank())):
+            dcp.async_save({"weight": torch.ones(3)}, checkpoint_id="kept", async_checkpointer_type=kind)
+
+    with pytest.raises(RankFailedError) as caught:
+        simulate(save, 2)
+    assert str(caught.value.__cause__) == (
+        "async_save(async_checkpointer_type=PROCESS) starts a process that joins those of other ranks over a network, "
+        "which simulated ranks do not have; call dcp.save in verified runs"
+    )
 
 
 def test_wrappers_have_no_names():
