@@ -15,7 +15,6 @@ from hyper_parallel.verify.engine.decisions import Decision, decisions_of
 from hyper_parallel.verify.engine.distance import Distance
 from hyper_parallel.verify.engine.evidence import Evidence
 from hyper_parallel.verify.engine.hypotheses import find_cause
-from hyper_parallel.verify.engine.matching import compact, find_part, rows_of
 from hyper_parallel.verify.engine.order import execution_order
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.power import power_of
@@ -23,6 +22,7 @@ from hyper_parallel.verify.engine.reduced_later import reduced_later
 from hyper_parallel.verify.engine.samples import foreign_samples
 from hyper_parallel.verify.engine.scalars import compare_scalars
 from hyper_parallel.verify.engine.store import is_finite, largest, same_values
+from hyper_parallel.verify.engine.unions import adds_up, is_union
 from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
 from hyper_parallel.verify.engine.wording import ranks_words, summary, value_words
 from hyper_parallel.verify.frameworks.contract.records import Run
@@ -394,7 +394,9 @@ class _Comparison:
         groups = dict.fromkeys((key[1], key[2]) for key in (*self.wrong, *keys) if key[0] == "output")
         joined: dict[tuple[str, str], None] = {}
         for name, step in groups:
-            if self._is_union(name, step) and not any(map(self._wrong_as_a_whole, self._calls(name, step))):
+            if is_union(self.runs, name, step, self._lacks_parameters) and not any(
+                map(self._wrong_as_a_whole, self._calls(name, step))
+            ):
                 joined.setdefault(("output", name))
                 self.joined.add((name, step))
                 self._accept(self._calls(name, step))
@@ -427,41 +429,6 @@ class _Comparison:
             ]
             if any(abs(total - expected) <= allowed for total in (float(np.mean(totals)), float(np.sum(totals)))):
                 self._accept([key for key in keys if key in self.wrong])
-
-    def _is_union(self, name: str, step: int) -> bool:
-        """Return whether the rows of a step's calls are the same on the ranks together as on the single device.
-
-        The rows of a batch may be in the second dim, as those of a recurrent module's last state are.
-        """
-        reference = self.runs.bounds.reference
-        keys = [key for key in reference if (key[0], key[1], key[2]) == ("output", name, step)]
-        least = min((np.ndim(reference[key].value) for key in keys), default=0)
-        return any(self._is_union_along(dim, keys) for dim in range(2 if least > 2 else least - 1))
-
-    def _is_union_along(self, dim: int, keys: Sequence[Key]) -> bool:
-        """Return whether the rows along ``dim`` of calls are the same on the ranks together as on the single device."""
-        reference, (_, name, step, _) = self.runs.bounds.reference, keys[0]
-        values = [np.moveaxis(np.asarray(reference[key].value), dim, 0) for key in keys]
-        if any(value.shape[1:] != values[0].shape[1:] for value in values):
-            return False
-        whole = np.concatenate(values)
-        allowed = np.concatenate([np.moveaxis(np.asarray(self.runs.bounds.allowed(key)), dim, 0) for key in keys])
-        covered = np.zeros(len(whole), dtype=bool)
-        for rank in range(self.runs.parallel.world_size):
-            index = self.runs.ranks[rank]
-            own = [np.asarray(index[key].value) for key in index if (key[0], key[1], key[2]) == ("output", name, step)]
-            own = [np.moveaxis(value, dim, 0) if value.ndim > dim else value for value in own]
-            if any(value.ndim < 2 or value.shape[1:] != whole.shape[1:] for value in own):
-                if self._lacks_parameters(rank, reference[keys[0]].module):
-                    continue  # a pipeline's stage, whose output is another; the rows must be on the other ranks
-                return False
-            match = find_part(np.concatenate(own), whole, allowed) if own else None
-            rows = None if match is None else rows_of(compact(match.positions, whole.shape), whole.shape)
-            if own and rows is None:
-                return False
-            if rows is not None:
-                covered[rows[0]] = True
-        return bool(covered.all())
 
     def _reduced_later(self) -> None:
         """Compare gradients that the optimizer reduces in its step as their sum or mean over the ranks."""
@@ -496,7 +463,9 @@ class _Comparison:
             keys = [key for key in reference if key[:2] == (kind, name) and key[2] < self.end]
             if name in trained or (kind, name, -1, 0) not in reference:
                 continue
-            axes = (axis for axis, groups in self.runs.axes.sets() if all(self._add_up(key, groups) for key in keys))
+            axes = (
+                axis for axis, groups in self.runs.axes.sets() if all(adds_up(self.runs, key, groups) for key in keys)
+            )
             axis = next(axes, None)
             if axis is not None:
                 counts[kind, name] = axis
@@ -505,23 +474,6 @@ class _Comparison:
             line = f"{value_words(kind, name)}: each rank counts its own rows; over {axis} the counts add up"
             self.verdict.notes.append(line)
         self.verdict.replicas = [each for each in self.verdict.replicas if (each.kind, each.name) not in counts]
-
-    def _add_up(self, key: Key, groups: Sequence[Sequence[int]]) -> bool:
-        """Return whether whole numbers that were added to a value on the ranks of each group are together right."""
-        first = (*key[:2], -1, 0)
-        before, after = (np.asarray(self.runs.bounds.reference[each].value) for each in (first, key))
-        if sorted(rank for group in groups for rank in group) != list(range(self.runs.parallel.world_size)):
-            return False
-        for group in groups:
-            added = np.zeros(after.shape, np.float64)
-            for rank in group:
-                index = self.runs.ranks[rank]
-                if key not in index or np.shape(index[key].value) != after.shape:
-                    return False
-                added += np.asarray(index[key].value).astype(np.float64) - before
-            if not np.array_equal(added, after.astype(np.float64) - before) or (added % 1).any():
-                return False
-        return True
 
     def _losses_of_right_gradients(self) -> None:
         """List losses that are one multiple of the single device's in a step in which gradients differ otherwise.
