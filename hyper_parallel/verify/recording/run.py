@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import sys
@@ -32,7 +31,7 @@ _ENDED = "the end of the block"
 
 @contextmanager
 def record_run(
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     *,
     steps: int | None = None,
     every: int = 1,
