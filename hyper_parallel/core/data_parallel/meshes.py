@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.dtensor import resolve_mesh
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import common_mesh
 from hyper_parallel.core.dtensor.placements import Shard
@@ -97,13 +98,14 @@ class FSDPMeshInfo:
 
     def axes(self) -> DataAxes:
         """Return the data axes."""
+        mesh = resolve_mesh(self.mesh)
         dims = [dim for dim in (self.replicate_mesh_dim, self.shard_mesh_dim) if dim is not None]
         if bool(dims) == (self.dp_mesh_dims is not None) or (dims and self.shard_mesh_dim is None):
-            msg = f"{type(self).__name__}: pass shard_mesh_dim, the index of an axis of {self.mesh!r}, or dp_mesh_dims"
+            msg = f"{type(self).__name__}: pass shard_mesh_dim, the index of an axis of {mesh!r}, or dp_mesh_dims"
             raise PlanError(msg)
         if self.dp_mesh_dims is not None:
-            return data_axes(self.mesh, self.dp_mesh_dims)
-        return DataAxes(self.mesh[tuple(self.mesh.names[self.mesh.axis(dim)] for dim in dims)])
+            return data_axes(mesh, self.dp_mesh_dims)
+        return DataAxes(mesh[tuple(mesh.names[mesh.axis(dim)] for dim in dims)])
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Slot:
     """The place of one parameter in every rank's row.
 
     Attributes:
-        shape: global shape, at least one dim.
+        shape: global shape; without dims only if it is on one rank.
         ranks: number of ranks that share ``dim``.
         offset: first element in the row.
         dim: that is split.
@@ -36,10 +36,15 @@ class Slot:
     offset: int
     dim: int = 0
 
+    @property
+    def _extent(self) -> int:
+        """Length along the dim of all ranks; 1 of a parameter without dims."""
+        return self.shape[self.dim] if self.shape else 1
+
     @cached_property
     def chunk(self) -> int:
         """Length along the dim per rank, rounded up."""
-        return -(-self.shape[self.dim] // self.ranks)
+        return -(-self._extent // self.ranks)
 
     @cached_property
     def inner(self) -> int:
@@ -58,8 +63,8 @@ class Slot:
 
     def length(self, rank: int) -> int:
         """Return how long the shard of the rank at position ``rank`` is along the dim; 0 if it is empty."""
-        start = min(rank * self.chunk, self.shape[self.dim])
-        return min(start + self.chunk, self.shape[self.dim]) - start
+        start = min(rank * self.chunk, self._extent)
+        return min(start + self.chunk, self._extent) - start
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """Return the shape of the shard of the rank at position ``rank``."""
@@ -93,7 +98,7 @@ def plan_flat(shapes: Sequence[Sequence[int]], ranks: int, dims: Sequence[int] |
     """Return the flat buffer of a group of parameters.
 
     Args:
-        shapes: global shapes, each with at least one dim.
+        shapes: global shapes.
         ranks: number of ranks that share them.
         dims: that are split; by default dim 0 of each.
     """

@@ -94,8 +94,8 @@ def fully_shard(
 
     Raises:
         MeshError: (a ValueError) the mesh has more than two axes, or not those that are named.
-        PlanError: (a ValueError) the module was sharded before, has a parameter that cannot be sharded, or an option
-            has a value that does not exist.
+        PlanError: (a ValueError) the module was sharded before, has a parameter that cannot be sharded, or DTensors on
+            the data axes among other parameters, or an option has a value that does not exist.
         ArgumentTypeError: (a TypeError) ``mp_policy`` is not a policy, or holds what is not a floating dtype.
         UnsupportedOnBackend: (a NotImplementedError) shards in host memory for a device with memory of its own; a list
             on MindSpore.
@@ -104,7 +104,7 @@ def fully_shard(
     _check_offload(offload_policy, mesh)
     axes = data_axes(mesh, dp_mesh_dims)
     place = partial(placed, shard_placement_fn, axes)
-    return shard_group(module, axes, reshard_after_forward, mp_policy, ignored_params or (), place)
+    return shard_group(module, axes, reshard_after_forward, mp_policy, ignored_params, place)
 
 
 def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
@@ -133,7 +133,7 @@ def shard_group(
     axes: DataAxes,
     reshard: bool | int | None,
     policy: MixedPrecisionPolicy | None,
-    ignored: Iterable[Any],
+    ignored: Iterable[Any] | None,
     place: Callable[[Any], tuple[DataAxes, int]],
 ) -> ModuleT:
     """Do the work of :func:`fully_shard`.
@@ -155,17 +155,13 @@ def shard_group(
     for each in modules:
         _check(each)
     nested = list({id(group): group for each in modules for group in groups_of(each)[1]}.values())
-    listed = list(ignored)
-    for each in listed:
-        if isinstance(each, str):
-            msg = f"fully_shard: ignored_params holds the name {each!r}; pass the parameter itself"
-            raise PlanError(msg)
-    left_alone = {id(parameter) for parameter in listed}
+    left_alone = {id(parameter) for parameter in _listed(platform, ignored)}
     found = [at for each in modules for at in _places(platform, each)]
     places = [at for at in found if id(at[3]) not in left_alone]
     homes = {id(parameter): place(parameter) for *_, parameter in places}
     for path, _, _, parameter in places:
         _check_parameter(path, parameter, *homes[id(parameter)], taken=_TAKEN.get(id(parameter)) is parameter)
+    _check_data_axes(places, homes, nested)
     parts = _parts(platform, places, homes, _options_by_axes(axes, homes, reshard, policy))
     groups = [platform.fully_sharded(module, chosen, part) for chosen, part in parts]
     _TAKEN.update({id(parameter): parameter for *_, parameter in places})
@@ -177,6 +173,45 @@ def shard_group(
         setattr(each, _GROUP, groups)
         platform.with_sharded_methods(each)
     return module
+
+
+def _listed(platform: Platform, ignored: Iterable[Any] | None) -> list[Any]:
+    """Return the parameters in ``ignored``.
+
+    Raises:
+        PlanError: it is one parameter, or holds something else.
+    """
+    if platform.is_tensor(ignored):
+        raise PlanError("fully_shard: ignored_params is a parameter; pass a list of parameters")
+    listed = [] if ignored is None else list(ignored)
+    for each in listed:
+        if not platform.is_tensor(each):
+            held = f"the name {each!r}" if isinstance(each, str) else f"a {type(each).__name__}"
+            msg = f"fully_shard: ignored_params holds {held}; pass the parameter itself"
+            raise PlanError(msg)
+    return listed
+
+
+def _is_on_data_axes(parameter: Any, axes: DataAxes) -> bool:
+    return isinstance(parameter, DTensor) and bool(axes.data_names(parameter.layout.mesh))
+
+
+def _check_data_axes(
+    places: list[tuple[str, Any, str, Any]], homes: dict[int, tuple[DataAxes, int]], nested: list[Any]
+) -> None:
+    """Refuse DTensors on the data axes among others: what the gradients of the others are shares of is unknown."""
+    found = {_is_on_data_axes(each, homes[id(each)][0]): f"parameter {path}" for path, *_, each in places}
+    for group in nested:
+        for member in group.members[:1]:
+            owner, name = member.owners[0]
+            found.setdefault(group.options.on_data_axes, f"parameter {name} of the {type(owner).__name__} inside")
+    if len(found) > 1:
+        msg = (
+            f"fully_shard: {found[True]} is a DTensor on the data axes, {found[False]} is not: gradients of values "
+            "that are sharded over those axes are sums for the one, and are averaged for the other; make DTensors on "
+            "all of the mesh of all parameters, as distribute_module(module, mesh) does, or of none"
+        )
+        raise PlanError(msg)
 
 
 def _options_by_axes(
@@ -198,7 +233,7 @@ def _parts(
     for axes, chosen in options.items():
         members = [place for place in places if homes[id(place[3])][0] == axes]
         for part in _by_dtype(_sharded(platform, members, homes)):
-            on_data_axes = any(isinstance(each, DTensor) and axes.data_names(each.layout.mesh) for each, *_ in part)
+            on_data_axes = any(_is_on_data_axes(each, axes) for each, *_ in part)
             parts.append((replace(chosen, on_data_axes=on_data_axes), part))
     return parts
 

@@ -298,6 +298,62 @@ def test_names_that_do_not_fit_are_refused():
     simulate(rank, 2, platform="torch")
 
 
+@pytest.mark.parametrize("sizes, dims", [((2, 2), {"replicate": ("a", "b")}), ((3, 1), {"replicate": "a"})])
+def test_a_parameter_without_dims_stays_whole(sizes, dims):
+    """Where no axis shares parameters, one that has no dim to shard is trained as the others are."""
+    import math
+
+    import torch
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor, self.inner = torch.nn.Parameter(torch.tensor(0.7).double()), make_model()
+
+        def forward(self, x):
+            return self.inner(x) * self.factor
+
+    def rank():
+        grid = init_device_mesh("cpu", sizes, mesh_dim_names=("a", "b"))
+        dense = Scaled()
+        model = fully_shard(copy.deepcopy(dense), mesh=grid, dp_mesh_dims=DataParallelMeshDims(**dims))
+        assert model.factor.shape == ()
+
+        def backward(x, cotangents):
+            model(x[grid.rank]).backward(cotangents[grid.rank])
+
+        train_alike(dense, model, backward, math.prod(sizes))
+
+    simulate(rank, math.prod(sizes), platform="torch")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_dtensors_on_the_data_axes_among_other_parameters_are_refused(nested):
+    """Gradients that reach the others by from_local are shares of a sum, of which the average would be too small."""
+    import torch
+
+    def rank():
+        grid = init_device_mesh("cpu", (3, 1), mesh_dim_names=("dp", "tp"))
+        model, dims = make_model(), DataParallelMeshDims(shard="dp")
+        for name, parameter in list(model.up.named_parameters()):
+            on_all = distribute_tensor(parameter.detach(), grid, [Replicate(), Shard(0)])
+            model.up.register_parameter(name, torch.nn.Parameter(on_all))
+        if nested:
+            fully_shard(model.up, mesh=grid, dp_mesh_dims=dims)
+        refused(
+            PlanError,
+            f"fully_shard: parameter {'weight of the Linear inside' if nested else 'up.bias'} is a DTensor on the data "
+            "axes, parameter down.bias is not: gradients of values that are sharded over those axes are sums for the "
+            "one, and are averaged for the other; make DTensors on all of the mesh of all parameters, as "
+            "distribute_module(module, mesh) does, or of none",
+            lambda: fully_shard(model, mesh=grid, dp_mesh_dims=dims),
+        )
+        assert type(model.down) is torch.nn.Linear
+        assert not isinstance(model.down.weight, DTensor)
+
+    simulate(rank, 3, platform="torch")
+
+
 def test_parameters_that_do_not_fit_are_refused():
     """Split along a data axis, partial, or on a mesh of other axes; a factor where gradients are sums already."""
     import torch

@@ -171,6 +171,8 @@ def test_meshes_that_do_not_fit_are_refused():
         refused(PlanError, f"{text}dp_mesh_dims", lambda: FSDPMeshInfo(grid))
         refused(PlanError, f"{text}dp_mesh_dims", lambda: FSDPMeshInfo(grid, replicate_mesh_dim=0))
         refused(PlanError, f"{text}dp_mesh_dims", lambda: FSDPMeshInfo(grid, 0, dp_mesh_dims=dims))
+        given = "device_mesh: none was given and there is no current mesh; pass one, or use 'with mesh:'"
+        refused(MeshError, given, lambda: FSDPMeshInfo(None, 0))
         unknown = "mesh has no axis 2; its axes are ('a', 'b') of sizes (2, 1)"
         refused(MeshLookupError, unknown, lambda: FSDPMeshInfo(grid, 2))
         refused(MeshError, "mesh[('a', 'a')]: an axis is named twice", lambda: HSDPMeshInfo(grid, 0, 0))

@@ -236,6 +236,18 @@ def test_what_cannot_be_sharded_is_refused():
             "fully_shard: ignored_params holds the name 'weight'; pass the parameter itself",
             lambda: fully_shard(torch.nn.Linear(3, 2), mesh=mesh, ignored_params=["weight"]),
         )
+        layer = torch.nn.Linear(3, 1)
+        for ignored, held in (([layer], "a Linear"), (layer.named_parameters(), "a tuple")):
+            refused(
+                PlanError,
+                f"fully_shard: ignored_params holds {held}; pass the parameter itself",
+                lambda ignored=ignored: fully_shard(layer, mesh=mesh, ignored_params=ignored),
+            )
+        refused(
+            PlanError,
+            "fully_shard: ignored_params is a parameter; pass a list of parameters",
+            lambda: fully_shard(layer, mesh=mesh, ignored_params=layer.bias),
+        )
         grid = init_device_mesh("cpu", (1, 1, 2), mesh_dim_names=("pp", "dp", "tp"))
         text = (
             r"has 3 axes; pass the data axis, as in mesh\['pp'\], or an axis of replicas and the data axis, as in mesh"
