@@ -94,8 +94,9 @@ def fully_shard(
 
     Raises:
         MeshError: (a ValueError) the mesh has more than two axes, or not those that are named.
-        PlanError: (a ValueError) the module was sharded before, has a parameter that cannot be sharded, or DTensors on
-            the data axes among other parameters, or an option has a value that does not exist.
+        PlanError: (a ValueError) the module was sharded before, is a container that is never called, has a parameter
+            that cannot be sharded, or DTensors on the data axes among other parameters, or an option has a value that
+            does not exist.
         ArgumentTypeError: (a TypeError) ``mp_policy`` is not a policy, or holds what is not a floating dtype.
         UnsupportedOnBackend: (a NotImplementedError) shards in host memory for a device with memory of its own; a list
             on MindSpore.
@@ -261,6 +262,12 @@ def _check(module: Any) -> None:
         raise PlanError(msg)
 
     platform = platform_of_argument(module, "fully_shard: module", module=True)
+    if platform.is_container(module):
+        msg = (
+            f"fully_shard: this {type(module).__name__} is never called, so nothing would gather its parameters; apply "
+            "it to each module inside, or to the module around"
+        )
+        raise PlanError(msg)
     if any(hasattr(child, REPLICATED) for _, child in platform.get_cells_and_names(module)):
         msg = f"fully_shard: replicate was applied to this {type(module).__name__} or a submodule of it; use one"
         raise PlanError(msg)

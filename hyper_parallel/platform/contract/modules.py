@@ -87,6 +87,10 @@ class ModulesFacet(LedgerFacet):
         """Iterate over all submodules with their dotted paths; the module itself comes first, with path ``""``."""
 
     @abc.abstractmethod
+    def is_container(self, cell: Any) -> bool:
+        """Return whether the module is one of the framework's containers, which cannot be called."""
+
+    @abc.abstractmethod
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
         """Return parameters by dotted path; a tied parameter appears under each of its paths."""
 

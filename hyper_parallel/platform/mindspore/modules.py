@@ -31,6 +31,10 @@ class MindSporeModules(ModulesFacet):
         """Depth first; shared cells once per path, which ``cells_and_names`` does not give."""
         yield from _walk(cell, "")
 
+    def is_container(self, cell: Any) -> bool:
+        """A ``CellList`` or ``CellDict``, or one of a class derived from those that has no ``construct``."""
+        return type(cell).construct in (nn.CellList.construct, nn.CellDict.construct)
+
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
         """By path, not by ``Parameter.name``; shared parameters once per path."""
         return {

@@ -29,6 +29,11 @@ class TorchModules(ModulesFacet):
         """``named_modules``, shared modules once per path."""
         yield from cell.named_modules(remove_duplicate=False)
 
+    def is_container(self, cell: Any) -> bool:
+        """One of ``ModuleList`` and the like, or of a class derived from one that has no ``forward``."""
+        containers = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+        return isinstance(cell, containers) and type(cell).forward is nn.Module.forward
+
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
         """``named_parameters``, shared parameters once per path."""
         return dict(cell.named_parameters(remove_duplicate=False))

@@ -236,6 +236,17 @@ def test_what_cannot_be_sharded_is_refused():
             "fully_shard: ignored_params holds the name 'weight'; pass the parameter itself",
             lambda: fully_shard(torch.nn.Linear(3, 2), mesh=mesh, ignored_params=["weight"]),
         )
+        for container in (
+            torch.nn.ModuleList([torch.nn.Linear(3, 2)]),
+            torch.nn.ModuleDict({"a": torch.nn.Linear(3, 2)}),
+            torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2))]),
+        ):
+            refused(
+                PlanError,
+                f"fully_shard: this {type(container).__name__} is never called, so nothing would gather its "
+                "parameters; apply it to each module inside, or to the module around",
+                lambda container=container: fully_shard(container, mesh=mesh),
+            )
         layer = torch.nn.Linear(3, 1)
         for ignored, held in (([layer], "a Linear"), (layer.named_parameters(), "a tuple")):
             refused(

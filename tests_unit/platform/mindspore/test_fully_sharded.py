@@ -464,6 +464,13 @@ def test_what_cannot_be_sharded_is_refused():
 
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
         fully_shard(nn.SequentialCell(), mesh=mesh)(ms.Tensor(array(2)))
+        for container in (nn.CellList([nn.Dense(3, 2)]), nn.CellDict({"a": nn.Dense(3, 2)})):
+            with pytest.raises(PlanError) as info:
+                fully_shard(container, mesh=mesh)
+            assert str(info.value) == (
+                f"fully_shard: this {type(container).__name__} is never called, so nothing would gather its "
+                "parameters; apply it to each module inside, or to the module around"
+            )
         model = nn.Dense(3, 5)
         early = nn.SGD(model.trainable_params(), 0.1)
         fully_shard(model, mesh=mesh)
