@@ -41,6 +41,9 @@ class Parser(argparse.ArgumentParser):
         examples: command lines that end the help page.
         guide: the page that explains more, as a path in the checkout.
         elsewhere: subcommands that users look for here, and what to run in their place.
+
+    Attributes:
+        leftover: what to do with words that no argument takes; it follows them in the error.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_HelpPage, epilog="\n\n".join(shown) or None, **options)
         self._elsewhere = dict(elsewhere or {})
         self._words: list[str] = []
+        self.leftover = ""
 
     def error(self, message: str) -> NoReturn:
         """Raise the error, with where to read what is right.
@@ -76,10 +80,10 @@ class Parser(argparse.ArgumentParser):
         self._words = [] if args is None else list(args)
         parsed, unknown = super().parse_known_args(args, namespace)
         options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        if options:
+        if options and not (self.leftover and options[0] != unknown[0]):
             self.error(self._unknown(options[0]))
         if unknown:
-            self.error(f"unexpected argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}")
+            self.error(f"unexpected argument{'s' * (len(unknown) > 1)} {' '.join(unknown)}{self.leftover}")
         return parsed, unknown
 
     def _unknown(self, option: str) -> str:

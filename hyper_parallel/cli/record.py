@@ -47,7 +47,10 @@ def add_parser(commands: Any) -> None:
     )
     subparser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder of the recording")
     subparser.add_argument(
-        "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="record N optimizer steps; the run goes on"
+        "--steps",
+        type=int_range(1, MOST_STEPS),
+        metavar="N",
+        help="record nothing after the first N optimizer steps; the run goes on",
     )
     subparser.add_argument(
         "--every", type=int_range(1, MOST_STEPS), default=1, metavar="N",
@@ -65,6 +68,7 @@ def add_parser(commands: Any) -> None:
         "--json", action="store_true", help="the result as JSON on stdout; the program prints to stderr"
     )
     subparser.usage = "hyper-parallel record -o FOLDER [options] -- COMMAND"
+    subparser.leftover = "; give the command after --"
     subparser.set_defaults(run=run, arguments=())
 
 
@@ -85,13 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
     }
     module = shlex.join(["hyper_parallel.verify.recording", json.dumps(settings)])
     command = with_program(arguments.arguments, module)
+    earlier = _files(folder)
     try:
         done = subprocess.run(command, check=False)  # noqa: S603 - the user's own command, named to be run
     except OSError as error:
         msg = f"{command[0]} cannot be started: {error.strerror}"
         raise InputError(msg) from None
     status = done.returncode if done.returncode >= 0 else 128 - done.returncode
-    files = sorted(path.name for path in folder.glob("rank-*.jsonl")) if folder.is_dir() else []
+    files = sorted(_files(folder) - earlier)
     text = (
         f"{arguments.output}: {len(files)} rank{'' if len(files) == 1 else 's'} recorded"
         if files
@@ -102,3 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(text, file=sys.stderr)
     return status or (0 if files else 1)
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the names of the ranks' files in a folder, which need not exist."""
+    return {path.name for path in folder.glob("rank-*.jsonl")}

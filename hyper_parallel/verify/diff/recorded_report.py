@@ -29,6 +29,11 @@ _START = {
     "other-samples": "seed the data of both runs alike, and give both the same global batch",
 }
 
+_UNTRAINED = (
+    "no gradient and no updated parameter could be compared; record both runs on as many ranks with the same shards, "
+    "or compare each with its program (verify diff FOLDER train.py)"
+)
+
 
 @dataclass
 class RecordedReport(DiffReport):
@@ -37,23 +42,28 @@ class RecordedReport(DiffReport):
     Attributes:
         measured: whether tolerances were measured by repeats of a program.
         grown: from where on rounding explains all, in words; empty if it nowhere does.
+        untrained: no gradient and no updated parameter was compared, though a recording has some.
     """
 
     measured: bool = False
     grown: str = ""
+    untrained: bool = False
 
     @property
     def inconclusive(self) -> str:
         """Why little can be said of recordings that are equal; empty if enough was judged."""
         if self.equal and self.grown:
             return self.grown
+        if self.equal and self.untrained:
+            return _UNTRAINED
         return super().inconclusive
 
     def conclusion(self) -> str:
         """Return in one sentence what distinguishes the runs."""
         kind = self.kind_of_difference
         if kind == "none":
-            return "all fingerprints are equal"
+            assert self.verdict is not None
+            return f"all fingerprints {'that were compared ' if self.verdict.skipped else ''}are equal"
         if kind == "order of sums":
             within = "what rounding does in the program" if self.measured else "what rounding before it explains"
             return f"order of sums: {self.first_bits}, and all that was compared is within {within}"

@@ -16,6 +16,7 @@ from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.engine.power import Power
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.wording import when_words
+from hyper_parallel.verify.frameworks.contract.records import Record
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.stored import read_recording
 
@@ -128,8 +129,15 @@ def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
     report.first_bits = first_words(judged)
     report.steps = len(one.steps & other.steps)
     report.grown = _grown(judged)
+    recorded = (record for run in (one.run, other.run) for rank in run.ranks for record in rank.records)
+    report.untrained = any(map(_trained, recorded)) and not any(_trained(each.pair.record) for each in judged)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _trained(record: Record) -> bool:
+    """Whether a value shows how a step has trained: a gradient, or a parameter after an update."""
+    return record.kind == "gradient" or (record.kind == "weight" and record.step >= 0)
 
 
 def _grown(judged: Sequence[Judged]) -> str:

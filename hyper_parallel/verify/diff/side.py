@@ -52,7 +52,7 @@ def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int
         label: ``A`` or ``B``, for messages.
 
     Raises:
-        InputError: (a ValueError) there are none, or they start no script.
+        InputError: (a ValueError) there are none, or they start no script and name no folder.
     """
     if not words:
         msg = f"{label} is empty; it must be a script with its arguments, such as 'train.py --tp 2'"
@@ -61,5 +61,11 @@ def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int
         return words[0], (), None
     if words[0].rpartition(":")[2].isidentifier() and ".py:" in words[0]:
         return words[0], tuple(words[1:]), None
+    if len(words) == 1 and not words[0].endswith(".py"):
+        msg = (
+            f"{label}: {words[0]!r} is neither a script nor a folder: give FILE, a command such as torchrun train.py, "
+            "or the folder of a recording"
+        )
+        raise InputError(msg)
     line = read_launch_line(words)
     return line.target, line.arguments, line.ranks

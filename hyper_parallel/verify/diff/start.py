@@ -47,7 +47,7 @@ def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
     hint = next(filter(None, (near_hint(name, theirs) for name in ours)), "")
     msg = (
         f"A and B share no parameter and no recorded value, so nothing can be compared: A has "
-        f"{', '.join(ours[:4])}; B has {', '.join(theirs[:4]) or 'none'}{hint}"
+        f"{', '.join(ours[:4]) or 'none'}; B has {', '.join(theirs[:4]) or 'none'}{hint}"
     )
     raise InputError(msg)
 

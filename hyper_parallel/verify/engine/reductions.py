@@ -211,7 +211,8 @@ def scaled(evidence: Evidence) -> Cause | None:
         inverse = "" if factors[0] > 1 else "1 / "
         return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {size_words(axes, sizes)}{_part(evidence)}")
     ratios = [ratio_of_counts(factor, tolerance) for factor in factors]
-    if all(ratio is not None for ratio in ratios):
+    counted = evidence.key[0] != "rate"  # which a program sets: no count of samples or tokens scales it
+    if counted and all(ratio is not None for ratio in ratios):
         counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios))
         return Cause("scaled-by-count", "", f"{text}, the ratio {counts}")
     words = "which is not a size of a group and no ratio of counts" if same else "a different factor on each rank"

@@ -191,9 +191,16 @@ def require_one_batch(program: Program, arguments: str, own: Run, whole: Run) ->
         if name in rows and rows[name] != known[name]:
             msg = (
                 f"--accumulate {arguments!r}: in the first step {program.name} is trained on {len(rows[name])} samples "
-                f"with its own arguments and on {len(known[name])} with these, {len(known[name] - rows[name])} of "
-                "which are others; both must cut the same samples"
+                f"with its own arguments and on {len(known[name])} "
             )
+            others = len(known[name] - rows[name])
+            if others:
+                msg += f"with these, {others} of which are others; both must train on the same samples"
+            else:
+                msg += (
+                    "of them with these; the one batch must have all, such as '--accum 1 --batch 8' for a script that "
+                    "is run with '--accum 4 --batch 2'; `--accumulate auto` tries both options"
+                )
             raise InputError(msg)
     return calls
 

@@ -47,8 +47,8 @@ def record_run(
 
     Args:
         folder: of the recording; it may exist, without files of this rank.
-        steps: optimizer steps to record; the program goes on afterwards. None records all.
-        every: record the first step and each ``every``-th after it.
+        steps: number of optimizer steps after which nothing is recorded; the program goes on. None records all.
+        every: of these, record the first step and each ``every``-th after it.
         whole: patterns of names, such as ``layers.0.*``, of tensors to record with all elements.
         limit: bytes that the file of a rank may take.
 

@@ -77,7 +77,7 @@ class FingerprintSink:
             self._end(f"steps after the first {self.settings.steps}")
             return None
         if record.step > 0 and record.step % self.settings.every:
-            self.left_out[f"steps other than each {self.settings.every}th"] += 1
+            self.left_out[f"steps other than one in {self.settings.every}"] += 1
             return None
         if len(self._waiting) >= _WAITING or (self._waiting and self._waiting[-1][0].step != record.step):
             self.flush()

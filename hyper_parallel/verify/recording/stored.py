@@ -50,7 +50,8 @@ class Recording:
         ranks = "1 rank" if size == 1 else f"{size} ranks"
         command = " ".join(map(str, self.header.get("command", ())))
         of = f" of {command}" if command else ""
-        return f"recording {self.folder}{of} on {self.header.get('framework', 'torch')}, {shortened(hosts)}, {ranks}"
+        framework, host = self.header.get("framework", "torch"), "host" if len(hosts) == 1 else "hosts"
+        return f"recording {self.folder}{of} on {framework}, {host} {shortened(hosts)}, {ranks}"
 
     @property
     def steps(self) -> set[int]:

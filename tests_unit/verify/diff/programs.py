@@ -132,7 +132,7 @@ class Model(nn.Module):
 model = Model()
 if variant == "frozen":
     model.enter.weight.requires_grad_(False)
-rate = 0.011 if variant == "rate" else 0.01
+rate = {"rate": 0.011, "double_rate": 0.02}.get(variant, 0.01)
 optimizer = torch.optim.AdamW(
     model.parameters(), lr=rate, weight_decay=0.0 if variant == "decay" else 0.1, foreach=variant == "foreach"
 )

@@ -149,6 +149,27 @@ def test_other_numbers_of_ranks(record, tmp_path):
         compare_recordings(alone, with_ranks(alone, tmp_path / "none", doubled))
 
 
+def test_only_settings_are_equal(record, tmp_path):
+    """Where neither gradients nor updated weights can be compared, equal rates and initial weights have status 3."""
+
+    def own(rank, line):
+        return doubled(rank, line) if line.get("kind") != "rate" and line.get("step", -1) >= 0 else line
+
+    alone = record("a")
+    report = compare_recordings(alone, with_ranks(alone, tmp_path / "two", own))
+    assert set(report.verdict.counts) <= {"rate", "weight", "buffer"}
+    assert {"rate", "weight"} <= set(report.verdict.counts)
+    assert report.status == 3
+    assert "all fingerprints that were compared are equal" in report.text()
+    assert (
+        "INCONCLUSIVE: no gradient and no updated parameter could be compared; record both runs on as many ranks with "
+        "the same shards, or compare each with its program (verify diff FOLDER train.py)"
+    ) in report.text()
+    start = [line for line in lines(alone) if line.get("kind") not in ("gradient", "weight") or line["step"] < 0]
+    write(tmp_path / "forward", start)
+    assert compare_recordings(tmp_path / "forward", tmp_path / "forward").status == 0  # there is nothing else
+
+
 def doubled(rank, line):
     """A line of rank 1 whose numbers are others than rank 0's."""
     if rank and "numbers" in line:

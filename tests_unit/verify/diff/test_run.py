@@ -88,6 +88,12 @@ def test_another_start_is_said_first(script, option, cause, kind):
     assert report.json()["difference"] == "another start"
 
 
+def test_another_learning_rate_is_no_count(script):
+    """Twice the learning rate is a setting: no count of samples is named as its cause."""
+    first = diff(script, (), ("--variant", "double_rate")).verdict.first
+    assert (first.kind, first.cause.kind) == ("rate", "unexplained")
+
+
 def test_a_is_compared_as_it_is(script):
     """Runs that share a bug of A's ranks are equal to each other; that A is not what it is on one rank is noted."""
     wrong = ("--kind", "dp", "--variant", "not_averaged")

@@ -1,5 +1,7 @@
 """`--accumulate`: micro-batches train like one batch, or the report says how their gradients are weighted."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from hyper_parallel.verify.engine.bounds import Bounds
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.program.accumulation import explain_micro_batches, own_draws
+from hyper_parallel.verify.program.accumulation import explain_micro_batches, own_draws, require_one_batch
 
 pytestmark = pytest.mark.platforms("torch")
 
@@ -122,6 +124,25 @@ def test_statistics_of_a_batch_are_said_and_not_counted(script):
     assert (report.status, report.hardened[0].skipped) == (3, why)
 
 
+def test_one_micro_batch_is_not_the_batch():
+    """Arguments that train on one of the micro-batches are refused, with the option that is missing."""
+
+    def run(*batches):
+        inputs = [(call, "[0]", np.array(batch)) for call, batch in enumerate(batches)]
+        return Run([RankRecords(0, [], notes={"inputs": inputs})])
+
+    own = run([[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]])
+    program = SimpleNamespace(name="train.py")
+    assert require_one_batch(program, "", own, run([[5.0], [6.0], [3.0], [4.0], [1.0], [2.0]])) == 3
+    with pytest.raises(InputError) as caught:
+        require_one_batch(program, "--accum 1", own, run([[1.0], [2.0]]))
+    assert str(caught.value) == (
+        "--accumulate '--accum 1': in the first step train.py is trained on 6 samples with its own arguments and on 2 "
+        "of them with these; the one batch must have all, such as '--accum 1 --batch 8' for a script that is run with "
+        "'--accum 4 --batch 2'; `--accumulate auto` tries both options"
+    )
+
+
 def test_masks_and_statistics_make_micro_batches_incomparable():
     """Masks in either run, or a buffer that differs after a step, are the reason; equal buffers are none."""
 
@@ -149,7 +170,7 @@ def test_arguments_that_make_no_single_batch_are_refused(script):
         verify_program(script, 2, args=["--accum", "2"], accumulate=["--accum", "1", "--seed", "1"])
     assert str(caught.value) == (
         f"--accumulate '--accum 1 --seed 1': in the first step {script} is trained on 24 samples with its own "
-        "arguments and on 24 with these, 24 of which are others; both must cut the same samples"
+        "arguments and on 24 with these, 24 of which are others; both must train on the same samples"
     )
     with pytest.raises(InputError) as caught:
         verify_program(script, 2, accumulate=[])

@@ -81,7 +81,7 @@ def test_steps_that_are_not_recorded_are_listed(record):
     assert lines(folder)[-1]["end"]["left out"] == {"steps after the first 2": 1}
     folder = record("b", "--steps", "5", every=2)
     assert {step for _, _, step, _ in records(folder)} == {-1, 0, 2, 4}
-    assert list(lines(folder)[-1]["end"]["left out"]) == ["steps other than each 2th"]
+    assert list(lines(folder)[-1]["end"]["left out"]) == ["steps other than one in 2"]
 
 
 def test_the_file_stays_under_its_limit(record):
@@ -207,7 +207,9 @@ def test_record_runs_python_and_refuses_other_commands(script, tmp_path, capfd):
     assert "trained" in captured.out
     assert f"{folder}: 1 rank recorded" in captured.err
     assert main(command) == 2
-    assert "is there already: record into another folder" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "is there already: record into another folder" in err
+    assert "nothing was recorded" in err  # the files are those of the first run
     assert main(["record", "-o", str(folder), "--", "deepspeed", "train.py"]) == 2
     assert "'deepspeed' is not followed here: only python, torchrun and accelerate launch are" in capfd.readouterr().err
     assert main(["record", "-o", str(folder)]) == 2
