@@ -211,7 +211,7 @@ class _LocalMap:
                 f"local_map({self.name}): {name} is a DTensor, its entry of in_placements is None; give its placements"
             )
             raise PlacementError(msg)
-        target = Layout.place(value.device_mesh, entry, tuple(value.shape))
+        target = self._placed(name, value.device_mesh, entry, tuple(value.shape))
         if target is not value.layout and not self.moves:
             msg = (
                 f"local_map({self.name}): {name} is laid out as {value.layout.notation(value.dtype)}, in_placements "
@@ -221,12 +221,20 @@ class _LocalMap:
             raise LayoutError(msg)
         return target
 
+    def _placed(self, what: str, mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of a value; the error says of which value, and on which mesh, if there is none."""
+        try:
+            return Layout.place(mesh, placements, shape)
+        except PlacementError as error:
+            msg = f"local_map({self.name}): {what} on {mesh!r}: {error}"
+            raise PlacementError(msg) from None
+
     def _locals(
         self, arguments: list[_Leaf], targets: list[Layout | None], grads: list[Any], mesh: DeviceMesh
     ) -> list[Any]:
         """The arguments as they enter, with local tensors in place of DTensors."""
         values = [(name, target) for (name, _), target in zip(arguments, targets, strict=True) if target is not None]
-        values += [("the output", layout) for layout in _declared_layouts(mesh, self.out)]
+        values += [("the output", layout) for layout in self._declared_layouts(mesh, self.out)]
         several = any(layout.mesh is not mesh for _, layout in values)
         differing = () if several else _differing_axes(mesh, [layout for _, layout in values])
         locals_ = []
@@ -244,6 +252,20 @@ class _LocalMap:
                 varying = ()
             locals_.append(value.local_for(target, varying, Cause(f"local_map({self.name})", name)))
         return locals_
+
+    def _declared_layouts(self, mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
+        """The layouts that out_placements declare, for tensors of unknown sizes."""
+        if isinstance(placements, Layout):
+            yield placements
+        elif is_single_placement_spec(placements):
+            several = (placements,) if isinstance(placements, Placement) else tuple(placements)
+            dims = [placement.dim for placement in several if isinstance(placement, Shard)]
+            aliases = sum(not isinstance(placement, Placement) for placement in several)
+            ndim = aliases or max((dim + 1 if dim >= 0 else -dim for dim in dims), default=0)
+            yield self._placed("output", mesh, several, (0,) * ndim)
+        elif isinstance(placements, (Mapping, Sequence)) and not isinstance(placements, str):
+            for inner in placements.values() if isinstance(placements, Mapping) else placements:
+                yield from self._declared_layouts(mesh, inner)
 
     def _entries_per_argument(
         self, option: str, entries: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -306,7 +328,8 @@ class _LocalMap:
         if entered.platform.is_tensor(output):
             if placements is None or not is_placement_spec(placements):
                 raise self._wrong_output_error(output, placements, where, "the placements of one tensor")
-            yield where, output, Layout.place(entered.mesh, placements, (0,) * len(output.shape)).with_shape(None)
+            layout = self._placed(f"output{where}", entered.mesh, placements, (0,) * len(output.shape))
+            yield where, output, layout.with_shape(None)
         elif isinstance(output, Mapping) or (isinstance(output, (list, tuple)) and placements is not None):
             for value, inner, key in self._items(output, placements, where):
                 yield from self._outputs(value, inner, entered, where + key)
@@ -437,32 +460,11 @@ def _positions(func: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
-def _declared_layouts(mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
-    """The layouts that out_placements declare, for tensors of unknown sizes."""
-    if placements is None:
-        return
-    if is_single_placement_spec(placements):
-        yield _layout(mesh, placements)
-    elif isinstance(placements, (Mapping, Sequence)) and not isinstance(placements, str):
-        for inner in placements.values() if isinstance(placements, Mapping) else placements:
-            yield from _declared_layouts(mesh, inner)
-
-
 def _differing_axes(mesh: DeviceMesh, layouts: Sequence[Layout]) -> tuple[int, ...]:
     """Axes along which ranks compute different things, since an operand or an output is not replicated there."""
     return tuple(
         axis for axis in range(mesh.ndim) if not all(layout.placement_on(axis).is_replicate() for layout in layouts)
     )
-
-
-def _layout(mesh: DeviceMesh, placements: Any) -> Layout:
-    if isinstance(placements, Layout):
-        return placements
-    several = (placements,) if isinstance(placements, Placement) else tuple(placements)
-    dims = [placement.dim for placement in several if isinstance(placement, Shard)]
-    aliases = sum(not isinstance(placement, Placement) for placement in several)
-    ndim = aliases or max((dim + 1 if dim >= 0 else -dim for dim in dims), default=0)
-    return Layout.place(mesh, several, (0,) * ndim)
 
 
 # A rank that alone dropped its entries would wait for sizes that no other rank sends: meshes live as the function does.

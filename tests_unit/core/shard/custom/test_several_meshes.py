@@ -10,7 +10,7 @@ from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.custom.function_map import local_map
-from hyper_parallel.errors import MeshError, MeshLookupError, MeshMismatchError
+from hyper_parallel.errors import MeshError, MeshLookupError, MeshMismatchError, PlacementError
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.simulate import simulate
 
@@ -248,6 +248,34 @@ def test_entries_are_placements_on_the_mesh_of_their_tensor():
         return True
 
     assert all(simulate(on_rank, 4, platform="torch"))
+
+
+@torch_only
+def test_placements_that_do_not_fit_name_the_tensor_and_its_mesh():
+    """With several meshes, the number of axes alone does not say which entry is wrong."""
+    import torch
+
+    def body():
+        mesh = init_device_mesh("cpu", (3, 1), mesh_dim_names=("dp", "tp"))
+        x, w = distribute_tensor(torch.ones(6, 4), mesh), distribute_tensor(torch.ones(4, 6), mesh["tp"])
+        messages = []
+        for declared in (([R, R], ([R, R], [R, R])), ([R], None), ([S0, Shard(2)], None), ({"y": [R, R, R]}, None)):
+            with pytest.raises(PlacementError) as caught:
+                local_map(lambda x, w: x @ w, *declared)(x, w)
+            messages.append(str(caught.value))
+        return mesh.rank, messages
+
+    one, both = "DeviceMesh(cpu, tp=1, ranks=[{}])", "DeviceMesh(cpu, dp=3, tp=1, ranks=[0, 1, 2])"
+    twice, thrice = "2 given (Replicate(), Replicate())", "3 given (Replicate(), Replicate(), Replicate())"
+    count = "for the 2 axes ('dp', 'tp') of the mesh; give one per axis"
+    for rank, messages in simulate(body, 3, platform="torch"):
+        expected = [
+            f"w on {one.format(rank)}: placements: {twice} for the 1 axes ('tp',) of the mesh; give one per axis",
+            f"output on {both}: placements: 1 given (Replicate()) {count}",
+            f"output on {both}: placements: Shard(2) names dim 2, the tensor has 2 dims",
+            f"output on {both}: placements: {thrice} {count}",
+        ]
+        assert messages == [f"local_map(<lambda>): {text}" for text in expected]
 
 
 @torch_only
