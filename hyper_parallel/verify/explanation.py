@@ -204,16 +204,19 @@ class Explanation:
         ]
         return ["  memory of a rank in bytes:", *aligned(rows, text=2)]
 
+    def link_words(self, axes: Sequence[str]) -> str:
+        """Return the links that messages over some axes may take, in words; equal ones once."""
+        return " or ".join(dict.fromkeys(str(self.links[axis]) for axis in axes)) or "unknown"
+
     def _axis_lines(self) -> list[str]:
         if not self.traffic:
             return []
         rows = [("over", "a link of", "ranks", "count", "bytes", "time")]
-        for row in self.over_axes():
-            link = " or ".join(str(self.links[axis]) for axis in row.axes) or "unknown"
-            rows.append(
-                (",".join(row.axes) or "other ranks", link, str(row.ranks), str(row.count), str(row.bytes),
-                 duration(row.seconds))
-            )  # fmt: skip
+        rows += [
+            (",".join(row.axes) or "other ranks", self.link_words(row.axes), str(row.ranks), str(row.count),
+             str(row.bytes), duration(row.seconds))
+            for row in self.over_axes()
+        ]  # fmt: skip
         lines = ["  time of these collectives, one after the other:", *aligned(rows, text=2)]
         lines += [f"    not priced: {line}" for line in self.unpriced()]
         return [*lines, f"    {duration(self.seconds)} a step"]

@@ -96,8 +96,8 @@ def _axes(each: Explanation) -> Markup:
         Column("received", number=True), Column("time", number=True),
     ]  # fmt: skip
     rows: list[list[Value]] = [
-        [", ".join(row.axes) or "other ranks", " or ".join(str(each.links[axis]) for axis in row.axes) or "unknown",
-         row.ranks, row.count, size(row.bytes), _time(row.seconds)]
+        [", ".join(row.axes) or "other ranks", each.link_words(row.axes), row.ranks, row.count, size(row.bytes),
+         _time(row.seconds)]
         for row in each.over_axes()
     ]  # fmt: skip
     text = f"Time of the collectives of a step, one after the other: {duration(each.seconds)}"
