@@ -11,6 +11,7 @@ from hyper_parallel.core.data_parallel.meshes import DataAxes, data_axes, placed
 from hyper_parallel.core.data_parallel.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
+from hyper_parallel.core.dtensor.parameter_paths import MADE_BY_FULLY_SHARD
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.dtensor.steps import narrow_box
 from hyper_parallel.errors import ArgumentTypeError, PlanError, UnsupportedOnBackend
@@ -33,8 +34,6 @@ _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
 _TAKEN: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """Parameters that ``fully_shard`` has replaced, by identity, while another module or the program holds them."""
-_MADE = "_hyper_parallel_made_by_fully_shard"
-"""Attribute of the parameters that it has made of those; a reference to them, though weak, would keep swaps away."""
 _DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
@@ -327,7 +326,7 @@ def _check_parameter(path: str, parameter: Any, axes: DataAxes, dim: int, *, tak
             "fully_shard of a module that holds them"
         )
         raise PlanError(msg)
-    if hasattr(parameter, _MADE):
+    if hasattr(parameter, MADE_BY_FULLY_SHARD):
         msg = (
             f"fully_shard: parameter {path} was sharded before, by fully_shard of another module that holds it, such "
             "as one around this; apply fully_shard to inner modules first, and then to the modules around them"
@@ -353,7 +352,7 @@ def _sharded(
     for path, parameter, owners in unique.values():
         shard = _shard(platform, path, parameter, *homes[id(parameter)])
         sharded = platform.new_parameter(shard, requires_grad=platform.needs_grad(parameter))
-        setattr(sharded, _MADE, True)
+        setattr(sharded, MADE_BY_FULLY_SHARD, True)
         result.append((parameter, sharded, owners))
     return result
 

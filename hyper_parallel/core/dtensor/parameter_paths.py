@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.modules import ModulesFacet
 
 __all__ = [
-    "MODULE_PATH", "TiedParameters", "describe_nearest", "module_label", "note_replacement", "owners_by_parameter",
-    "path_matches", "replacing_parameters", "untying_problems",
+    "MADE_BY_FULLY_SHARD", "MODULE_PATH", "TiedParameters", "describe_nearest", "module_label", "note_replacement",
+    "owners_by_parameter", "path_matches", "replacing_parameters", "untying_problems",
 ]  # fmt: skip
 
 MODULE_PATH = "_hyper_parallel_path"
 """Attribute of a module: its path from the outermost module that was parallelized."""
+MADE_BY_FULLY_SHARD = "_hyper_parallel_made_by_fully_shard"
+"""Attribute of parameters that ``fully_shard`` has made; a reference to those from before would keep swaps away."""
 _FAMILY = "_hyper_parallel_family"
 
 Slot = tuple[str, Any, str]

@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Any
 from hyper_parallel._caches import CacheInfo, register_owners
 from hyper_parallel._tree import leaves, tree_map, tree_map_named
 from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.parameter_paths import MADE_BY_FULLY_SHARD
 from hyper_parallel.core.dtensor.skip_dispatch import local_operands, open_blocks, outside_blocks, skipped
 from hyper_parallel.core.shard.entry import ENTRIES, OpEntry, Run, binder
 from hyper_parallel.core.shard.executor import TensorArgument, compile_plan, marks_in
 from hyper_parallel.core.shard.op_plan import plan_call, replicated_layout
 from hyper_parallel.core.shard.outside import outside_of_mesh
-from hyper_parallel.core.shard.refusals import check_framework, common_mesh, plain_tensor_error, transformed_error
+from hyper_parallel.core.shard.refusals import (
+    check_framework,
+    common_mesh,
+    plain_tensor_error,
+    shard_error,
+    transformed_error,
+)
 from hyper_parallel.core.shard.rule import OpCall, Operand, Ref, Rule, UnknownOperandError, find_rule
 from hyper_parallel.errors import MixedTensorError, UnsupportedOperatorError
 from hyper_parallel.platform.select import framework_of
@@ -349,7 +356,12 @@ class Dispatcher:
         order = [name for name in binder(rule.signature).names if name in bound]
         further = () if entry.unless is not None else bound  # what `unless` reads is not the rule's
         bound = {name: bound[name] for name in dict.fromkeys((*order, *further))}
-        template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
+        try:
+            template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
+        except MixedTensorError:
+            if any(hasattr(mark.tensor, MADE_BY_FULLY_SHARD) for mark in marks_in(tuple(bound.values()))):
+                raise shard_error(entry.name) from None
+            raise
         call = OpCall(rule.op, mesh, tuple(operands), template)
         if mesh.coordinate is None:
             run = outside_of_mesh(self.platform, entry, call, marked, named, marks)

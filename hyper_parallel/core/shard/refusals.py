@@ -29,9 +29,9 @@ __all__ = [
     "note_style_output",
     "plain_tensor_error",
     "read_only_error",
+    "shard_error",
     "transformed_error",
 ]
-
 
 # Which entry of a plan made the last DTensor, for errors about mixed tensors: the mesh of the style, as messages show
 # it, and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
@@ -112,6 +112,16 @@ def plain_tensor_error(
         f"{name} = hyper_parallel.DTensor.from_local({name}, mesh, [{replicated}]) "
         "if every rank holds the same values; if it is a local shard that a parallel style returned, give that style "
         f"use_local_output=False{source}"
+    )
+
+
+def shard_error(op: str) -> MixedTensorError:
+    """Return the error for plain tensors that meet a parameter of ``fully_shard`` outside of a call of its module."""
+    path = module_path()
+    return MixedTensorError(
+        f"{path}{path and ': '}{op}: an operand is this rank's shard of a parameter, and others are plain tensors; "
+        "fully_shard gathers parameters for calls of the module that it was applied to: call that module, or use "
+        "register_fsdp_forward_method(module, name) for a method of it"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hyper_parallel import DTensor, Shard, clip_grad_norm_, init_device_mesh
 from hyper_parallel.core.data_parallel import fully_shard, no_sync
-from hyper_parallel.errors import MeshError, PlanError
+from hyper_parallel.errors import MeshError, MixedTensorError, PlanError
 from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -213,6 +213,26 @@ def test_evaluation_recompute_and_a_stale_graph():
             loss.backward()
 
     on_ranks(2, rank)
+
+
+def test_parameters_meet_plain_tensors_in_calls_of_their_module_alone():
+    """A slice of a sharded Sequential has shards in it, which the error says; from_local would take other data."""
+    import torch
+
+    def rank(mesh):
+        model = fully_shard(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)), mesh=mesh)
+        text = (
+            "linear: an operand is this rank's shard of a parameter, and others are plain tensors; fully_shard gathers "
+            "parameters for calls of the module that it was applied to: call that module, or use "
+            "register_fsdp_forward_method(module, name) for a method of it"
+        )
+        for call in (model[:1], lambda x: torch.nn.functional.linear(x, model[0].weight)):
+            with pytest.raises(MixedTensorError) as info:
+                call(torch.ones(4, 3))
+            assert str(info.value) == text
+        assert model(torch.ones(4, 3)).shape == (4, 2)
+
+    on_ranks(3, rank)
 
 
 def test_what_cannot_be_sharded_is_refused():
