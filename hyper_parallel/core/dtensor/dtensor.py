@@ -7,7 +7,8 @@ framework's tensor type. Autograd runs on local tensors; the class adds no node 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -35,8 +36,21 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Cause
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["DTensor", "require_dense", "resolve_mesh", "takes_no_part", "varying_axes", "without_elements"]
+__all__ = [
+    "SUMMED_OPERANDS",
+    "DTensor",
+    "require_dense",
+    "resolve_mesh",
+    "takes_no_part",
+    "varying_axes",
+    "without_elements",
+]
 
+SUMMED_OPERANDS: ContextVar[Mapping[int, tuple[str, DeviceMesh, tuple[int, ...]]] | None] = ContextVar(
+    "hyper_parallel_summed_operands", default=None
+)
+"""Of the innermost ``local_map`` that runs, by ``id`` of a local tensor: the operand's name, and the axes of its mesh
+over which the gradient that the function produces is summed afterwards."""
 
 if TYPE_CHECKING:
     # At run time it is the tensor type of one of the frameworks, too: either's functions take it, and it has its
@@ -108,13 +122,17 @@ class DTensor(_FrameworkTensor):
                 Replicate or Partial(sum) it may be Partial(sum): the ranks' gradients then add up to the true one.
 
         Raises:
-            LayoutError: the placements do not fit the mesh or the tensor, or the gradient cannot have its own.
+            LayoutError: the placements do not fit the mesh or the tensor, or the gradient cannot have its own; or
+                ``local`` is an operand of a ``local_map`` that sums its gradient, which is complete here.
             MeshMismatchError: the placements are a layout of another mesh, or ``local`` is on another type of device.
             ArgumentTypeError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
             MeshLookupError: on MindSpore, this rank is not in the mesh.
         """
         del stride
+        summed = SUMMED_OPERANDS.get()
+        if summed is not None and id(local) in summed and grad_placements is None:
+            _require_partial_gradient(summed[id(local)], resolve_mesh(device_mesh), placements, tuple(local.shape))
         special = run_check or shape is not None or grad_placements is not None
         key = None if special else _even_key(local, device_mesh, placements)
         even = _EVEN.get(key)
@@ -422,6 +440,22 @@ def without_elements(local: Any, platform: Platform, layout: Layout, what: str, 
         raise ShardMismatchError(msg)
     none = platform.reshape(platform.reshape(local, (-1,))[:0], layout.local_shape)
     return platform.wrap(none, layout)  # type: ignore[no-any-return]
+
+
+def _require_partial_gradient(
+    summed: tuple[str, DeviceMesh, tuple[int, ...]], mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]
+) -> None:
+    """Raise a PlacementError if an operand of ``local_map`` becomes a DTensor whose gradient would be summed twice."""
+    name, own, axes = summed
+    layout = _layout_from_local(mesh, placements, None, shape)
+    again = [axis for axis in axes if mesh is own and layout.placement_on(axis).is_replicate()]
+    if again:
+        over = own.names[again[0]] if own.names else again[0]
+        msg = (
+            f"from_local: {name} is replicated over {over}, so its gradient is complete, and local_map would sum it "
+            f"over {over} once more; give {name} the entry {[Replicate()] * own.ndim} in in_grad_placements"
+        )
+        raise PlacementError(msg)
 
 
 def _layout_from_local(

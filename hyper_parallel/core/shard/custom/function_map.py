@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._caches import CacheInfo, Owners, register, register_owners
 from hyper_parallel._tree import CONTAINERS, leaves, named_leaves, unflatten
-from hyper_parallel.core.dtensor.dtensor import DTensor, resolve_mesh, varying_axes
+from hyper_parallel.core.dtensor.dtensor import SUMMED_OPERANDS, DTensor, resolve_mesh, varying_axes
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.global_shape import layout_from_gathered_shapes
 from hyper_parallel.core.dtensor.layout import Layout
@@ -68,8 +68,8 @@ def local_map(
             None for a value that is not a DTensor; or a mapping from parameter name to that parameter's entry, or to a
             list of them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
         in_grad_placements: the placements of the gradients that ``func`` produces, spelled like ``in_placements``;
-            None stands for the contract above. A ``func`` that makes DTensors of its local tensors again, as one that
-            calls another ``local_map`` does, produces complete gradients of replicated ones: say ``[Replicate()]``.
+            None stands for the contract above. A ``func`` that makes replicated DTensors of its local tensors again, as
+            one that calls another ``local_map`` does, produces complete gradients of them: say ``[Replicate()]``.
         device_mesh: the mesh of the outputs; by default that of the first DTensor.
         redistribute_inputs: redistribute DTensors to ``in_placements`` instead of refusing those with another layout.
 
@@ -117,6 +117,7 @@ class _PreparedCall:
         args: positional arguments with local tensors in their place.
         kwargs: keyword arguments likewise.
         moved: name, layout and local tensor of each operand that does not enter as the caller's own local tensor.
+        summed: operands whose gradients are summed by default, as in ``SUMMED_OPERANDS``.
     """
 
     platform: Platform
@@ -125,6 +126,7 @@ class _PreparedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     moved: tuple[tuple[str, Layout, Any], ...]
+    summed: Mapping[int, tuple[str, DeviceMesh, tuple[int, ...]]] | None
 
 
 class _LocalMap:
@@ -154,7 +156,11 @@ class _LocalMap:
         entered = self._enter(first, arguments, args, kwargs)
         platform = entered.platform
         before = [platform.version(local) for _, _, local in entered.moved]
-        output = self.func(*entered.args, **entered.kwargs)
+        token = SUMMED_OPERANDS.set(entered.summed)
+        try:
+            output = self.func(*entered.args, **entered.kwargs)
+        finally:
+            SUMMED_OPERANDS.reset(token)
         for (name, layout, local), version in zip(entered.moved, before, strict=True):
             if platform.version(local) != version:
                 moved = f"moved to {layout.notation(local.dtype)}"
@@ -176,7 +182,7 @@ class _LocalMap:
             for argument, entry in zip(arguments, entries, strict=True)
         ]
         layouts = [target for target in targets if target is not None]
-        locals_ = self._locals(arguments, targets, grads, mesh)
+        locals_, summed = self._locals(arguments, targets, grads, mesh)
         entering = iter(locals_)
         moved = tuple(
             (name, target, local)
@@ -190,6 +196,7 @@ class _LocalMap:
             unflatten(args, entering, CONTAINERS),
             unflatten(kwargs, entering, CONTAINERS),
             moved,
+            summed or None,
         )
 
     def _target(self, platform: Platform, argument: _Leaf, entry: Any) -> Layout | None:
@@ -232,13 +239,14 @@ class _LocalMap:
 
     def _locals(
         self, arguments: list[_Leaf], targets: list[Layout | None], grads: list[Any], mesh: DeviceMesh
-    ) -> list[Any]:
-        """The arguments as they enter, with local tensors in place of DTensors."""
+    ) -> tuple[list[Any], dict[int, tuple[str, DeviceMesh, tuple[int, ...]]]]:
+        """The arguments as they enter, with local tensors for DTensors, and those whose gradients are summed."""
         values = [(name, target) for (name, _), target in zip(arguments, targets, strict=True) if target is not None]
         values += [("the output", layout) for layout in self._declared_layouts(mesh, self.out)]
         several = any(layout.mesh is not mesh for _, layout in values)
         differing = () if several else _differing_axes(mesh, [layout for _, layout in values])
         locals_ = []
+        summed: dict[int, tuple[str, DeviceMesh, tuple[int, ...]]] = {}
         for (name, value), target, grad in zip(arguments, targets, grads, strict=True):
             if target is None:
                 locals_.append(value)
@@ -251,8 +259,11 @@ class _LocalMap:
                 varying = axes_to_sum(f"local_map({self.name})", name, target, tuple(values))
             else:
                 varying = ()
-            locals_.append(value.local_for(target, varying, Cause(f"local_map({self.name})", name)))
-        return locals_
+            local = value.local_for(target, varying, Cause(f"local_map({self.name})", name))
+            locals_.append(local)
+            if varying and (grad is _NO_ENTRY or grad is None) and value._platform.needs_grad(local):
+                summed[id(local)] = name, target.mesh, varying
+        return locals_, summed
 
     def _declared_layouts(self, mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
         """The layouts that out_placements declare, for tensors of unknown sizes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_tensor
@@ -14,6 +15,7 @@ from hyper_parallel.errors import (
     ArgumentTypeError,
     LayoutError,
     MixedTensorError,
+    RankFailedError,
     ShardMismatchError,
     UnsupportedOperatorError,
 )
@@ -427,3 +429,31 @@ def test_outputs_in_different_places():
         ("local_map(<lambda>): ranks returned tensors in different places "
         "(rank 0: output['a'], rank 1: output['a'], output['b'][0])"),
     ] * 2  # fmt: skip
+
+
+@torch_only
+def test_an_operand_whose_gradient_is_complete_is_not_summed_twice():
+    """A function that makes a replicated DTensor of an operand says so; its gradient is then one device's."""
+    import torch
+
+    def program(grads):
+        mesh = init_device_mesh("cpu", (3,))
+        rows = torch.arange(35, dtype=torch.float32).reshape(7, 5).sin()
+        x, w = distribute_tensor(rows, mesh, [Shard(0)]), distribute_tensor(torch.ones(5, 2), mesh, [Replicate()])
+        w.requires_grad_()
+
+        def outer(x, w):
+            inner = DTensor.from_local(x, mesh, [Shard(0)], shape=(7, 5)) @ DTensor.from_local(w, mesh, [Replicate()])
+            return inner.to_local()
+
+        local_map(outer, [Shard(0)], None, grads)(x, w).sum().backward()
+        return w.grad.full_tensor(), rows.sum(0)
+
+    (gradient, expected), *_ = simulate(lambda: program([[Shard(0)], [Replicate()]]), 3)
+    torch.testing.assert_close(gradient, expected[:, None].expand(5, 2))
+    with pytest.raises(RankFailedError) as caught:
+        simulate(lambda: program(None), 3)
+    assert str(caught.value.__cause__) == (
+        "from_local: w is replicated over 0, so its gradient is complete, and local_map would sum it over 0 once more; "
+        "give w the entry [Replicate()] in in_grad_placements"
+    )
