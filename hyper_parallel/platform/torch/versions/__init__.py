@@ -43,6 +43,7 @@ _HOOKS = "hooks of modules on DTensors"
 _BACKWARD = "fully_shard and replicate"
 _DECOMPOSED = "operators as graphs of others"
 _PRETENDED = "the CPU instead of a device"
+_SAMPLES = "which samples data loaders draw"
 _RECEIVES = "checks of receives that are pending"
 _ROUNDING = "float32 products that are exact on every device"
 
@@ -154,6 +155,7 @@ NAMES = Names(
         "device_constructors": _name("torch.utils._device._device_constructors", _PRETENDED),
         "device_context": _name("torch.utils._device.DeviceContext", _PRETENDED),
         "function_table": _name("torch.jit._builtins", _PRETENDED),
+        "loader_iterator": _name("torch.utils.data.dataloader._BaseDataLoaderIter", _SAMPLES),
         "register_device_module": _name("torch._register_device_module", _PRETENDED),
         # switches
         "get_precision": _name("torch._C._get_fp32_precision_getter", _ROUNDING),

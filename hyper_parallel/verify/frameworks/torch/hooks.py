@@ -27,11 +27,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.torch.intercept import RECORDED
-from hyper_parallel.platform.torch.versions import function_table, transforms_active
+from hyper_parallel.platform.torch.versions import function_table, loader_iterator, transforms_active
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch import thresholds
@@ -213,7 +213,7 @@ class _Installation:
             self._replace(owner, name, functools.partial(_threshold, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
         self._replace(DataLoader, "__iter__", _pass)
-        self._replace(dataloader._BaseDataLoaderIter, "_next_index", _indices)  # noqa: SLF001 - draws of all samplers
+        self._replace(loader_iterator, "_next_index", _indices)
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         plain = getattr(owner, name)
