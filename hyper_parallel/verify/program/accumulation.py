@@ -105,18 +105,20 @@ def verify_sum(
     parts = _contributions(_Accumulation(program, program, world, reference, progress), 0)
     if parts is None or len(parts) < 2 or not _other_samples(reference.run):
         return None
-    runs, verdict = compare_with(reference, _only_compared(reference.run), None, None)
+    runs = PairedRuns(reference.run, reference.bounds, _only_compared(reference.run), None, None)
     keys = _common(runs, 0, parts)
     weights = _weights(runs, keys, parts, reference=True) if keys else None
     if weights is None:
         return None
     kept = [place for place, weight in enumerate(weights) if abs(weight) > _ALONE * np.abs(weights).max()]
     lost = [place for place in range(kept[-1]) if place not in kept]
-    verdict.spots, verdict.skipped = [], []
+    records = {record.key: record for record in reference.run.ranks[0].records}
+    verdict = Verdict(1)
+    verdict.counts["gradient"] = len(keys)
+    verdict.checked = sum(int(np.size(records[key].value)) for key in keys)
     if lost:
         why = f"it is that of micro-batch {_listed([each + 1 for each in kept])} of {len(parts)} only"
         cause = Cause("micro-batches-lost", evidence=_lost_words(lost, len(parts), weights))
-        records = {record.key: record for record in reference.run.ranks[0].records}
         verdict.differences = [
             Difference("gradient", key[1], records[key].module, (0,), 0, 0, math.inf, 0.0, why, cause=cause,
                        site=records[key].site)

@@ -72,6 +72,7 @@ def test_without_an_option_the_sum_of_micro_batches_is_compared(script):
     report = verify_program(script, 2, args=["--seed", "1"], **given)
     assert report.ok, report.text()
     (case,) = report.hardened
+    assert case.verdict.counts == {"gradient": 4}
     (words,) = case.words
     assert words == (
         f"no option of {script} was found by which it takes one batch: the gradients of the first step are compared "
