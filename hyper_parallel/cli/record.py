@@ -74,6 +74,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    from hyper_parallel.verify.engine.wording import count_words
     from hyper_parallel.verify.program.launch_line import with_program
 
     if not arguments.arguments:
@@ -97,11 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(msg) from None
     status = done.returncode if done.returncode >= 0 else 128 - done.returncode
     files = sorted(_files(folder) - earlier)
-    text = (
-        f"{arguments.output}: {len(files)} rank{'' if len(files) == 1 else 's'} recorded"
-        if files
-        else "nothing was recorded"
-    )
+    text = f"{arguments.output}: {count_words('rank', len(files))} recorded" if files else "nothing was recorded"
     if arguments.json:
         print_result(report_json({"ok": not status and bool(files), "status": status, "files": files}))
     else:

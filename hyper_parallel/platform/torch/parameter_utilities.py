@@ -102,14 +102,18 @@ def set_in_own_layout(assign: Call) -> Call:
 # -- norms of gradients ------------------------------------------------------------------------------------------------
 
 
+def _are_on_several_meshes(tensors: Iterable[Any]) -> bool:
+    return len({each._layout.mesh for each in tensors if isinstance(each, DTensor)}) > 1
+
+
 def clipped_on_all_meshes(clip: Call) -> Call:
     """``torch.nn.utils.clip_grad_norm_``: of gradients on several meshes, by this library's."""
 
     @wraps(clip)
     def call(parameters: Any, *args: Any, **options: Any) -> Any:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        meshes = {each.grad._layout.mesh for each in listed if isinstance(each.grad, DTensor)}
-        return (clip if len(meshes) <= 1 else clip_grad_norm_)(listed, *args, **options)
+        several = _are_on_several_meshes(each.grad for each in listed)
+        return (clip_grad_norm_ if several else clip)(listed, *args, **options)
 
     return call
 
@@ -122,7 +126,7 @@ def norm_on_all_meshes(norm: Call) -> Call:
         tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> Any:
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if len({each._layout.mesh for each in listed if isinstance(each, DTensor)}) <= 1:
+        if not _are_on_several_meshes(listed):
             return norm(listed, norm_type, error_if_nonfinite, foreach)
         with torch.no_grad():
             return total_norm(listed, norm_type, error_if_nonfinite)

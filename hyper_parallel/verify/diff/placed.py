@@ -12,6 +12,7 @@ from hyper_parallel.verify.diff.interpreter import Interpreter
 from hyper_parallel.verify.diff.revision import at_revision
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.engine.scratch import Scratch
+from hyper_parallel.verify.engine.wording import count_words
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
@@ -47,15 +48,13 @@ class PlacedSide:
     @property
     def words(self) -> str:
         """The program, its arguments, its framework and its ranks."""
-        size = self.side.world_size
-        ranks = "1 rank" if size == 1 else f"{size} ranks"
         revision = f" of {self.side.revision}" if self.side.revision else ""
         line = shlex.join([self.program.name, *self.program.arguments])
         python = ""
         if self.interpreter is not None:
             python = f" by {self.side.python}"
             python += f" ({self.interpreter.versions})" if self.interpreter.versions else ""
-        return f"{line}{revision} on {self.world.platform}{python}, {ranks}"
+        return f"{line}{revision} on {self.world.platform}{python}, {count_words('rank', self.side.world_size)}"
 
     def alone(self) -> Program:
         """Return the program as it runs on one rank."""

@@ -119,8 +119,7 @@ def verdict_of(judged: Sequence[Judged], world_size: int, label: str = "A") -> V
         values = "initial weights and buffers" if kind == "other-weights" else "inputs of the first step"
         number = sum(_is_start(each, kind) for each in judged)
         evidence = f"{len(start)} of {number} {values} are not {label}'s; {_START[kind]}"
-        first = verdict.differences[0]
-        verdict.differences[0] = _caused(first, Cause(kind, evidence=evidence))
+        verdict.differences[0] = replace(verdict.differences[0], cause=Cause(kind, evidence=evidence))
         verdict.skipped.append("everything after the start: the runs do not start alike, so all of it may differ")
     return verdict
 
@@ -132,10 +131,6 @@ def _start_of(each: Judged) -> str:
 def _is_start(each: Judged, kind: str) -> bool:
     record = each.pair.record
     return record.step < 0 if kind == "other-weights" else record.kind == "input" and record.step == 0
-
-
-def _caused(difference: Difference, cause: Cause) -> Difference:
-    return replace(difference, cause=cause)
 
 
 def _differences(differing: Sequence[Judged], label: str) -> list[Difference]:

@@ -39,16 +39,8 @@ def diff_recordings(
 ) -> RecordedReport:
     """Compare a recording with another one, or with a program that is run as it was recorded.
 
-    Args:
-        first: run A.
-        second: run B; one of the two is a recording at least.
-        steps: optimizer steps after which the program is stopped; None takes those of the recording.
-        seed: of the perturbations.
-        declared: placements by pattern of names, where they cannot be inferred.
-        timeout: seconds for each run.
-        scratch: folder in which arrays are kept meanwhile.
-        budget: bytes that may be written there.
-        progress: called with the name of each run before it starts.
+    Arguments are those of ``verify_diff``; at least one run is a recording. ``steps`` stops the program; None takes the
+    steps of the recording.
 
     Raises:
         InputError: (a ValueError) a folder is not a recording, or has options of a program; the program cannot be run

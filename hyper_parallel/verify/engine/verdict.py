@@ -155,8 +155,7 @@ class Verdict:
             return f"NOT VERIFIED: {self.incomplete[0]}"
         counted = ", ".join(count_words(kind, count) for kind, count in self.counts.items() if count)
         return (
-            f"equal on {self.world_size} rank{'' if self.world_size == 1 else 's'}: {counted} "
-            f"({self.checked} elements); "
+            f"equal on {count_words('rank', self.world_size)}: {counted} ({self.checked} elements); "
             f"max error: {self.largest:.1%} of the rounding tolerance"
         )
 

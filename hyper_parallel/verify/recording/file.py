@@ -48,11 +48,6 @@ class RankFile:
         self._descriptor: int | None = None
         self._written = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether something was written."""
-        return self._descriptor is not None
-
     def write(self, lines: Iterable[str]) -> bool:
         """Append lines that fit under the limit; return whether all did.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyper_parallel._text import shortened
-from hyper_parallel.verify.engine.wording import ranks_words
+from hyper_parallel.verify.engine.wording import count_words, ranks_words
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.file import RankRecording, file_of_rank, read_rank
@@ -46,11 +46,11 @@ class Recording:
     @property
     def words(self) -> str:
         """What was recorded, where, and on how many ranks."""
-        size, hosts = len(self.ranks), sorted({str(rank.header.get("host", "")) for rank in self.ranks})
-        ranks = "1 rank" if size == 1 else f"{size} ranks"
+        hosts = sorted({str(rank.header.get("host", "")) for rank in self.ranks})
         command = " ".join(map(str, self.header.get("command", ())))
         of = f" of {command}" if command else ""
         framework, host = self.header.get("framework", "torch"), "host" if len(hosts) == 1 else "hosts"
+        ranks = count_words("rank", len(self.ranks))
         return f"recording {self.folder}{of} on {framework}, {host} {shortened(hosts)}, {ranks}"
 
     @property

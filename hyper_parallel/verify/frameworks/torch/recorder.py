@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -140,10 +140,8 @@ class Recorder:
 
     def _observe_inputs(self, args: Any, kwargs: Any) -> None:
         """Record the data that a model is called with."""
-        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
-            taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
-            if taken is not None:
-                self.log.add("input", name, taken)
+        for name, _, taken in _samples(args, kwargs):
+            self.log.add("input", name, taken)
 
     def observe_collective(self, name: str, value: Any) -> None:
         """Record the tensor that this rank gives a collective."""
@@ -155,13 +153,11 @@ class Recorder:
         """Keep the tensors that models are called with in the first step: the data, before any computation."""
         if self.log.step or self._evaluates:
             return
-        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
-            taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
-            if taken is not None:
-                self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken.array))
-                if value.dim() > 1:
-                    contiguous = self.log.notes.get("contiguous inputs", True) and value.is_contiguous()
-                    self.log.notes["contiguous inputs"] = contiguous
+        for name, value, taken in _samples(args, kwargs):
+            self.log.notes.setdefault("inputs", []).append((self._inputs, name, taken.array))
+            if value.dim() > 1:
+                contiguous = self.log.notes.get("contiguous inputs", True) and value.is_contiguous()
+                self.log.notes["contiguous inputs"] = contiguous
 
     def _output_name(self, path: str) -> str:
         return (path or "(model)") + (" (no_grad)" if self._evaluates else "")
@@ -567,6 +563,14 @@ class Recorder:
         names = self.log.notes.setdefault(subject, [])
         if name not in names:
             names.append(name)
+
+
+def _samples(args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, LocalValue]]:
+    """Yield name, tensor and value of the plain tensors without a gradient that a model is called with: its data."""
+    for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+        taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
+        if taken is not None:
+            yield name, value, taken
 
 
 def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:
