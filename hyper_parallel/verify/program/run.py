@@ -187,7 +187,6 @@ def verify_program(
         parallel if single is None else single, args if single_args is None else single_args, "--single"
     )  # fmt: skip
     platform = platform or program_framework(program)
-    require_framework(platform)
     if upcast and platform != "torch":
         msg = f"--upcast is implemented for PyTorch; {program.name} uses {platform}"
         raise InputError(msg)
@@ -197,10 +196,11 @@ def verify_program(
     if pretend == "cuda" and platform != "torch":
         msg = "--pretend cuda is for scripts of PyTorch; those of MindSpore take --pretend npu"
         raise InputError(msg)
-    require_device(device, platform, ranks=size if launch == "processes" else None)
     if data and platform != "torch":
         msg = f"--data is implemented for PyTorch; {program.name} uses {platform}, whose datasets show no indices"
         raise InputError(msg)
+    require_framework(platform)
+    require_device(device, platform, ranks=size if launch == "processes" else None)
     draws = data or (all_relations and platform == "torch")
     limits = RecordLimits(STEPS if harden and steps == 1 else steps, tuple(only), pretend=pretend, draws=draws)
     world = World(size, platform, launch, axes, limits, timeout, device=device, keep_files=keep_files)
