@@ -12,6 +12,7 @@ from typing import Any
 
 from hyper_parallel.cli.arguments import MOST_STEPS, float_range, int_range
 from hyper_parallel.cli.output import print_result
+from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.report import report_json
 
@@ -65,6 +66,9 @@ def add_parser(commands: Any) -> None:
         help="room that the file of a rank may take (default: 1)",
     )  # fmt: skip
     subparser.add_argument(
+        "--platform", choices=FRAMEWORKS, help="framework of the program (default: the one that its file imports)"
+    )
+    subparser.add_argument(
         "--json", action="store_true", help="the result as JSON on stdout; the program prints to stderr"
     )
     subparser.usage = "hyper-parallel record -o FOLDER [options] -- COMMAND"
@@ -76,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     from hyper_parallel.verify.engine.wording import count_words
     from hyper_parallel.verify.program.launch_line import with_program
+    from hyper_parallel.verify.recording.file import is_blank
 
     if not arguments.arguments:
         msg = "there is no command to record; give it after --: `hyper-parallel record -o FOLDER -- python train.py`"
@@ -86,24 +91,30 @@ def run(arguments: argparse.Namespace) -> int:
         "steps": arguments.steps,
         "every": arguments.every,
         "whole": arguments.whole,
+        "platform": arguments.platform,
         "limit": max(1 << 16, int(arguments.limit * (1 << 30))),
     }
     module = shlex.join(["hyper_parallel.verify.recording", json.dumps(settings)])
     command = with_program(arguments.arguments, module)
-    earlier = _files(folder)
+    earlier = {name for name in _files(folder) if not is_blank(folder / name)}
     try:
         done = subprocess.run(command, check=False)  # noqa: S603 - the user's own command, named to be run
     except OSError as error:
         msg = f"{command[0]} cannot be started: {error.strerror}"
         raise InputError(msg) from None
     status = done.returncode if done.returncode >= 0 else 128 - done.returncode
-    files = sorted(_files(folder) - earlier)
+    new = sorted(_files(folder) - earlier)
+    blank = [name for name in new if is_blank(folder / name)]
+    files = [name for name in new if name not in blank]
     text = f"{arguments.output}: {count_words('rank', len(files))} recorded" if files else "nothing was recorded"
+    if blank:
+        text += f"; {', '.join(blank)}: the program trained nothing inside the recording, or failed before it did"
+    ok = not status and bool(files) and not blank
     if arguments.json:
-        print_result(report_json({"ok": not status and bool(files), "status": status, "files": files}))
+        print_result(report_json({"ok": ok, "status": status, "files": files}))
     else:
         print(text, file=sys.stderr)
-    return status or (0 if files else 1)
+    return status or int(not ok)
 
 
 def _files(folder: Path) -> set[str]:

@@ -29,6 +29,7 @@ __all__ = [
     "FRAMEWORKS",
     "INSTALL",
     "MissingFrameworkError",
+    "chosen_framework",
     "current_platform",
     "default_framework",
     "framework_for",
@@ -223,17 +224,24 @@ def default_framework() -> str:
     return "mindspore" if "mindspore" in installed else "torch"
 
 
+def chosen_framework() -> str:
+    """Return the framework that ``use_platform`` or the environment variable chooses; empty if neither does.
+
+    Raises:
+        ValueError: the environment variable does not name a framework.
+    """
+    return _CHOSEN.get() or (default_framework() if os.environ.get(ENVIRONMENT_VARIABLE) else "")
+
+
 def framework_for(function: Callable[..., Any], arguments: Sequence[Any] = ()) -> str:
     """Return the framework on which ranks call ``function`` where the caller names none; imports neither.
 
     In this order: ``use_platform``, the environment variable, the only framework of tensors and modules among the
     arguments, the only framework that the function's module uses by name, :func:`default_framework`.
     """
-    chosen = _CHOSEN.get()
-    if chosen is not None:
+    chosen = chosen_framework()
+    if chosen:
         return chosen
-    if os.environ.get(ENVIRONMENT_VARIABLE):
-        return default_framework()
     for named in ({framework_of(argument) for argument in arguments} - {""}, set(frameworks_used_by(function))):
         if len(named) == 1:
             return named.pop()

@@ -6,7 +6,6 @@ import json
 import sys
 
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.select import use_platform
 from hyper_parallel.verify.frameworks.contract.records import RecordingError
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import program_framework
@@ -22,11 +21,9 @@ def main() -> None:
     target, arguments = (" ".join(words[:2]), words[2:]) if words[0] == "-m" else (words[0], words[1:])
     try:
         program = find_program(target, arguments, "FILE")
-        with (
-            use_platform(program_framework(program)),
-            started_by_python(program, "stdout", "one rank"),
-            record_run(**json.loads(settings)),
-        ):
+        given = json.loads(settings)
+        given["platform"] = given.get("platform") or program_framework(program)
+        with started_by_python(program, "stdout", "one rank"), record_run(**given):
             start_program(program, ())
     except (InputError, RecordingError, UnsupportedOnBackend) as error:
         sys.stderr.write(f"hyper-parallel record: error: {error}\n")

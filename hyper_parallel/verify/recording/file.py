@@ -20,10 +20,12 @@ from hyper_parallel.verify.frameworks.contract.fingerprint import NUMBERS, Finge
 from hyper_parallel.verify.frameworks.contract.records import Pending, RankRecords, Record, RecordingError, Region
 from hyper_parallel.verify.input_error import InputError
 
-__all__ = ["FORMAT", "RankFile", "RankRecording", "file_of_rank", "line_of", "read_header", "read_rank"]
+__all__ = ["FORMAT", "RankFile", "RankRecording", "file_of_rank", "is_blank", "line_of", "read_header", "read_rank"]
 
 FORMAT = 1
 """Version of the format; another one is refused."""
+
+_END = b'{"end":'
 
 _END_ROOM = 4096
 """Bytes of the limit that are kept for the last line."""
@@ -32,6 +34,15 @@ _END_ROOM = 4096
 def file_of_rank(folder: Path, rank: int) -> Path:
     """Return the path of a rank's file."""
     return folder / f"rank-{rank}.jsonl"
+
+
+def is_blank(path: Path) -> bool:
+    """Return whether a rank's file has ended without a record: its program failed before it trained."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.readline()
+        return file.readline().startswith(_END)
 
 
 class RankFile:
@@ -92,6 +103,8 @@ class RankFile:
                 msg = f"{self._folder} cannot be made: {error.strerror}"
                 raise RecordingError(msg) from None
         try:
+            if is_blank(path):
+                path.unlink(missing_ok=True)
             self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         except FileExistsError:
             msg = f"{path} is there already: record into another folder, or delete the earlier recording"

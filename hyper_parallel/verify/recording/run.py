@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import platform
+import contextlib
+import platform as machine
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._release import __version__
 from hyper_parallel.platform.contract.launcher_env import launched_rank
-from hyper_parallel.platform.select import get_platform
+from hyper_parallel.platform.select import (
+    FRAMEWORKS,
+    chosen_framework,
+    default_framework,
+    installed_frameworks,
+    platform_named,
+)
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits, RecordLog, active_log
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits, RecordLog, active_log, user_site
 from hyper_parallel.verify.frameworks.contract.records import RecordingError
+from hyper_parallel.verify.program.framework import imported_frameworks
 from hyper_parallel.verify.recording.file import RankFile
 from hyper_parallel.verify.recording.sink import FingerprintSink, RecordingSettings
 
@@ -29,7 +36,7 @@ _NOTES = ("optimizers", "uncompiled")
 _ENDED = "the end of the block"
 
 
-@contextmanager
+@contextlib.contextmanager
 def record_run(
     folder: str | Path,
     *,
@@ -37,6 +44,7 @@ def record_run(
     every: int = 1,
     whole: Sequence[str] = (),
     limit: int = 1 << 30,
+    platform: str | None = None,
 ) -> Iterator[None]:
     """Record the training inside the block, on every rank that runs it, for ``hyper-parallel verify diff``.
 
@@ -51,9 +59,12 @@ def record_run(
         every: of these, record the first step and each ``every``-th after it.
         whole: patterns of names, such as ``layers.0.*``, of tensors to record with all elements.
         limit: bytes that the file of a rank may take.
+        platform: ``torch`` or ``mindspore``: whose modules and optimizers train. None takes the one that
+            ``use_platform`` or the environment has chosen, or that the file with the block imports.
 
     Raises:
-        RecordingError: (a ValueError) an argument is wrong, or the folder cannot be written or has a recording.
+        RecordingError: (a ValueError) an argument is wrong, it is not clear which framework trains, or the folder
+            cannot be written or has a recording.
         UnsupportedOnBackend: the program is MindSpore's.
     """
     if active_log() is not None:
@@ -61,7 +72,7 @@ def record_run(
         return
     most = None if steps is None else _at_least("steps", steps, 1)
     settings = RecordingSettings(most, _at_least("every", every, 1), tuple(whole), _at_least("limit", limit, 1 << 16))
-    harness = harness_of(get_platform())
+    harness = harness_of(platform_named(_framework(platform)))
     log = RecordLog(0)
 
     def stop() -> None:
@@ -89,6 +100,31 @@ def record_run(
         file.close({"by": ended, "steps": log.step, "left out": dict(sink.left_out), **notes})
 
 
+def _framework(given: str | None) -> str:
+    """Return the framework that trains in the block.
+
+    Raises:
+        RecordingError: the name is unknown, or several frameworks are imported and the block's file does not tell.
+    """
+    if given is not None and given not in FRAMEWORKS:
+        msg = f"platform is {given!r}; it must be {' or '.join(FRAMEWORKS)}"
+        raise RecordingError(msg)
+    chosen = given or chosen_framework()
+    imported = [name for name in FRAMEWORKS if name in sys.modules] or list(installed_frameworks())
+    if chosen or len(imported) < len(FRAMEWORKS):
+        return chosen or default_framework()
+    file = user_site(contextlib.__file__).rpartition(":")[0]
+    named = imported_frameworks(Path(file))
+    if len(named) == 1:
+        return named[0]
+    which = "both" if named else "neither"
+    msg = (
+        f"PyTorch and MindSpore can both be imported here, and {file or 'the program'} imports {which}: say which one "
+        'trains, as in record_run(folder, platform="torch")'
+    )
+    raise RecordingError(msg)
+
+
 def _at_least(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         msg = f"{name} is {value!r}; it must be an integer of at least {least}"
@@ -106,7 +142,7 @@ def _header(settings: RecordingSettings, fingerprints: Fingerprints) -> dict[str
         "rank": rank,
         "world_size": size,
         **fingerprints.facts(),
-        "python": platform.python_version(),
+        "python": machine.python_version(),
         "host": socket.gethostname(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": list(sys.argv),

@@ -2,13 +2,16 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 
 from hyper_parallel.cli import main
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify import record_run, simulate
 from hyper_parallel.verify.diff.recordings import compare_recordings
 from hyper_parallel.verify.diff.run import verify_diff
@@ -19,6 +22,14 @@ from hyper_parallel.verify.recording.sink import RECORDED
 from hyper_parallel.verify.recording.stored import read_recording
 
 pytestmark = pytest.mark.platforms("torch")
+
+
+TRAINS = """
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 3)).sum().backward()
+optimizer.step()
+"""
 
 
 def lines(folder, rank=0):
@@ -135,6 +146,7 @@ def test_a_folder_with_a_recording_is_refused(record, tmp_path):
         ({"every": 1.5}, "every is 1.5; it must be an integer of at least 1"),
         ({"limit": 10}, "limit is 10; it must be an integer of at least 65536"),
         ({"every": True}, "every is True; it must be an integer of at least 1"),
+        ({"platform": "jax"}, "platform is 'jax'; it must be torch or mindspore"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, options, message):
@@ -223,6 +235,75 @@ def test_a_program_of_mindspore_is_refused(tmp_path):
 
     with pytest.raises(NotImplementedError, match="recordings are made of PyTorch's programs, not of torch's"):
         HarnessPlatform.fingerprints(type("Other", (), {"platform": platform_named("torch")})())
+
+
+def test_a_script_that_fails_before_it_trains(tmp_path, capfd):
+    """Nothing was recorded then: the command says so, has the script's status, and the next run takes the folder."""
+    script, folder = tmp_path / "train.py", tmp_path / "a"
+    command = ["record", "-o", str(folder), "--", sys.executable, str(script)]
+    for text, status in (
+        ("import torch\nraise KeyError", 1),
+        ("import torch\nprint(3)", 1),
+        ("import sys, torch; sys.exit(7)", 7),
+    ):
+        script.write_text(text)
+        assert main(command) == status
+        err = capfd.readouterr().err
+        assert (
+            "nothing was recorded; rank-0.jsonl: the program trained nothing inside the recording, or failed before it"
+            in err
+        )
+    assert main([*command[:3], "--json", *command[3:]]) == 7
+    shown = json.loads(capfd.readouterr().out)
+    assert (shown["ok"], shown["status"], shown["files"]) == (False, 7, [])
+    script.write_text(f"import torch\n{TRAINS}")
+    assert main(command) == 0
+    assert "1 rank recorded" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "imports, options, platform",
+    [
+        ("import torch", {}, "torch"),
+        ("import mindspore.nn", {}, "mindspore"),
+        ("import torch, mindspore", {"platform": "torch"}, "torch"),
+        ("from transformers import Trainer", {}, "torch"),
+        ("import torch, mindspore", {}, "train.py imports both: say which one trains, as in"),
+        ("import numpy", {}, "train.py imports neither: say which one trains, as in record_run(folder, platform="),
+    ],
+)
+def test_the_framework_is_the_programs(tmp_path, monkeypatch, imports, options, platform):
+    """Where both frameworks are there, the file with the block says which one is recorded, or the argument does."""
+    from hyper_parallel.verify.recording import run
+
+    monkeypatch.setattr(run, "chosen_framework", str)
+    for name in ("torch", "mindspore"):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name, types.ModuleType(name)))
+    script = tmp_path / "train.py"
+    script.write_text(f"def unused():\n    {imports}\nwith record_run(folder, **options): pass\n")
+    chosen = []
+    monkeypatch.setattr(run, "platform_named", lambda name: chosen.append(name) or platform_named("torch"))
+
+    def enter():
+        runpy.run_path(str(script), {"record_run": record_run, "folder": tmp_path / "a", "options": options})
+
+    if platform in ("torch", "mindspore"):
+        enter()
+        assert chosen == [platform]
+    else:
+        with pytest.raises(RecordingError) as error:
+            enter()
+        assert platform in str(error.value)
+
+
+def test_the_platform_option_chooses(tmp_path, capfd):
+    """A script that imports both frameworks, or neither, is recorded by the one that the option names."""
+    (tmp_path / "train.py").write_text(
+        f"try:\n    import mindspore.none\nexcept ImportError:\n    import torch\n{TRAINS}"
+    )
+    command = ["record", "-o", str(tmp_path / "a"), "--", sys.executable, str(tmp_path / "train.py")]
+    assert main([*command[:1], "--platform", "torch", *command[1:]]) == 0
+    assert read_recording(tmp_path / "a", "A").header["framework"].startswith("torch ")
 
 
 def test_damaged_recordings_are_refused(record, tmp_path):
