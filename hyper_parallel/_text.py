@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["first_line", "near_hint", "near_names", "printable", "ranked", "shortened"]
+__all__ = ["byte_words", "first_line", "near_hint", "near_names", "printable", "ranked", "shortened"]
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_UNIT = 1024
+
+
+def byte_words(count: int) -> str:
+    """Return a number of bytes in the largest unit of which it is at least one, in three digits: ``2.19 KiB``."""
+    value, unit = float(count), 0
+    while value >= _UNIT and unit < len(_UNITS) - 1:
+        value, unit = value / _UNIT, unit + 1
+    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {_UNITS[unit]}"
 
 
 def first_line(value: object) -> str:

@@ -1,6 +1,6 @@
 """Text for people."""
 
-from hyper_parallel._text import first_line, near_hint, near_names, printable, shortened
+from hyper_parallel._text import byte_words, first_line, near_hint, near_names, printable, shortened
 
 
 def test_the_first_line_of_an_error_is_taken():
@@ -8,6 +8,12 @@ def test_the_first_line_of_an_error_is_taken():
     assert first_line(ValueError("no such axis\nException raised from here")) == "no such axis"
     assert first_line("one line") == "one line"
     assert first_line("") == ""
+
+
+def test_a_number_of_bytes_has_a_unit():
+    """Three digits, in the largest unit of which it is at least one."""
+    texts = [byte_words(count) for count in (0, 1000, 1024, 2247, 3 * 2**29, 120 << 20, 2**70)]
+    assert texts == ["0 B", "1000 B", "1.00 KiB", "2.19 KiB", "1.50 GiB", "120 MiB", "1048576 PiB"]
 
 
 def test_control_characters_are_escaped():

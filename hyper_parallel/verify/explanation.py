@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import byte_words
 from hyper_parallel.verify.links import AxisTraffic, Link, axis_traffic, seconds_of
 from hyper_parallel.verify.model_report import Traffic, aligned, table
 from hyper_parallel.verify.repeated_layers import folded
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.explained_step import Memory
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
-__all__ = ["Explanation", "duration", "in_gibibytes", "ranking", "ranking_text"]
+__all__ = ["Explanation", "duration", "ranking", "ranking_text"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Explanation:
             ("gradients", str(memory.gradients)),
             ("optimizer", str(memory.optimizer)),
             ("kept for backward", kept),
-            ("sum", f"{memory.total}{in_gibibytes(memory.total)}"),
+            ("sum", f"{memory.total} ({byte_words(memory.total)})" if memory.total >= _LARGE else str(memory.total)),
         ]
         return ["  memory of a rank in bytes:", *aligned(rows, text=2)]
 
@@ -222,6 +223,10 @@ class Explanation:
         return [*lines, f"    {duration(self.seconds)} a step"]
 
 
+_LARGE = 1 << 27
+"""Bytes from which a sum has a unit as well."""
+
+
 def duration(seconds: float | None) -> str:
     """Return seconds in a unit that reads well; ``not priced`` for None."""
     if seconds is None:
@@ -230,11 +235,6 @@ def duration(seconds: float | None) -> str:
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
-
-
-def in_gibibytes(size: int) -> str:
-    """Return a large number of bytes in GiB, in parentheses; nothing for a small one."""
-    return f" ({size / 2**30:.2f} GiB)" if size >= 2**27 else ""
 
 
 def ranking(explanations: Sequence[Explanation]) -> list[Explanation]:

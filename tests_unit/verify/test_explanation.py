@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hyper_parallel.verify.explained_step import Memory
-from hyper_parallel.verify.explanation import Explanation, duration, in_gibibytes, ranking
+from hyper_parallel.verify.explanation import Explanation, duration, ranking
 from hyper_parallel.verify.links import Link
 from hyper_parallel.verify.model_report import Traffic
 
@@ -27,10 +29,12 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_large_sizes_are_told_in_gibibytes():
-    """A large number of bytes is reported a second time in GiB."""
-    assert in_gibibytes(1000) == ""
-    assert in_gibibytes(3 * 2**29) == " (1.50 GiB)"
+def test_a_large_sum_has_a_unit():
+    """A large number of bytes is reported a second time in its unit."""
+    small = explained("p", ("tp",), 1)
+    assert "(" not in small._memory_lines()[-1]
+    large = replace(small, memory=Memory(3 * 2**29, 0, 0, None))
+    assert large._memory_lines()[-1].endswith("1610612736 (1.50 GiB)")
 
 
 def test_plans_are_ranked_by_time():

@@ -297,7 +297,7 @@ class ReduceScatter(Step):
         if rows is not None:
             transport = platform.transport()
             row = transport.reduce_scatter_rows(rows.split(local, platform), "sum", self.ranks, rows.shapes)
-            return _shortened(row, rows.dim, self.target.local_shape[rows.dim], platform)
+            return _truncated(row, rows.dim, self.target.local_shape[rows.dim], platform)
         mesh, box = self.source.mesh, self.source.box_at(self.coordinate)
         chunks = [
             platform.contiguous(narrow_box(local, box, self.target.box_at(position), platform))
@@ -416,7 +416,7 @@ class AllToAll(Step):
             arrived = transport.all_to_all(rows, self.ranks, parts.sends, parts.expects)
             if not parts.expects.total:
                 return empty_like(local, self.target.local_shape, platform)
-        return _shortened(received.joined(arrived, platform), sent.dim, self.target.local_shape[sent.dim], platform)
+        return _truncated(received.joined(arrived, platform), sent.dim, self.target.local_shape[sent.dim], platform)
 
     @cached_property
     def _exchanged_shapes(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
@@ -485,7 +485,7 @@ def _resized(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def _shortened(local: Any, dim: int, size: int, platform: Platform) -> Any:
+def _truncated(local: Any, dim: int, size: int, platform: Platform) -> Any:
     """Return the first ``size`` elements along ``dim``, contiguous; ``local`` itself if it has no more."""
     return local if local.shape[dim] == size else platform.contiguous(platform.narrow(local, dim, 0, size))
 

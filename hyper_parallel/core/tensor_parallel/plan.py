@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import shortened
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.parameter_paths import (
@@ -31,8 +32,6 @@ __all__ = [
     "Match", "PlanReport", "check_plan", "flat_plan", "layouts_by_parameter", "matched_modules", "misfits", "parents",
     "uneven_outputs",
 ]  # fmt: skip
-
-_NAMES_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -306,16 +305,11 @@ def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | M
         if features % size:
             paths.setdefault(features, []).append(match.path)
     return [
-        f"local tensors of unequal sizes on {size} ranks: the {features} features of {_shortened(names)}; with "
+        f"local tensors of unequal sizes on {size} ranks: the {features} features of {shortened(names, 4)}; with "
         "use_local_output=False an output stays a DTensor, which can be reshaped into heads on any number of ranks, "
         "with output_layouts=Replicate() every rank gets all features"
         for features, names in paths.items()
     ]
-
-
-def _shortened(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 # -- notes ---------------------------------------------------------------------------------------------------------

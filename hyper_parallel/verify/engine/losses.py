@@ -10,7 +10,7 @@ import numpy as np
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.evidence import Evidence
-from hyper_parallel.verify.engine.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
+from hyper_parallel.verify.engine.numbers import axes_of_factor, axis_sizes, integer_weights, ratio_of_counts
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.scalars import combinations_of_ranks, rows_of_rank
 from hyper_parallel.verify.frameworks.contract.records import Record
@@ -53,13 +53,13 @@ def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, floa
         axes = axes_of_factor(value / expected, sizes, tolerance)
         if axes and "weighted" in words and _nearer_to_one(_factors_of_gradients(runs, key[2]), value / expected):
             rows = ", ".join(str(rows_of_rank(runs, rank, key[2])) for rank in values)
-            text = f"the ranks' losses are means over {rows} rows, each divided by {size_words(axes, sizes)}"
+            text = f"the ranks' losses are means over {rows} rows, each divided by {axis_sizes(axes, sizes)}"
             text = f"{text}, so that their sum gives unequal rows equal weights"
             return Cause("scaled-by-count", axes[0], f"{text}; weighted with the rows they are the reference's")
         if axes:
             inverse = "" if value > expected else "1 / "
             text = f"{words} is the reference's times {value / expected:.9g}, {inverse}the size of"
-            return Cause("scaled-by-size", " x ".join(axes), f"{text} {size_words(axes, sizes)}")
+            return Cause("scaled-by-size", " x ".join(axes), f"{text} {axis_sizes(axes, sizes)}")
     return None
 
 

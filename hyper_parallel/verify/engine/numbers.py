@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-__all__ = ["axes_of_factor", "integer_weights", "ratio_of_counts", "size_words"]
+__all__ = ["axes_of_factor", "axis_sizes", "integer_weights", "ratio_of_counts"]
 
 _COUNT = 256
 """Largest numerator and denominator of a ratio of counts."""
@@ -64,6 +64,6 @@ def integer_weights(values: Sequence[float], mean: float, tolerance: float) -> t
     return tuple(int(count) for count in smallest)
 
 
-def size_words(axes: Sequence[str], sizes: Mapping[str, int]) -> str:
+def axis_sizes(axes: Sequence[str], sizes: Mapping[str, int]) -> str:
     """Return a product of sizes in words: ``tp (3)``, ``dp x tp (2 x 3)``."""
     return f"{' x '.join(axes)} ({' x '.join(str(sizes[axis]) for axis in axes)})"

@@ -9,7 +9,7 @@ import numpy as np
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.evidence import Evidence
-from hyper_parallel.verify.engine.numbers import axes_of_factor, ratio_of_counts, size_words
+from hyper_parallel.verify.engine.numbers import axes_of_factor, axis_sizes, ratio_of_counts
 from hyper_parallel.verify.engine.pairing import PairedRuns, factor_of
 from hyper_parallel.verify.engine.scalars import combinations_of_ranks
 from hyper_parallel.verify.engine.store import digest_of
@@ -204,12 +204,12 @@ def scaled(evidence: Evidence) -> Cause | None:
     shown = ", ".join(f"{factor:.9g}" for factor in dict.fromkeys(round(factor, 9) for factor in factors))
     text = f"the ranks' {plural(evidence.key[0])} are the reference's times {shown}"
     if evidence.share[0] < evidence.share[1] and not _small_rest(evidence):
-        by = f", the size of {size_words(axes, sizes)}" if axes else ""
+        by = f", the size of {axis_sizes(axes, sizes)}" if axes else ""
         return Cause("components", " x ".join(axes), f"{text}{by}{_part(evidence)}; the other elements are equal")
     if axes:
         kind = _kind_of_scale(evidence, factors[0], axes)
         inverse = "" if factors[0] > 1 else "1 / "
-        return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {size_words(axes, sizes)}{_part(evidence)}")
+        return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {axis_sizes(axes, sizes)}{_part(evidence)}")
     ratios = [ratio_of_counts(factor, tolerance) for factor in factors]
     counted = evidence.key[0] != "rate"  # which a program sets: no count of samples or tokens scales it
     if counted and all(ratio is not None for ratio in ratios):

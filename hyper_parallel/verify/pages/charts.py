@@ -157,7 +157,7 @@ def dots(title: str, rows: Sequence[Dot], *, x: str = "relative error", width: f
     known = [value for row in rows for value in (row.error, row.bound) if value > 0 and math.isfinite(value)]
     low = math.floor(math.log10(min(known))) - 1 if known else -16
     high = math.ceil(math.log10(max(known))) + 1 if known else 0
-    left = 8 + svg.FONT * svg.CHARACTER * max((len(_shortened(row.label)) for row in rows), default=0)
+    left = 8 + svg.FONT * svg.CHARACTER * max((len(_end_of(row.label)) for row in rows), default=0)
     axis = width - left - 70.0
 
     def position(value: float) -> float:
@@ -177,7 +177,7 @@ def dots(title: str, rows: Sequence[Dot], *, x: str = "relative error", width: f
         hue, bound = "good" if row.ok else "bad", position(row.bound)
         parts += [
             svg.rect(0, y - _ROW / 2, width, _ROW, style="fill:transparent", hint=_hint(row)),
-            svg.text(left - 8, y + 4, _shortened(row.label), anchor="end", size=12, fill="text" if row.ok else "bad"),
+            svg.text(left - 8, y + 4, _end_of(row.label), anchor="end", size=12, fill="text" if row.ok else "bad"),
             svg.line(bound, y - 8, bound, y + 8, stroke="text", width=2),
             svg.circle(position(row.error), y, 4.5, hue),
             svg.text(left + axis + 4, y + 4, _error_label(row.error), size=11, fill=hue),
@@ -237,6 +237,6 @@ def _error_label(error: float) -> str:
     return f"{error:.1e}" if math.isfinite(error) else "differs"
 
 
-def _shortened(label: str) -> str:
+def _end_of(label: str) -> str:
     """Return a label without its beginning if it is long: the end of a module's path tells more."""
     return label if len(label) <= _CHARACTERS else "…" + label[1 - _CHARACTERS :]

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hyper_parallel._text import byte_words
 from hyper_parallel.verify.pages.render import render
 
 __all__ = ["Cell", "Column", "Text", "Value", "code", "number", "size", "size_words", "table"]
@@ -72,22 +73,14 @@ def number(value: Any) -> Cell:
     return Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", key=value)
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_UNIT = 1024
-
-
 def size(count: int) -> Cell:
     """Return a cell with a number of bytes in its unit; the exact number is shown when it is pointed at."""
     return Cell(Markup('<span title="{:,} bytes">{}</span>').format(count, size_words(count)), key=count)
 
 
 def size_words(count: int) -> str:
-    """Return a number of bytes in the largest unit of which it is at least one, in three digits: ``2.19 KiB``."""
-    value, unit = float(count), 0
-    while value >= _UNIT and unit < len(_UNITS) - 1:
-        value, unit = value / _UNIT, unit + 1
-    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f}\N{NO-BREAK SPACE}{_UNITS[unit]}"
+    """Return a number of bytes in its unit, on one line."""
+    return byte_words(count).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def table(

@@ -1,10 +1,20 @@
-"""Advice on common errors of training stacks, found by the error's text: which option, and which page."""
+"""What to give `verify program` instead, or as well: after an error of a stack, of a program that starts its ranks.
+
+Errors are found by their text, programs that start their own ranks by their file, which is read and not run, and
+checks that fit a program and were not requested by what it has recorded.
+"""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-__all__ = ["advice_on_error", "shortened"]
+from hyper_parallel.verify.engine.samples import calls_of_first_step
+from hyper_parallel.verify.frameworks.contract.records import Run
+from hyper_parallel.verify.program.program import Program
+
+__all__ = ["advice_on_error", "advice_on_launches", "error_text", "untested_relations"]
 
 PAGE = "docs/stacks.md"
 
@@ -41,6 +51,12 @@ _INSTEAD = {
 }
 """Advice by a part of the error's text, if the CPU already stands in for the device or that does not help."""
 
+_OF_FUNCTIONS = {"spawn", "start_processes", "notebook_launcher", "elastic_launch", "Process"}
+"""Functions that run another function on each rank."""
+
+_OF_COMMANDS = {"run", "call", "check_call", "check_output", "Popen", "system", "popen"}
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+
 
 def advice_on_error(text: str, pretended: str = "") -> str:
     """Return advice on an error that stopped a program, and its page; empty if there is none.
@@ -66,6 +82,67 @@ def _advice(has: Callable[[str], bool], pretended: str) -> Iterator[str]:
     yield from (f"{words} ({PAGE})" for sign, words in _INSTEAD.items() if has(sign))
 
 
-def shortened(text: str) -> str:
+def error_text(text: str) -> str:
     """Return the text of an error without PyTorch's list of the devices that have an operator."""
     return text.partition(_MORE)[0]
+
+
+def advice_on_launches(program: Program) -> str:
+    """Return which line of a program starts ranks, and what to verify instead; empty if none does."""
+    if not program.path:
+        return ""
+    name = Path(program.path).name
+    return next((advice for advice in _launches(ast.parse(Path(program.path).read_bytes()), name)), "")
+
+
+def _launches(tree: ast.Module, file: str) -> Iterator[str]:
+    """Yield advice on each call that starts ranks."""
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func).partition("(")[0]
+        last, place = called.rpartition(".")[2], f"{file}:{node.lineno}"
+        words = [
+            leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+        ]
+        launcher = next((name for name in _LAUNCHERS if any(name in word for word in words)), "")
+        if last in _OF_FUNCTIONS:
+            given = [leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and leaf.id in functions]
+            target = f"{file}:{given[0]}" if given else "FILE:function"
+            yield f"{place} starts ranks itself, by {called}: verify the function that they run, as in {target}"
+        elif last in _OF_COMMANDS and launcher:
+            yield (
+                f"{place} starts ranks itself, by {launcher}: give that command after --, "
+                "as in -- torchrun --nproc-per-node 2 train.py"
+            )
+
+
+def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes: bool) -> list[str]:
+    """Return what one rank and several may get wrong alike, and how to test it; a sentence each.
+
+    Args:
+        program: a function has no arguments by which it could run in another way.
+        run: on one rank.
+        accumulates: whether its micro-batches are compared with one batch.
+        resumes: whether it is started again.
+    """
+    rank = run.ranks[0]
+    lines: list[str] = []
+    if not program.is_script:
+        return lines
+    calls = calls_of_first_step(rank.notes)
+    if calls > 1 and not accumulates:
+        lines.append(
+            f"it calls its model {calls} times before the first optimizer step: if these are micro-batches, whether "
+            "they train like one batch; give the script's arguments for one batch with --accumulate"
+        )
+    anew = any(record.kind == "state" and not record.step and record.call for record in rank.records)
+    saves = any(record.kind == "saved" for record in rank.records)
+    if (saves or anew) and not resumes:
+        what = "it saves tensors" if saves else "two optimizers train a parameter, the second from its own first step"
+        lines.append(
+            f"{what}: whether it goes on from what it has saved as if it had not been stopped; give the script's "
+            "arguments for that with --resume"
+        )
+    return lines

@@ -25,9 +25,8 @@ from hyper_parallel.verify.frameworks.contract.case_changes import CaseChanges
 from hyper_parallel.verify.frameworks.contract.record_log import ReplayTable
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.program.advice import advice_on_error, shortened
+from hyper_parallel.verify.program.advice import advice_on_error, advice_on_launches, error_text
 from hyper_parallel.verify.program.framework import other_framework
-from hyper_parallel.verify.program.own_launches import advice_on_launches
 from hyper_parallel.verify.program.perturbations import HALF_PRECISION, Repeat, first_repeats, further_repeats
 from hyper_parallel.verify.program.printed import PRINTED, WRITTEN
 from hyper_parallel.verify.program.program import Program
@@ -381,7 +380,7 @@ def _failure(program: Program, world: World, summary: str, report: str) -> str:
         return f"{program.name} imports {other} and does not run on {platform} ({summary}); give --platform {other}"
     known = advice_on_error(summary, world.limits.pretend)
     return (
-        f"{program.name} fails on one rank, which is the reference: {shortened(summary)}\n{known and known + chr(10)}"
+        f"{program.name} fails on one rank, which is the reference: {error_text(summary)}\n{known and known + chr(10)}"
         "If it cannot run on one rank, change that, or name another reference (--single FILE, --single-args ARGS).\n"
         f"{report}"
     )

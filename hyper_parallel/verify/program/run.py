@@ -27,7 +27,7 @@ from hyper_parallel.verify.frameworks.contract.record_log import RecordLimits
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.accumulation import verify_accumulation, verify_sum
-from hyper_parallel.verify.program.advice import advice_on_error, shortened
+from hyper_parallel.verify.program.advice import advice_on_error, error_text, untested_relations
 from hyper_parallel.verify.program.data import compare_data
 from hyper_parallel.verify.program.dtypes import DeclaredDtype, compare_dtypes, parse_dtypes
 from hyper_parallel.verify.program.framework import program_framework
@@ -46,7 +46,6 @@ from hyper_parallel.verify.program.reference import (
 from hyper_parallel.verify.program.report import WIDE_BOUNDS, HardenedCase, ProgramReport
 from hyper_parallel.verify.program.resumption import Resumption, verify_resumption
 from hyper_parallel.verify.program.torchrun import started_by_torchrun, verify_under_torchrun
-from hyper_parallel.verify.program.untested import untested_relations
 from hyper_parallel.verify.program.worlds import World, run_world
 from hyper_parallel.verify.run_arguments import LAUNCHES, parse_mesh, require_seed
 from hyper_parallel.verify.simulate import require_device
@@ -263,7 +262,7 @@ class _Verification:
         except RankFailedError as error:
             cause = error.__cause__ or error
             summary = error_summary(cause)
-            report.failure, report.cause = str(error), shortened(summary)
+            report.failure, report.cause = str(error), error_text(summary)
             report.advice = advice_on_error(summary, self.world.limits.pretend)
             if isinstance(cause, CollectiveMismatchError):
                 report.kind, report.calls = "unequal-calls", tuple(str(cause).splitlines()[1:])

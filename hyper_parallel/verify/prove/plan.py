@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import byte_words
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path
 from hyper_parallel.core.dtensor.layout import Layout
@@ -109,7 +110,7 @@ class Certificate(Report):
         lines += [f"moved: {what}{_times(count)}" for what, count in self.moves.items()]
         lines += [f"not covered: {line}" for line in self.open]
         lines.append("not covered: changes of placement (tested by verify redistribute), the optimizer's step")
-        lines.append(f"{self.seconds:.1f} s, {self.peak_bytes / 2**30:.1f} GiB")
+        lines.append(f"{self.seconds:.1f} s, {byte_words(self.peak_bytes)}")
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:

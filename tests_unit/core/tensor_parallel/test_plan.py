@@ -12,7 +12,7 @@ from hyper_parallel import (
     Shard,
     parallelize_module,
 )
-from hyper_parallel.core.tensor_parallel.plan import _shortened, check_plan, matched_modules, uneven_outputs
+from hyper_parallel.core.tensor_parallel.plan import check_plan, matched_modules, uneven_outputs
 from hyper_parallel.errors import PlanError, UnsupportedModuleError
 
 pytestmark = pytest.mark.platforms("torch")
@@ -253,9 +253,3 @@ def test_layers_of_other_stages_and_earlier_calls_are_no_mistake(twin):
         [*unsharded, down],
         unsharded[:1],
     ]
-
-
-def test_many_names_are_shortened():
-    """Layers that repeat are four names and a number."""
-    assert _shortened(["a"] * 4) == "a, a, a, a"
-    assert _shortened(["a"] * 6) == "a, a, a, a and 2 more"

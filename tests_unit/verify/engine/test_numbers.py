@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.distance import distance, within
-from hyper_parallel.verify.engine.numbers import axes_of_factor, integer_weights, ratio_of_counts, size_words
+from hyper_parallel.verify.engine.numbers import axes_of_factor, axis_sizes, integer_weights, ratio_of_counts
 
 SIZES = {"dp": 2, "tp": 3, "pp": 1}
 
@@ -22,7 +22,7 @@ def test_axes_of_a_factor(factor, axes):
 
 def test_words_of_sizes():
     """Axes are named with their sizes."""
-    assert size_words(("dp", "tp"), SIZES) == "dp x tp (2 x 3)"
+    assert axis_sizes(("dp", "tp"), SIZES) == "dp x tp (2 x 3)"
 
 
 def test_ratios_of_counts():

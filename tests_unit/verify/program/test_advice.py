@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hyper_parallel.verify import verify_program
-from hyper_parallel.verify.program.advice import advice_on_error, shortened
+from hyper_parallel.verify.engine.samples import calls_of_first_step
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.advice import (
+    advice_on_error,
+    advice_on_launches,
+    error_text,
+    untested_relations,
+)
+from hyper_parallel.verify.program.program import Program, find_program
+from hyper_parallel.verify.program.report import ProgramReport
 
 PRETEND = "--pretend cuda lets the CPU stand in for cuda (docs/stacks.md)"
 NO_ANSWER = "what stands in for cuda has no answer to this question: leave it out on a CPU (docs/stacks.md)"
@@ -85,8 +96,8 @@ def test_errors_are_answered(text, pretended, advice):
 def test_the_list_of_devices_that_have_an_operator_is_left_out():
     """PyTorch names forty of them in one line."""
     more = ". This could be because the operator doesn't exist for this backend, or was omitted during the build"
-    assert shortened(OPERATOR + more) == OPERATOR
-    assert shortened("ValueError: 3") == "ValueError: 3"
+    assert error_text(OPERATOR + more) == OPERATOR
+    assert error_text("ValueError: 3") == "ValueError: 3"
 
 
 @pytest.mark.platforms("torch")
@@ -116,3 +127,146 @@ def test_what_stops_the_ranks_alone_is_answered_as_well(pretend, call, cause, ad
     assert lines[place].startswith(f"FAILED on 2 ranks: {cause}")
     assert len(lines[place]) < 200
     assert lines[place + 1] == f"  {advice}"
+
+
+WORKER = """
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+
+def worker(rank, world_size):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(1)):
+        model(batch.tensor_split(world_size)[rank]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    mp.spawn(worker, args=(2,), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    "source, advice",
+    [
+        (
+            "def work(rank): pass\nmp.spawn(work, nprocs=2)",
+            "train.py:2 starts ranks itself, by mp.spawn: verify the function that they run, as in train.py:work",
+        ),
+        (
+            "import other\nnotebook_launcher(other.main, num_processes=2)",
+            (
+                "train.py:2 starts ranks itself, by notebook_launcher: verify the function that they run, as in "
+                "FILE:function"
+            ),
+        ),
+        (
+            "def main(): pass\nelastic_launch(config, main)()",
+            "train.py:2 starts ranks itself, by elastic_launch: verify the function that they run, as in train.py:main",
+        ),
+        (
+            "subprocess.run([sys.executable, '-m', 'torch.distributed.run', 'base.py'])",
+            (
+                "train.py:1 starts ranks itself, by torch.distributed.run: give that command after --, as in "
+                "-- torchrun --nproc-per-node 2 train.py"
+            ),
+        ),
+        (
+            "import os\nos.system('accelerate launch base.py')",
+            (
+                "train.py:2 starts ranks itself, by accelerate: give that command after --, as in "
+                "-- torchrun --nproc-per-node 2 train.py"
+            ),
+        ),
+        ("subprocess.run(['ls'])\nwork.call('x')", ""),
+    ],
+)
+def test_lines_that_start_ranks(source, advice, tmp_path):
+    """The line, what starts the ranks, and what to give instead."""
+    file = tmp_path / "train.py"
+    file.write_text(source, encoding="utf-8")
+    assert advice_on_launches(find_program(str(file), [], "FILE")) == advice
+
+
+def test_a_function_has_no_line_that_starts_ranks():
+    """A function object has no file to read."""
+    assert not advice_on_launches(find_program(print, [], "FILE"))
+
+
+@pytest.mark.platforms("torch")
+def test_a_script_that_spawns_is_refused_and_what_it_spawns_is_verified(tmp_path):
+    """The script records nothing; the function that its ranks run gets the rank and the number of ranks."""
+    file = tmp_path / "train.py"
+    file.write_text(WORKER, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        verify_program(str(file), 2)
+    assert str(caught.value).endswith(
+        "nothing was recorded; train.py:23 starts ranks itself, by mp.spawn: verify the function that they run, as in "
+        "train.py:worker"
+    )
+    report = verify_program(f"{file}:worker", 3)
+    assert report.status == 0, report.text()
+
+
+SCRIPT = Program("train.py", "train.py")
+MICRO = (
+    "it calls its model 2 times before the first optimizer step: if these are micro-batches, whether they train like "
+    "one batch; give the script's arguments for one batch with --accumulate"
+)
+RESUME = (
+    "whether it goes on from what it has saved as if it had not been stopped; give the script's arguments for that "
+)
+
+
+def run(*records, calls=1):
+    """Return a run of records that are a kind, a name and a step, whose first step called the model so often."""
+    names = [record[:2] for record in records]
+    made = [
+        Record(kind, name, "", step, names[:place].count((kind, name)), np.zeros(1))
+        for place, (kind, name, step) in enumerate(records)
+    ]
+    return Run([RankRecords(0, made, [], {"inputs": [(call, 0, np.zeros(1)) for call in range(calls)]})])
+
+
+@pytest.mark.parametrize(
+    "records, calls, said",
+    [
+        ((("rate", "optimizer 0", 0), ("state", "w:step", 0), ("state", "b:step", 0)), 1, []),
+        ((), 2, [MICRO]),
+        ((("saved", "model", 1),), 1, [f"it saves tensors: {RESUME}with --resume"]),
+        (
+            (("state", "w:step", 0), ("state", "w:step", 0)),
+            1,
+            [f"two optimizers train a parameter, the second from its own first step: {RESUME}with --resume"],
+        ),
+    ],
+)
+def test_what_was_not_tested_is_said(records, calls, said):
+    """Each sign has its sentence, which is gone where the option is given; a function has no arguments."""
+    found = run(*records, calls=calls)
+    assert untested_relations(SCRIPT, found, accumulates=False, resumes=False) == said
+    assert untested_relations(SCRIPT, found, accumulates=True, resumes=True) == []
+    assert untested_relations(Program("f", "", print), found, accumulates=False, resumes=False) == []
+
+
+def test_different_models_are_no_micro_batches():
+    """A model, the cell of its loss and one that takes gradients are called once each."""
+    inputs = [(0, "0", np.zeros((2, 3))), (1, "0", np.zeros((2, 3))), (1, "1", np.zeros(2)), (2, "0", np.zeros(3))]
+    assert calls_of_first_step({"inputs": inputs}) == 1
+    assert calls_of_first_step({"inputs": [*inputs, (3, "0", np.zeros((4, 5)))]}) == 2
+
+
+def test_the_report_lists_it():
+    """The text has a line for each, and the JSON the sentences."""
+    report = ProgramReport("train.py", "torch", "simulated", 2, 0, untested=[MICRO])
+    assert f"not tested: {MICRO}" in report.text()
+    assert report.json()["untested"] == [MICRO]

@@ -18,8 +18,8 @@ from hyper_parallel._tree import CONTAINERS, named_leaves, paths, tree_map
 from hyper_parallel.platform.torch.versions import c10d_world
 from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
 from hyper_parallel.verify.frameworks.contract.records import OWN_GRADIENTS, LocalValue, Region
+from hyper_parallel.verify.frameworks.torch.backward_gradients import StepsByHand, noting_contributions
 from hyper_parallel.verify.frameworks.torch.case_changes import AppliedChanges, OwnGradients
-from hyper_parallel.verify.frameworks.torch.contributions import noting_contributions
 from hyper_parallel.verify.frameworks.torch.decided import Decided
 from hyper_parallel.verify.frameworks.torch.draws import Draws
 from hyper_parallel.verify.frameworks.torch.half_precision import HalfPrecision, changed
@@ -33,7 +33,6 @@ from hyper_parallel.verify.frameworks.torch.partitions import (
     pieces_in,
     read_weight,
 )
-from hyper_parallel.verify.frameworks.torch.steps_by_hand import StepsByHand
 from hyper_parallel.verify.frameworks.torch.upcast import widened
 
 __all__ = ["Recorder"]

@@ -7,24 +7,29 @@ asked is counted for the report.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from hyper_parallel.platform.torch.versions import register_device_module
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PARTS, PretendedDevice, answer_for
-from hyper_parallel.verify.frameworks.torch.pretended.engines import replace_engines
 from hyper_parallel.verify.frameworks.torch.pretended.placement import replace_placement
 from hyper_parallel.verify.frameworks.torch.pretended.ring_attention import offer_ring_attention
 from hyper_parallel.verify.frameworks.torch.pretended.stubs import STUBBED, offer_stubs
 
 __all__ = ["asked", "install"]
 
-
 _INSTALLED: list[str] = []
+
+_ENGINES = ("nccl", "hccl")
+"""The devices' engines of communication: groups of a program that names one are those of the CPU."""
 
 
 def install(name: str) -> None:
@@ -39,7 +44,7 @@ def install(name: str) -> None:
     device = PretendedDevice(name)
     answer_for(device, torch.cuda if name == "cuda" else _npu())
     replace_placement(device)
-    replace_engines()
+    _replace_engines()
     offer_ring_attention()
     offer_stubs()
 
@@ -69,3 +74,36 @@ def _npu() -> ModuleType:
     sys.modules.setdefault("torch_npu", package)
     found: ModuleType = engine.npu
     return found
+
+
+def _replace_engines() -> None:
+    """Replace the functions of ``torch.distributed`` that take a device or its engine, in this process, for good.
+
+    Sizes of an exchange that a program counts on the device, and would copy to the host, are on the host already.
+    """
+    for name in ("init_process_group", "new_group", "split_group", "barrier", "all_to_all_single"):
+        _replace_engine_of(name)
+
+
+def _replace_engine_of(name: str) -> None:
+    plain: Any = getattr(distributed_c10d, name)
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        backend = str(given.get("backend") or "").lower()
+        if any(engine in backend for engine in _ENGINES):
+            ASKED[f"groups of {backend}"] += 1
+            given["backend"] = "gloo"
+        for device in ("device_id", "device_ids"):
+            if device in given:
+                given[device] = signature.parameters[device].default
+        for sizes in ("output_split_sizes", "input_split_sizes"):
+            if isinstance(given.get(sizes), torch.Tensor):
+                given[sizes] = given[sizes].tolist()
+        return plain(*bound.args, **bound.kwargs)
+
+    setattr(distributed_c10d, name, call)
+    setattr(dist, name, call)

@@ -1,18 +1,20 @@
-"""Steps of programs that update their weights without an optimizer of PyTorch: seen where weights have changed."""
+"""Gradients that backwards leave: what each adds, and those of steps that run without an optimizer of PyTorch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
 from hyper_parallel.verify.frameworks.contract.records import LocalValue
 from hyper_parallel.verify.frameworks.torch.local_values import read_part
 from hyper_parallel.verify.frameworks.torch.partitions import read_weight
 
-__all__ = ["StepsByHand"]
+__all__ = ["StepsByHand", "noting_contributions"]
 
 
 class StepsByHand:
@@ -65,3 +67,25 @@ class StepsByHand:
 def _digest(value: Any) -> bytes:
     taken = read_weight(value)
     return b"" if taken is None else hashlib.sha256(taken.array.tobytes()).digest()
+
+
+@contextmanager
+def noting_contributions(log: RecordLog, named: Mapping[str, Any]) -> Iterator[None]:
+    """Note by how much the backward inside changes each gradient, in the step for which the limits ask for it.
+
+    Args:
+        log: of the rank.
+        named: parameters by name.
+    """
+    if log.limits.contributions != log.step:
+        yield
+        return
+    before = _gradients(named)
+    yield
+    added = {name: value - before[name] if name in before else value for name, value in _gradients(named).items()}
+    log.notes.setdefault("contributions", []).append(added)
+
+
+def _gradients(named: Mapping[str, Any]) -> dict[str, Any]:
+    taken = {name: read_part(parameter, parameter.grad) for name, parameter in named.items()}
+    return {name: value.array for name, value in taken.items() if value is not None}
