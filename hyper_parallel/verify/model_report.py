@@ -102,7 +102,7 @@ class ModelReport(Report):
         parameter_layouts: layouts of the parallel model's parameters.
         settings: optimizer, plan and the like, in words.
         hardened: what was changed about the case so that it shows errors, in words.
-        blind: what the case cannot show, in words.
+        blind: blind spots of the case, in words.
         timeline: per rank, its calls into the transport in the last step; of simulated ranks as if every rank had a
             processor of its own and transfers took no time.
         explanation: of the first divergence: its cause and the numbers that show it, in lines; empty if none is known.
@@ -231,7 +231,7 @@ class ModelReport(Report):
         lines.extend(f"  incomplete: {line}" for line in self.incomplete)
         lines.extend(f"  not compared: {line}" for line in self.skipped)
         lines.extend(f"  hardened: {line}" for line in self.hardened)
-        lines.extend(f"  this case cannot show: {line}" for line in self.blind)
+        lines.extend(f"  blind spot: {line}" for line in self.blind)
         wrong = [check for check in self.checks if not check.ok]
         if wrong:
             modules = list(dict.fromkeys(check.module for check in wrong))

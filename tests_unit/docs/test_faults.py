@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "pytest.mark." + "fault"
-COLUMNS = ["fault", "promised", "what happens", "tried", "shown by"]
+COLUMNS = ["fault", "promised", "what happens", "tried", "tests"]
 
 
 def rows_of(text):
@@ -67,7 +67,7 @@ def test_the_page_and_the_tests_name_each_other(fault_tests):
 def test_what_is_missing_on_either_side_is_noticed():
     """An empty cell, a short row, a row without a test, a test that is gone, and one without a row are errors."""
     page = """text
-| fault | promised | what happens | tried | shown by |
+| fault | promised | what happens | tried | tests |
 |---|---|---|---|---|
 | killed | ends | as promised | once | `a.py::test_killed[in-*]`, `a.py::test_gone` |
 | cut | | as promised | once | nothing |

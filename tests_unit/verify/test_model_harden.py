@@ -75,7 +75,7 @@ def test_a_blind_case_is_listed():
     assert result.ok, result.text()
     assert (result.mesh, result.steps, result.hardened) == ("dp=2 x tp=2", 1, [])
     assert result.blind == [SIZES, ROWS, CONSTANT, STEP]
-    assert f"  this case cannot show: {CONSTANT}\n" in result.text()
+    assert f"  blind spot: {CONSTANT}\n" in result.text()
     assert result.json()["cannot_show"] == result.blind
 
 

@@ -258,14 +258,14 @@ def test_options_that_make_no_sense_are_refused(options, text):
 
 @pytest.mark.platforms("torch")
 def test_a_plan_that_leaves_everything_whole_shows_nothing():
-    """A plan that only replicates is equal, and the report says that it cannot show mistakes in a plan."""
+    """A plan that only replicates is equal, and the report says that it cannot expose mistakes in a plan."""
     report = verify_model(
         lambda: ModelCase(model, batches(), mean_square), lambda _: {"": NoParallel()}, (2,), ("tp",),
         platform="torch", steps=2,
     )  # fmt: skip
     assert report.ok, report.text()
     line = "mistakes in a plan: this one shards no parameter and needs no collective; shard a module"
-    assert f"this case cannot show: {line}\n" in report.text()
+    assert f"blind spot: {line}\n" in report.text()
 
 
 @pytest.mark.platforms("torch")

@@ -18,7 +18,7 @@ from hyper_parallel.verify.engine.wording import value_words, when_words
 __all__ = ["BLIND", "RecordedReport", "first_words", "verdict_of"]
 
 BLIND = (
-    "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot show "
+    "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot expose "
     "an error that is within the tolerance of all of these, such as one in few elements of a large tensor, nor "
     "optimizer states and dropout masks, which are not recorded"
 )

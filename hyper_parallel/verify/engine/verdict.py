@@ -178,7 +178,7 @@ class Verdict:
         lines += _replica_lines(self.replicas)
         lines += _listed("placement unknown", self.unplaced)
         lines += _listed("not compared", self.skipped)
-        lines += _listed("this case cannot show", [str(spot) for spot in self.spots if not spot.refused])
+        lines += _listed("blind spot", [str(spot) for spot in self.spots if not spot.refused])
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  {name}: {words}" for name, words in self.settings.items() if name not in _IN_FIRST_LINE]
         return "\n".join(lines)

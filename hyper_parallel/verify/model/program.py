@@ -52,7 +52,7 @@ class CaseFacts:
         settings: what is trained and how, in words.
         rows_over: sizes of the axes by which batches lost rows, so that they are uneven; empty where they did not.
         changes: of the case, in words.
-        blind: what the case cannot show, in words.
+        blind: blind spots of the case, in words.
     """
 
     state: dict[str, Any]

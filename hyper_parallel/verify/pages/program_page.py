@@ -80,7 +80,7 @@ def _state(report: ProgramReport) -> str:
         failed = next((case for case in report.hardened if not case.ok), None)
         return f"NOT EQUAL {_TITLES.get(failed.title if failed else '', 'in a harder case')}"
     if report.refused and report.equal:
-        return "REFUSED: everything is equal, in a case that could not show what it must"
+        return "INCONCLUSIVE: all values match, but this case cannot expose some bugs"
     return f"INCONCLUSIVE: {report.inconclusive}" if report.inconclusive else report.verdict.headline()
 
 
@@ -116,7 +116,7 @@ def _case(verdict: Verdict, sites: CallSites) -> dict[str, Any]:
             "Incomplete": verdict.incomplete,
             "Placement unknown": verdict.unplaced,
             "Not compared, and why": verdict.skipped,
-            "What this case cannot show": verdict.blind,
+            "Blind spots of this case": verdict.blind,
             "Notes": verdict.notes,
         },
         "settings": dict(verdict.settings),

@@ -209,7 +209,7 @@ class ProgramReport(Report):
 
     def refusals(self) -> list[str]:
         """Return why the result is inconclusive, a sentence each."""
-        return [f"this case cannot show {spot}" for spot in self.refused]
+        return [f"this case cannot expose {spot}" for spot in self.refused]
 
     def text(self) -> str:
         """Return the report as text."""
@@ -230,7 +230,7 @@ class ProgramReport(Report):
         lines += [f"not tested: {line}" for line in self.untested]
         for spot, sentence in zip(self.refused, self.refusals(), strict=True):
             harden = ", or run it with --harden" if spot.kind == "equal-data" and not self.hardened else ""
-            lines += [f"REFUSED: {sentence}{harden}, or accept it with --allow {spot.kind}"]
+            lines += [f"INCONCLUSIVE: {sentence}{harden}, or accept it with --allow {spot.kind}"]
         if self.inconclusive:
             lines.append(f"INCONCLUSIVE: {self.inconclusive}")
         if self.failure:

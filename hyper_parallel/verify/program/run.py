@@ -371,7 +371,7 @@ class _Verification:
         self.report.hardened.append(case)
 
     def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:
-        """Run the hardened cases, and leave in the verdict what the case still cannot show."""
+        """Run the hardened cases, and leave in the verdict the blind spots that remain."""
         hardening = Hardening(
             self.program, self.alone, self.world, self.report.mesh or None, self.declared, self.report.seed,
             self.progress,

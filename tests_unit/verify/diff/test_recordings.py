@@ -42,11 +42,11 @@ def with_ranks(folder, target, change=lambda _, line: line):
 
 
 def test_equal_runs_have_equal_fingerprints(record):
-    """The same run twice: status 0, and the report says what fingerprints cannot show."""
+    """The same run twice: status 0, and the report says the blind spots of fingerprints."""
     report = compare_recordings(record("a"), record("b"))
     assert (report.status, report.kind_of_difference, report.first_bits) == (0, "none", "")
     assert "all fingerprints are equal" in report.text()
-    assert "cannot show an error that is within the tolerance of all of these" in report.text()
+    assert "cannot expose an error that is within the tolerance of all of these" in report.text()
     assert report.json()["fingerprints"] is True
     assert report.verdict.counts["gradient"] == 30
 

@@ -31,7 +31,7 @@ def test_differences_stand_in_order_with_cause_and_line(samples):
     assert row_of(page, ">the loss<")[4] == "not a number"
     assert row_of(page, ">gradients<") == ["gradients", "4", "2", "different"]
     assert row_of(page, ">parameters<") == ["parameters", "2", "0", "equal"]
-    for title in ("Incomplete", "Placement unknown", "Not compared, and why", "What this case cannot show", "Notes"):
+    for title in ("Incomplete", "Placement unknown", "Not compared, and why", "Blind spots of this case", "Notes"):
         assert f">{title}</h3>" in page
     assert "<li>parameter head.weight, after step 1, on ranks 0, 1</li>" in page
     assert "rounds otherwise in each run: head.weight at step 1 at first" in page
@@ -52,8 +52,8 @@ def test_equal_refused_and_unfinished_programs(samples):
     spot = BlindSpot("equal-data", "dp", "both have one batch", "give each its own", refused=True)
     equal.verdict.spots.append(spot)
     page = program_page(equal)
-    assert "<strong>REFUSED: everything is equal, in a case that could not show what it must</strong>" in page
-    assert f"<p>this case cannot show {spot}</p>" in page
+    assert "<strong>INCONCLUSIVE: all values match, but this case cannot expose some bugs</strong>" in page
+    assert f"<p>this case cannot expose {spot}</p>" in page
     assert "<strong>NOT VERIFIED</strong>" in program_page(replace(equal, verdict=None))
     unplaced = replace(equal, verdict=replace(equal.verdict, unplaced=["x"]))
     assert "<strong>NOT VERIFIED: declare the values whose placement" in program_page(unplaced)

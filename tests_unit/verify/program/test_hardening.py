@@ -263,7 +263,7 @@ SABOTAGE = {
 
 @pytest.mark.parametrize("kind", SABOTAGE)
 def test_a_blind_program_is_caught(kind):
-    """As it is, the case says what it cannot show; hardened, the error shows."""
+    """As it is, the report lists the blind spot; hardened, the error is found."""
     program, options = SABOTAGE[kind]
     options = {"platform": "torch", "world_size": None if "mesh" in options else 2, **options}
     report = verify_program(program, **options)
@@ -309,9 +309,9 @@ def test_equal_data_is_refused_unless_losses_are_weighted(program, ranks):
     """Ranks that do the same work show no missing average; weighted losses do, and a right program passes."""
     report = verify_program(program, ranks, platform="torch")
     assert (report.status, report.ok, report.equal) == (3, False, True), report.text()
-    (line,) = [line for line in report.text().splitlines() if line.startswith("REFUSED")]
+    (line,) = [line for line in report.text().splitlines() if line.startswith("INCONCLUSIVE")]
     assert line.startswith(
-        "REFUSED: this case cannot show a missing or doubled average over the axis: all ranks along "
+        "INCONCLUSIVE: this case cannot expose a missing or doubled average over the axis: all ranks along "
     )
     assert line.endswith(" its own part of one batch, or run it with --harden, or accept it with --allow equal-data")
     assert report.json()["refused"] == [str(report.refused[0])]
@@ -440,7 +440,7 @@ def test_a_program_that_trains_nothing_is_refused():
     report = verify_program(program, 2, platform="torch")
     assert report.status == 3, report.text()
     assert report.text().endswith(
-        "REFUSED: this case cannot show errors in gradients that are zero: the gradient of bias is zero in every step; "
+        "INCONCLUSIVE: this case cannot expose errors in gradients that are zero: the gradient of bias is zero in every step; "
         "make the loss depend on it, or freeze it, or accept it with --allow zero-gradients"
     )
 
@@ -470,7 +470,7 @@ def test_an_optimizer_that_was_made_before_the_model_was_sharded_is_refused(stal
         0 if stale == "all" else 2 :
     ]
     assert (
-        "REFUSED: this case cannot show errors in weights that no step changes: no step changes 1.bias, and an "
+        "INCONCLUSIVE: this case cannot expose errors in weights that no step changes: no step changes 1.bias, and an "
         f"optimizer has a parameter [{OUT}] that is in no model; make the optimizer after parallelize_module, "
         "fully_shard or whatever else replaces parameters, or accept it with --allow untrained-parameters"
     ) in report.text().splitlines()

@@ -34,7 +34,7 @@ def report(tmp_path):
         CheckResult(check[0], "c", 0, 1.5, {"headline": "equal", "verdict": {"first": None}}),
         CheckResult(check[1], "c", 1, 1, {"headline": "DIFFERS", "verdict": {"first": first}}, "DIFFERS\nlong"),
         CheckResult(check[2], "c", 1, 1, {"headline": "FAILED: <x>", "failure": raised, "verdict": None}, "\x1b<x>"),
-        CheckResult(check[3], "c", 3, 1, {"headline": "this case cannot show", "verdict": {"first": None}}),
+        CheckResult(check[3], "c", 3, 1, {"headline": "this case cannot expose", "verdict": {"first": None}}),
         CheckResult(check[4], "c", 1, 1, resumed),
         CheckResult(check[5], "c", 1, 1, error="stopped after 1 s, its budget"),
         CheckResult(gone, "c", 2, 1, error="there is no file"),
