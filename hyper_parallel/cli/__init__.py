@@ -20,6 +20,7 @@ from hyper_parallel.cli import (
     fuzz,
     prove,
     record,
+    reduce,
     reports,
     trace,
     verify_bugs,
@@ -211,6 +212,7 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "fuzz": fuzz.add_parser,
     "prove": prove.add_parser,
     "record": record.add_parser,
+    "reduce": reduce.add_parser,
     "reports": reports.add_parser,
     "trace": trace.add_parser,
 }

@@ -22,6 +22,7 @@ FILES = {
     "train.py": b"import torch\n",
     "text.txt": b"hello",
     "empty.json": b"{}",
+    "config.json": b'{"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}',
     "notebook.ipynb": b'{"cells": []}',
     "run.sh": b"torchrun train.py",
     "foreign/data.json": b'{"a": 1}',

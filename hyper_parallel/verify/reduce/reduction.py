@@ -1,0 +1,142 @@
+"""Makes a small configuration of a large one: the values that change, and what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyper_parallel.verify.reduce.document import Document
+from hyper_parallel.verify.reduce.keys import looks_like_a_size
+from hyper_parallel.verify.reduce.layers import Pattern, fewest_layers
+from hyper_parallel.verify.reduce.solver import require_division, smallest_sizes
+from hyper_parallel.verify.reduce.structure import Structure, read_structure
+
+__all__ = ["Reduction", "reduce_document"]
+
+_TOKENS = 16
+"""The least limit of positions."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A small configuration.
+
+    Attributes:
+        structure: of the large configuration.
+        sizes: of the small one, by role.
+        pattern: of its layers.
+        changed: new values by key.
+        left: keys of numbers that look like sizes and are left as they are.
+    """
+
+    structure: Structure
+    sizes: Mapping[str, int]
+    pattern: Pattern
+    changed: Mapping[str, Any]
+    left: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The small configuration, in the format of the large one."""
+        return self.structure.document.with_values(self.changed)
+
+
+def reduce_document(document: Document, mesh: Mapping[str, int]) -> Reduction:
+    """Return the smallest configuration with the structure of a document.
+
+    Args:
+        document: the large configuration.
+        mesh: axes of the large run that the document does not name.
+
+    Raises:
+        InputError: (a ValueError) the document contradicts itself, or no smaller sizes have its relations.
+    """
+    structure = read_structure(document, mesh)
+    sizes = dict(structure.sizes)
+    require_division(document.name, sizes, structure.axes, structure.first_keys())
+    values = document.values
+    share = float(next((v for k, v in values.items() if k.endswith("partial_rotary_factor") and v), 1.0))
+    small = smallest_sizes(document.name, sizes, structure.axes, lambda width: _is_even(width * share))
+    pattern = fewest_layers(structure.pattern, structure.axes["pp"])
+    small |= {"layers": pattern.layers, "dense_layers": pattern.dense}
+    if "qk_head" in sizes:
+        small["qk_head"] = small["nope"] + small["rope"]
+    if "scalar" in sizes:
+        small["scalar"] = _scalar(sizes, small)
+    if "layer_index" in sizes:
+        small["layer_index"] = math.ceil(sizes["layer_index"] * pattern.layers / sizes["layers"])
+    proposed: dict[str, Any] = {
+        key: small[role] for role, keys in structure.keys.items() if role in small for key in keys if sizes.get(role)
+    }
+    proposed |= _positions(structure, small)
+    proposed |= pattern.lists
+    rotary = share * sizes.get("rope", sizes.get("head_dim", 0)) / 2
+    proposed |= _rotary_lists(structure, rotary, rotary * small.get("rope", small.get("head_dim", 0))
+                              / max(sizes.get("rope", sizes.get("head_dim", 1)), 1))  # fmt: skip
+    if "vocab" in small:
+        proposed |= _token_ids(values, small["vocab"])
+    changed = {key: value for key, value in proposed.items() if value != values[key]}
+    named = {*proposed, *(key for keys in structure.keys.values() for key in keys)}
+    left = tuple(
+        key
+        for key, value in values.items()
+        if key not in named and type(value) is int and value > 1 and looks_like_a_size(key)
+    )
+    return Reduction(structure, small, pattern, changed, left)
+
+
+def _is_even(width: float) -> bool:
+    return width >= 2 and width == int(width) and int(width) % 2 == 0
+
+
+def _scalar(sizes: Mapping[str, int], small: Mapping[str, int]) -> int:
+    """Return the number whose root divides attention scores: a width of a head, or as it was."""
+    if sizes["scalar"] == sizes["head_dim"]:
+        return small["head_dim"]
+    return (
+        small["hidden"] // small["heads"] if sizes["scalar"] == sizes["hidden"] // sizes["heads"] else sizes["scalar"]
+    )
+
+
+def _positions(structure: Structure, small: Mapping[str, int]) -> dict[str, int]:
+    """Return limits of positions whose ratios are as they were, all different from the other sizes."""
+    if not structure.positions:
+        return {}
+    least = min(structure.positions.values())
+    ranks = 2 * structure.axes["cp"][1] * structure.axes["tp"][1]
+    taken = set(small.values())
+    base = next(
+        base
+        for base in range(math.ceil(_TOKENS / ranks) * ranks, 1 << 20, ranks)
+        if not taken & {value * base // least for value in structure.positions.values()}
+    )
+    return {key: min(value * base // least, value) for key, value in structure.positions.items()}
+
+
+def _rotary_lists(structure: Structure, large: float, small: float) -> dict[str, list[Any]]:
+    """Return lists of a number for each pair of a rotary embedding, shortened evenly; sections keep their share."""
+    found: dict[str, list[Any]] = {}
+    for key, value in structure.document.values.items():
+        if not key.startswith(structure.model) or not isinstance(value, list) or not value or large <= small:
+            continue
+        if len(value) == large:
+            found[key] = [value[int(index * large / small)] for index in range(int(small))]
+        elif key.endswith("mrope_section") and sum(value) == large:
+            sections = [max(int(part * small / large), 1) for part in value]
+            found[key] = [*sections[:-1], int(small) - sum(sections[:-1])]
+    return found
+
+
+def _token_ids(values: Mapping[str, Any], vocab: int) -> dict[str, Any]:
+    """Return ids of special tokens that the small vocabulary does not have, as other ids, each token with its own."""
+    ids = {key: value for key, value in values.items() if key.endswith(("_token_id", "_token_ids"))}
+    flat = [each for value in ids.values() for each in (value if isinstance(value, list) else [value])]
+    large = sorted({each for each in flat if isinstance(each, int) and each >= vocab})
+    free = (each for each in range(vocab - 1, -1, -1) if each not in flat)
+    new = dict(zip(large, free, strict=False))
+    return {
+        key: [new.get(each, each) for each in value] if isinstance(value, list) else new.get(value, value)
+        for key, value in ids.items()
+    }

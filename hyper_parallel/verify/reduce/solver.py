@@ -1,0 +1,223 @@
+"""Chooses the smallest sizes that relate to each other, and to the mesh, as those of the large model do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.reduce.keys import HEAD, WIDTHS
+
+__all__ = ["Axes", "Sizes", "products", "require_division", "smallest_sizes", "violations"]
+
+Sizes = Mapping[str, int]
+Axes = Mapping[str, tuple[int, int]]
+"""By axis: its size in the large run, and in the small one."""
+
+_GROUPED = (("heads", "kv_heads"), ("linear_value_heads", "linear_key_heads"))
+"""Counts, and the counts of what several of them share."""
+_DIVIDED = {
+    "heads": "tp", "kv_heads": "tp", "linear_value_heads": "tp", "linear_key_heads": "tp", "hidden": "tp",
+    "intermediate": "tp", "moe_intermediate": "tp", "shared_intermediate": "tp", "vocab": "tp", "experts": "ep",
+}  # fmt: skip
+"""Sizes, and the axis whose ranks share them."""
+_MUST_DIVIDE = ("heads", "experts")
+_LEAST = {"hidden": 32, "head_dim": 8, "vocab": 64}
+_LEAST_HEAD, _LEAST_WIDTH = 4, 12
+_MOST_CHOSEN = 4
+"""Experts per token of the small model."""
+_CANDIDATES = 160
+_ATTEMPTS = 200_000
+
+
+def require_division(file: str, sizes: Sizes, axes: Axes, keys: Mapping[str, str]) -> None:
+    """Check that the large configuration can run at all.
+
+    Raises:
+        InputError: (a ValueError) heads or experts cannot be shared as the mesh or their groups say.
+    """
+    for role in _MUST_DIVIDE:
+        axis = _DIVIDED[role]
+        if role in sizes and sizes[role] % axes[axis][0]:
+            msg = (
+                f"{file}: {keys[role]} is {sizes[role]}, which {axis}={axes[axis][0]} does not divide; correct the "
+                f"number, or the size of axis {axis}"
+            )
+            raise InputError(msg)
+    for many, few in (*_GROUPED, ("experts", "groups")):
+        if many in sizes and sizes[many] % sizes.get(few, 1):
+            msg = (
+                f"{file}: {keys[many]} is {sizes[many]}, not a multiple of {keys[few]}, which is {sizes[few]}; correct "
+                "one of them"
+            )
+            raise InputError(msg)
+
+
+def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int], bool]) -> dict[str, int]:
+    """Return a size for each role of the large model.
+
+    Args:
+        file: of the large model, for messages.
+        sizes: of the large model, by role.
+        axes: of the mesh.
+        fits_head: whether rotary embeddings can have such a width of a head.
+
+    Raises:
+        InputError: (a ValueError) no smaller sizes are related as those of the model.
+    """
+    chosen: dict[str, int] = {}
+    order = [role for role in _order(sizes) if role in sizes]
+    attempts = itertools.count()
+
+    def choose(position: int) -> bool:
+        if position == len(order):
+            return True
+        role = order[position]
+        for size in itertools.islice(_candidates(role, sizes, axes, chosen), _CANDIDATES):
+            if size > sizes[role]:
+                break
+            if role in {"head_dim", "rope"} and not fits_head(size):
+                continue
+            chosen[role] = size
+            if next(attempts) > _ATTEMPTS:
+                break
+            if not _wrong(role, sizes, chosen, axes) and choose(position + 1):
+                return True
+        chosen.pop(role, None)
+        return False
+
+    if not choose(0):
+        msg = f"{file}: no smaller sizes relate to each other as these do; verify the program with the file as it is"
+        raise InputError(msg)
+    return chosen
+
+
+def _order(sizes: Sizes) -> list[str]:
+    """Return the roles in the order in which they are chosen: counts, heads, the hidden size, other widths upwards."""
+    counts = ["groups", "top_groups", "top_k", "kv_heads", "heads", "linear_key_heads", "linear_value_heads"]
+    heads = sorted(HEAD, key=lambda role: sizes.get(role, 0))
+    widths = sorted((role for role in WIDTHS if role != "hidden"), key=lambda role: sizes.get(role, 0))
+    return [*counts, *heads, "hidden", *widths, "experts"]
+
+
+def _candidates(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterable[int]:
+    """Return sizes of a role, upwards."""
+    size = sizes[role]
+    shared = dict(_GROUPED).get(role, "")
+    if role in HEAD:
+        return itertools.count(max(_LEAST.get(role, _LEAST_HEAD) - size % 2, 1), 2)
+    if role == "experts":
+        return _experts(sizes, axes, chosen)
+    if shared in sizes:
+        return [chosen[shared] * (size // sizes[shared])]
+    if role == "hidden" and size == sizes["heads"] * sizes.get("head_dim", 0):
+        return [chosen["heads"] * chosen["head_dim"]]
+    groups = sizes.get("top_groups", 1)
+    few = {"top_k": _MOST_CHOSEN, "top_groups": 2, "groups": sizes.get("groups", 1) // groups * min(groups, 2)}
+    return [min(size, few[role])] if role in few else _divided(role, sizes, axes)
+
+
+def _divided(role: str, sizes: Sizes, axes: Axes) -> Iterator[int]:
+    """Yield sizes that an axis divides if it divides the large one, and of which each rank has more than one."""
+    size = sizes[role]
+    big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
+    if size <= big:
+        yield from [small] if size == big else range(max(size * small // big, 1), small)
+        return
+    least = _LEAST.get(role, _LEAST_WIDTH if role in WIDTHS else 2)
+    for number in itertools.count(max(least, 2 * small)):
+        if (number % small == 0) == (size % big == 0) and (role not in WIDTHS or size % 4 or number % 4 == 0):
+            yield number
+
+
+def _experts(sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
+    """Yield numbers of experts: more than a token chooses, at least two for each rank, as many in each group."""
+    top, groups = chosen.get("top_k", 1), chosen.get("groups", 1)
+    small = axes["ep"][1]
+    sparse = sizes["experts"] >= 2 * sizes.get("top_k", 1)
+    for number in itertools.count(2 * small):
+        each_group = number // groups
+        least = 1 if groups == 1 else max(2, math.ceil(top / chosen.get("top_groups", groups)))
+        if number % small == 0 == number % groups and number >= top * (1 + sparse) and each_group >= least:
+            yield number
+
+
+def products(sizes: Sizes) -> dict[str, int]:
+    """Return the dims of a model's tensors that are made of several sizes, such as fused weights."""
+    found = {}
+    for name, parts in _PRODUCTS.items():
+        if all(role in sizes for factors in parts for role in factors.split("*") if not role.isdecimal()):
+            found[name] = sum(_product(factors, sizes) for factors in parts)
+    return found
+
+
+_PRODUCTS = {
+    "all query heads": ("heads*head_dim",),
+    "all key heads": ("kv_heads*head_dim",),
+    "fused query, key and value": ("heads*head_dim", "2*kv_heads*head_dim"),
+    "fused gate and up": ("2*intermediate",),
+    "fused gate and up of an expert": ("2*moe_intermediate",),
+    "all MLA queries": ("heads*nope", "heads*rope"),
+    "all MLA keys and values": ("heads*nope", "heads*v_head"),
+    "all MLA values": ("heads*v_head",),
+    "compressed MLA keys and values": ("kv_lora", "rope"),
+    "all linear keys": ("linear_key_heads*linear_key_dim",),
+    "all linear values": ("linear_value_heads*linear_value_dim",),
+}
+"""Names of dims, and the products whose sum each is."""
+
+
+def _product(factors: str, sizes: Sizes) -> int:
+    result = 1
+    for role in factors.split("*"):
+        result *= int(role) if role.isdecimal() else sizes[role]
+    return result
+
+
+def violations(sizes: Sizes, chosen: Sizes, axes: Axes) -> list[str]:
+    """Return the relations of the large model's sizes that those of the small one do not have."""
+    return sorted({text for role in chosen for text in _wrong(role, sizes, chosen, axes)})
+
+
+def _wrong(role: str, sizes: Sizes, chosen: Sizes, axes: Axes) -> list[str]:
+    """Return the relations of one size of the small model that are not those of the large one."""
+    found = []
+    big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
+    if (sizes[role] % big == 0) != (chosen[role] % small == 0):
+        found.append(f"{role} is divided by its axis in one of the two only")
+    if (
+        {"hidden", "heads"} <= set(chosen)
+        and not sizes["hidden"] % sizes["heads"]
+        and chosen["hidden"] % chosen["heads"]
+    ):
+        found.append("hidden is a multiple of heads in the large one only")
+    for group in (HEAD, WIDTHS):
+        found += [
+            f"{role} and {other} are in another order"
+            for other in (group if role in group else ())
+            if other in chosen and _sign(sizes[role] - sizes[other]) != _sign(chosen[role] - chosen[other])
+        ]
+    large, little = _dims(sizes, chosen), _dims(chosen, chosen)
+    found += [
+        f"{one} and {other} are equal only in the small one"
+        for one, other in itertools.combinations(large, 2)
+        if large[one] != large[other] and little[one] == little[other]
+    ]
+    tie = large.get("all query heads") == large.get("hidden", 0)
+    if "hidden" in chosen and tie != (little.get("all query heads") == little["hidden"]):
+        found.append("hidden is the width of all query heads in one of the two only")
+    return found
+
+
+def _dims(sizes: Sizes, known: Sizes) -> dict[str, int]:
+    """Return the sizes that are dims of tensors, of the roles in ``known``; one key head is as wide as all of one."""
+    plain = {role: sizes[role] for role in known if role not in {"top_k", "top_groups", "groups"}}
+    dims = {**plain, **products(plain)}
+    if known.get("kv_heads") == 1:
+        dims.pop("all key heads", None)
+    return dims
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
