@@ -18,6 +18,7 @@ from hyper_parallel.verify.diff.placed import PlacedSide
 from hyper_parallel.verify.diff.recorded import Judged, Pair, of_steps, pairs_of_rank, steps_words, words_of
 from hyper_parallel.verify.diff.start import require_common_names
 from hyper_parallel.verify.engine.bounds import Key
+from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
@@ -131,7 +132,7 @@ class MeasuredProgram:
                 if allowed is None:
                     unplaced.append(pair.record.key)
                 else:
-                    found.append((pair.record.step, place, _judge(pair, allowed)))
+                    found.append((pair.record.step, place, self._judge(pair, allowed, runs)))
         return [each for _, _, each in sorted(found, key=lambda each: each[:2])]
 
     def _allowed(self, pair: Pair, runs: PairedRuns) -> Any | None:
@@ -147,6 +148,21 @@ class MeasuredProgram:
         allowed = np.asarray(placement.take(runs.bounds.allowed(key)))
         return allowed if allowed.size == pair.one.size else None
 
+    def _judge(self, pair: Pair, allowed: Any, runs: PairedRuns) -> Judged:
+        """Return what the elements show, if all of them are there, and else what the numbers of fingerprints do."""
+        judged = _judge(pair, allowed)
+        one, other, key = pair.one, pair.other, pair.record.key
+        if one.same(other) or not one.both_whole(other):
+            return judged
+        actual, expected = np.asarray(other.whole), np.asarray(one.whole)
+        known = key in runs.bounds.reference
+        found = distance(actual, expected, allowed.reshape(one.shape), runs.bounds.floor(key) if known else 0.0)
+        found = runs.with_whole(key, found, actual, expected) if known else found
+        if judged.differs and found.ratio <= 1:
+            return judged
+        allowed = found.bound if found.ratio <= 1 or np.isinf(found.ratio) else found.error / found.ratio
+        return replace(judged, off=found.error, allowed=allowed, why=found.why)
+
 
 def _has_counterpart(record: Record) -> bool:
     """Return whether a program that is verified has such records: of inputs, those of the first step."""
@@ -156,14 +172,14 @@ def _has_counterpart(record: Record) -> bool:
 def _fingerprints(rank: RankRecords) -> RankRecords:
     """Return the records of a rank that a recording has, too, as fingerprints."""
     records = [
-        replace(record, value=fingerprint_of(record.value, record.dtype))
+        replace(record, value=replace(fingerprint_of(record.value, record.dtype), whole=record.value))
         for record in rank.records
         if record.kind in RECORDED and record.name != "clip factor"
     ]
     calls: dict[str, int] = {}
     for _, name, array in rank.notes.get("inputs", ()):
         call = calls[name] = calls.get(name, -1) + 1
-        records.insert(0, Record("input", name, "", 0, call, fingerprint_of(array)))
+        records.insert(0, Record("input", name, "", 0, call, replace(fingerprint_of(array), whole=array)))
     return replace(rank, records=records)
 
 

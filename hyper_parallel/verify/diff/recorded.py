@@ -13,6 +13,7 @@ Where this reaches half of a value, nothing is judged any more, and the report s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,9 +23,12 @@ import numpy as np
 from hyper_parallel.verify.diff.alignment import align_calls
 from hyper_parallel.verify.diff.start import require_common_names
 from hyper_parallel.verify.engine.bounds import Key, index_records
+from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE
+from hyper_parallel.verify.engine.placement import Placement, region_placement
+from hyper_parallel.verify.engine.store import largest
 from hyper_parallel.verify.engine.wording import value_words
-from hyper_parallel.verify.frameworks.contract.fingerprint import PROJECTIONS, Fingerprint
+from hyper_parallel.verify.frameworks.contract.fingerprint import PROJECTIONS, Fingerprint, fingerprint_of
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.stored import Recording
@@ -71,6 +75,7 @@ class Judged:
         allowed: what rounding explains.
         noticed: relative error of the whole value that would have been noticed.
         limit: of what is allowed, from which on nothing is judged.
+        why: what differs between elements, with numbers, where all of them were compared; else empty.
     """
 
     pair: Pair
@@ -78,6 +83,7 @@ class Judged:
     allowed: float
     noticed: float = 0.0
     limit: float = _UNJUDGED
+    why: str = ""
 
     @property
     def differs(self) -> bool:
@@ -184,7 +190,7 @@ def _numbers_only(record: Record) -> Record:
 
 
 def _alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
-    """Return the records that all ranks which have them have alike, and the keys of the others."""
+    """Return the records that all ranks have alike, or of which all elements are there; and the keys of the others."""
     indices = [index_records(rank.records) for rank in run.ranks]
     alike: list[Record] = []
     own: list[Key] = []
@@ -194,10 +200,42 @@ def _alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
             record.region.shape == record.value.shape and not record.region.pending and not record.region.spans
         )
         if complete and len(holders) == len(indices) and all(each.value.same(record.value) for each in holders):
-            alike.append(record)
+            alike.append(replace(record, region=None))
         else:
-            own.append(key)
+            together = _together(holders)
+            alike += [] if together is None else [together]
+            own += [key] if together is None else []
     return alike, own
+
+
+def _together(parts: Sequence[Record]) -> Record | None:
+    """Return a value that the ranks have parts of; None if elements, or their places, are not all known.
+
+    Args:
+        parts: of the ranks. Those that say their place and have all elements are put together.
+    """
+    places: list[Placement] = []
+    for part in parts:
+        if part.region is None or part.region.pending or part.value.whole is None:
+            return None
+        places.append(region_placement(part.region, part.value.shape))
+    shape = places[0].shape
+    if any(place.shape != shape for place in places):
+        return None
+    value, covered = np.zeros(shape, parts[0].value.whole.dtype), np.zeros(int(np.prod(shape)), dtype=bool)
+    for place, part in zip(places, parts, strict=True):
+        value.reshape(-1)[place.all_positions().reshape(-1)] = part.value.whole.reshape(-1)
+        place.mark(covered)
+    if not covered.all() or not all(map(_has_part, places, itertools.repeat(value), parts)):
+        return None
+    fingerprint = replace(fingerprint_of(value, parts[0].value.dtype), whole=value)
+    return replace(parts[0], value=fingerprint, region=None)
+
+
+def _has_part(place: Placement, value: Any, part: Record) -> bool:
+    """Return whether a rank's part is that of the value: a replica may be another."""
+    own = part.value.whole
+    return np.array_equal(place.take(value), own, equal_nan=own.dtype.kind in "fc")
 
 
 def words_of(keys: Iterable[Key], why: str) -> list[str]:
@@ -250,9 +288,18 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
                 allowed = _allowed(result.pair, max(before, default=grown), unit, multiple, earlier)
                 judged[number] = (place, replace(result, allowed=max(allowed, result.allowed)))
         grown = max([grown, *(off for _, off in explained)])
-        found += [result for _, result in sorted(judged, key=lambda each: each[0])]
+        found += [_with_elements(result) for _, result in sorted(judged, key=lambda each: each[0])]
         earlier.update({_weight_key(result.pair): result.pair.one for _, result in judged if _phase(result.pair) == 2})
     return found
+
+
+def _with_elements(result: Judged) -> Judged:
+    """Return a value that differs with what differs in its elements, if all of them are there."""
+    one, other = result.pair.one, result.pair.other
+    if not result.differs or not one.both_whole(other):
+        return result
+    allowed = np.full(one.shape, result.allowed * largest(one.whole))
+    return replace(result, why=distance(other.whole, one.whole, allowed).why)
 
 
 def _phase(pair: Pair) -> int:
@@ -305,13 +352,24 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
         return 0.0
     if one.shape != other.shape or one.is_exact or other.is_exact or one.numbers[4] != other.numbers[4]:
         return np.inf
-    if one.numbers[4]:
+    norm, extreme = one.norm, one.extreme
+    if one.both_whole(other):
+        finite = np.isfinite(one.whole)
+        with np.errstate(invalid="ignore"):
+            off, own = (
+                np.where(finite, each, 0).astype(np.complex128) for each in (one.whole - other.whole, one.whole)
+            )
+        if not np.array_equal(one.whole[~finite], other.whole[~finite], equal_nan=True) or not np.isfinite(off).all():
+            return np.inf
+        apart, most, norm, extreme = float(np.linalg.norm(off)), largest(off), float(np.linalg.norm(own)), largest(own)
+    elif one.numbers[4]:
         return 0.0  # both have as many numbers that are not finite, and nothing else is known
-    floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
-    count = float(np.sqrt(max(one.size, 1)))
-    norm, extreme = max(one.norm, floor * count), max(one.extreme, floor)
-    parts: list[Any] = [one.distance(other) / norm] if norm else [np.inf]
-    if _phase(pair) < 2:  # single elements of a weight may be off by a whole update
+    else:
         ends = np.abs(one.numbers - other.numbers)[[2, 3, *range(5 + PROJECTIONS, len(one.numbers))]]
-        parts.append(float(ends.max()) / extreme if extreme else np.inf)
+        apart, most = one.distance(other), float(ends.max())
+    floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
+    norm, extreme = max(norm, floor * float(np.sqrt(max(one.size, 1)))), max(extreme, floor)
+    parts: list[Any] = [apart / norm] if norm else [np.inf]
+    if _phase(pair) < 2:  # single elements of a weight may be off by a whole update
+        parts.append(most / extreme if extreme else np.inf)
     return float(np.nan_to_num(max(parts), nan=np.inf))

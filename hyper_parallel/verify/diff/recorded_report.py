@@ -15,7 +15,7 @@ from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.engine.wording import value_words, when_words
 
-__all__ = ["BLIND", "RecordedReport", "first_words", "verdict_of"]
+__all__ = ["BLIND", "RecordedReport", "element_words", "first_words", "verdict_of"]
 
 BLIND = (
     "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot expose "
@@ -98,6 +98,14 @@ def first_words(judged: Sequence[Judged]) -> str:
     return ""
 
 
+def element_words(judged: Sequence[Judged]) -> list[str]:
+    """Return in one line how many values were compared element by element; nothing if none was."""
+    count = sum(each.pair.one.both_whole(each.pair.other) for each in judged)
+    return (
+        [f"{count} of {len(judged)} values were recorded with all elements, and compared by element"] if count else []
+    )
+
+
 def verdict_of(judged: Sequence[Judged], world_size: int, label: str = "A") -> Verdict:
     """Return what was compared, and what differs.
 
@@ -153,6 +161,8 @@ def _difference(found: Sequence[Judged], label: str) -> Difference:
 
 def _why(worst: Judged, where: str, one: Any, other: Any, label: str) -> str:
     """Return the numbers of a difference."""
+    if worst.why:
+        return f"{where}{worst.why.replace('the single device', label)}"
     if one.shape != other.shape:
         return f"{where}of the shape {list(other.shape)}, and {label}'s of {list(one.shape)}"
     if one.numbers[4] != other.numbers[4]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hyper_parallel.verify.diff.measured import MeasuredProgram
 from hyper_parallel.verify.diff.placed import PlacedSide, check_side
 from hyper_parallel.verify.diff.recorded import Judged, judge, pair_recordings
-from hyper_parallel.verify.diff.recorded_report import RecordedReport, first_words, verdict_of
+from hyper_parallel.verify.diff.recorded_report import RecordedReport, element_words, first_words, verdict_of
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.engine.power import Power
 from hyper_parallel.verify.engine.scratch import Scratch
@@ -73,7 +73,7 @@ def diff_recordings(
         judged, left_out, notes = measured.compare()
         report.verdict = verdict = verdict_of(judged, size, ran)
         verdict.skipped += left_out
-        verdict.notes += [*notes, *recording.notes()]
+        verdict.notes += [*notes, *element_words(judged), *recording.notes()]
         verdict.power = _power(judged)
         report.first_bits = first_words(judged)
         report.steps = len({each.pair.record.step for each in judged} - {-1})
@@ -116,7 +116,7 @@ def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
     report = RecordedReport((one.words, other.words), ("torch", "torch"), 0)
     report.verdict = verdict = verdict_of(judged, len(other.ranks))
     verdict.skipped += left_out
-    verdict.notes += [*notes, *one.notes(), *other.notes()]
+    verdict.notes += [*notes, *element_words(judged), *one.notes(), *other.notes()]
     verdict.power = _power(judged)
     report.first_bits = first_words(judged)
     report.steps = len(one.steps & other.steps)

@@ -169,10 +169,19 @@ class PairedRuns:
         if actual is None:
             return None
         measured = distance(actual, expected, allowed, self.bounds.floor(key))
-        return measured if measured.ratio > 1.0 else self._with_whole(key, measured, actual, expected)
+        return self.with_whole(key, measured, actual, expected)
 
-    def _with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any) -> Distance:
-        """Return a distance whose elements are all within their bounds, or that of the tensor as a whole if larger."""
+    def with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any) -> Distance:
+        """Return the distance of elements, or that of the tensor as a whole if elements are in bounds and it is larger.
+
+        Args:
+            key: of the value.
+            measured: the distance of the elements.
+            actual: a rank's part of the value.
+            expected: what it should be.
+        """
+        if measured.ratio > 1.0:
+            return measured
         bound = self.bounds.whole(key) if actual.dtype.kind == expected.dtype.kind == "f" and actual.size > 1 else None
         if bound is None or not np.isfinite(bound.norm) or not np.isfinite(expected).all():
             return measured

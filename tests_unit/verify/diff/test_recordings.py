@@ -1,19 +1,22 @@
 """Recordings compared: with each other and with their program, by fingerprints."""
 
+import base64
 import json
 import runpy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.diff.recorded import Judged, Pair, judge
+from hyper_parallel.verify.diff.recorded import Judged, Pair, _together, judge
 from hyper_parallel.verify.diff.recordings import compare_recordings
 from hyper_parallel.verify.diff.run import verify_diff
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of
-from hyper_parallel.verify.frameworks.contract.records import Record
+from hyper_parallel.verify.frameworks.contract.records import Pending, Record, Region
 from hyper_parallel.verify.input_error import InputError
 
 pytestmark = pytest.mark.platforms("torch")
@@ -170,6 +173,131 @@ def test_only_settings_are_equal(record, tmp_path):
     assert compare_recordings(tmp_path / "forward", tmp_path / "forward").status == 0  # there is nothing else
 
 
+def with_array(line, change):
+    """A line whose array is changed, though its numbers are not: as an error in few elements leaves them."""
+    array = np.frombuffer(base64.b64decode(line["whole"]), line["array"]).reshape(line["shape"]).copy()
+    changed = change(array)
+    line["whole"] = base64.b64encode(np.ascontiguousarray(array if changed is None else changed).tobytes()).decode()
+    return line
+
+
+def of_output(change, step=1):
+    """A function that changes the array of the output of `middle` in a step."""
+
+    def changed(_, line):
+        is_middle = (line.get("kind"), line.get("name"), line.get("step")) == ("output", "middle", step)
+        return with_array(line, change) if is_middle else line
+
+    return changed
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_all_elements_of_right_runs_are_within_rounding(record, script, dtype, optimizer):
+    """Where all elements are recorded, another order of sums is no difference, with a recording and with a program."""
+    words = ("--dtype", dtype, "--optimizer", optimizer)
+    one, two = record("a", *words, whole=["*"]), record("b", *words, "--variant", "order", whole=["*"])
+    report = compare_recordings(one, two)
+    assert (report.status, report.kind_of_difference) == (0, "order of sums"), report.text()
+    number = sum(report.verdict.counts.values())
+    assert f"{number} of {number} values were recorded with all elements" in report.text()
+    ran = verify_diff(DiffSide(str(script), words), DiffSide(str(two)))
+    assert (ran.status, ran.kind_of_difference) == (0, "order of sums"), ran.text()
+    assert "values were recorded with all elements, and compared by element" in ran.text()
+
+
+def test_an_error_in_one_element_is_found_in_whole_tensors(record, script, tmp_path):
+    """One wrong element that no fingerprint shows is found and named, between recordings and with a program."""
+    plain = record("a", whole=["middle"])
+
+    def wrong(array):
+        array[4, 5] += 0.01
+
+    two = with_ranks(plain, tmp_path / "two")
+    for name, folder in (("element", wrong), ("nan", lambda array: array.__setitem__((2, 3), np.nan))):
+        other = with_ranks(plain, tmp_path / name, of_output(folder))
+        report = compare_recordings(two, other)
+        assert (report.status, report.verdict.first.name, report.verdict.first.step) == (1, "middle", 1), report.text()
+        words = "(1 of 102 elements differ, " if name == "element" else "1 element that is inf or nan, A 0"
+        assert words in report.text()
+    header, *rest = lines(plain)
+    write(tmp_path / "one", [header, *(of_output(wrong)(0, dict(line)) for line in rest)])
+    ran = verify_diff(DiffSide(str(tmp_path / "one")), DiffSide(str(script)))
+    assert (ran.status, ran.verdict.first.name, ran.verdict.first.step) == (1, "middle", 1), ran.text()
+    assert "at [4, 5], B" in ran.verdict.first.why
+    other = record("other", "--data", "1", whole=["*"])
+    assert verify_diff(DiffSide(str(other)), DiffSide(str(script))).kind_of_difference == "another start"
+
+
+def test_elements_that_are_not_finite_are_compared_in_their_places(record, tmp_path):
+    """Equal NaN on both sides is no difference, and the other elements are compared next to it."""
+    plain = record("a", "--variant", "nan", whole=["middle"])
+
+    def some(wrong):
+        def change(array):
+            array[:] = np.linspace(0, 1, array.size).reshape(array.shape)
+            array[0, :2] = np.inf, np.nan
+            array[-1, -1] += wrong
+
+        return with_ranks(plain, tmp_path / f"some-{wrong}", of_output(change))
+
+    assert compare_recordings(some(0), some(0)).status == 0
+    report = compare_recordings(some(0), some(0.01))
+    assert report.verdict.first.name == "middle"
+    assert "(1 of 102 elements differ" in report.text()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_are_put_together_where_all_elements_are_there(record, tmp_path, ranks):
+    """Uneven shards are compared with another number of ranks: equal ones pass, a wrong element or replica does not."""
+    alone = record("a", whole=["out.*"])
+
+    def shards(name, change=lambda _, array: array):
+        header, *rest = lines(alone)
+        for rank in range(ranks):
+            changed = [dict(line) for line in rest]
+            for line in changed:
+                if line.get("name") == "middle.weight":
+                    doubled(rank, line)
+                if line.get("name") == "out.weight":
+                    start = (0, 6, 11)[rank]
+                    size = ([6, 11] if ranks == 2 else [6, 5, 6])[rank]
+                    with_array(line, lambda array, r=rank, at=slice(start, start + size): change(r, array[:, at]))
+                    array = np.frombuffer(base64.b64decode(line["whole"]), line["array"]).reshape(3, size)
+                    line["numbers"] = fingerprint_of(array).numbers.tolist()
+                    line["region"] = {"shape": line["shape"], "start": [0, start]}
+                    line["shape"] = [3, size]
+            write(tmp_path / name, [{**header, "rank": rank, "world_size": ranks}, *changed], rank)
+        return tmp_path / name
+
+    report = compare_recordings(alone, shards("right"))
+    assert report.status == 0, report.text()
+    assert report.verdict.counts["gradient"] == 30 - 6
+    assert not any("out.weight" in line for line in report.verdict.skipped)
+    assert any("out.weight" not in line and "each has its own" in line for line in report.verdict.skipped)
+    wrong = shards("wrong", lambda rank, array: array + (rank == 1) * 1e-3)
+    report = compare_recordings(alone, wrong)
+    assert (report.status, report.verdict.first.name) == (1, "out.weight")
+
+
+def test_parts_that_do_not_make_a_value_are_not_put_together():
+    """Missing or unequal replicas, missing parts, partial sums, other shapes and unknown elements make no value."""
+    value = np.random.default_rng(3).normal(size=(5, 3))
+
+    def part(start, array, shape=(5, 3), pending=(), *, whole=True):
+        fingerprint = replace(fingerprint_of(array), whole=array if whole else None)
+        return Record("gradient", "w", "", 0, 0, fingerprint, Region(shape, (start, 0), pending))
+
+    first, last = part(0, value[:2]), part(2, value[2:])
+    assert np.array_equal(_together([first, last, part(1, value[1:3])]).value.whole, value)
+    sums = (Pending("sum", (0, 1)),)
+    for wrong in (
+        [first], [first, part(2, value[2:], whole=False)], [first, last, part(1, value[1:3] + 1)],
+        [part(0, value, pending=sums)], [first, part(2, value[2:], (6, 3))], [replace(first, region=None), last],
+    ):  # fmt: skip
+        assert _together(wrong) is None
+
+
 def doubled(rank, line):
     """A line of rank 1 whose numbers are others than rank 0's."""
     if rank and "numbers" in line:
@@ -185,8 +313,6 @@ def pair(step, place, value, other, kind="output", rank=0):
 
 def test_rounding_grows_until_nothing_is_judged():
     """Rounding explains multiples of what came before; where that is half of a value, nothing is judged any more."""
-    import numpy as np
-
     values = np.linspace(1, 2, 50)
     off = [1e-15 * 20**power for power in range(12)]
     judged = judge([[pair(0, place, values, values * (1 + each)) for place, each in enumerate(off)]])
@@ -198,8 +324,6 @@ def test_rounding_grows_until_nothing_is_judged():
 
 def test_rounding_of_another_rank_explains_and_its_errors_do_not():
     """A rank gets what others have rounded in the same step; what no rank explains differs on all."""
-    import numpy as np
-
     values = np.linspace(1, 2, 50)
     grown = [pair(0, place, values, values * (1 + each)) for place, each in enumerate([1e-15, 2e-14, 4e-13])]
     got = [pair(0, 0, values, values * (1 + 8e-12), rank=1)]

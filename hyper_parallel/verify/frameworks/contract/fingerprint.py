@@ -82,7 +82,7 @@ class Fingerprint:
     numbers: Any
     shape: tuple[int, ...]
     dtype: str
-    whole: Any | None = None
+    whole: Any = None
 
     @property
     def size(self) -> int:
@@ -105,8 +105,14 @@ class Fingerprint:
         return not self.dtype.startswith(("float", "bfloat", "complex"))
 
     def same(self, other: Fingerprint) -> bool:
-        """Return whether shape and numbers are equal, bit for bit."""
-        return self.shape == other.shape and np.array_equal(self.numbers, other.numbers, equal_nan=True)
+        """Return whether shape, numbers, and all elements if both have them, are equal."""
+        if self.shape != other.shape or not np.array_equal(self.numbers, other.numbers, equal_nan=True):
+            return False
+        return not self.both_whole(other) or np.array_equal(self.whole, other.whole, equal_nan=not self.is_exact)
+
+    def both_whole(self, other: Fingerprint) -> bool:
+        """Return whether all elements of both are there, so that they can be compared with each other."""
+        return self.whole is not None and other.whole is not None and self.shape == other.shape
 
     def distance(self, other: Fingerprint) -> float:
         """Return about how far two tensors of one shape are apart, as the norm of their difference.
