@@ -1,4 +1,4 @@
-"""``hyper-parallel prove``: what holds for every size, of operators and of a plan."""
+"""``hyper-parallel prove``: what holds for every size, of operators, changes of placement and a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyper_parallel.platform.select import require_framework
 if TYPE_CHECKING:
     from hyper_parallel.verify.prove.report import ProofReport
 
-__all__ = ["add_parser", "run_ops", "run_plan"]
+__all__ = ["add_parser", "run_ops", "run_plan", "run_redistributions"]
 
 _PROVE = "Prove what holds for every size and every number of ranks, without running ranks."
 
@@ -48,6 +48,14 @@ either is assumed, with the reason.
 
 Exit status: 0 if no row is refuted by a test, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
 
+_REDISTRIBUTIONS = """\
+Check the steps of every change of placement, and of its gradient, between all layouts on meshes of up to eight ranks,
+with the axes that split a dim in any order. A collective is proven by a law for every size and number of ranks. An
+exchange of boxes is checked at the listed sizes, on all ranks: every element of a target box comes once, from a rank
+that has it, and each partial value of a sum is counted once. How steps pack tensors is tested by verify redistribute.
+
+Exit status: 0 if no step is wrong, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
+
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
@@ -66,6 +74,19 @@ def add_parser(commands: Any) -> None:
     ops.add_argument("--json", action="store_true", help="print the report as JSON")
     ops.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
     ops.set_defaults(run=run_ops)
+    moves = kinds.add_parser(
+        "redistributions",
+        help="prove the steps between all layouts",
+        description=_REDISTRIBUTIONS,
+        examples=(
+            "hyper-parallel prove redistributions",
+            "hyper-parallel prove redistributions --report steps.json",
+        ),
+        guide="docs/proofs.md",
+    )
+    moves.add_argument("--json", action="store_true", help="print the report as JSON")
+    moves.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    moves.set_defaults(run=run_redistributions)
     plan = kinds.add_parser(
         "plan",
         help="certify a plan on a mesh of any size",
@@ -89,6 +110,19 @@ def run_ops(arguments: argparse.Namespace) -> int:
     can_be_written("--report", arguments.report)
     require_framework("torch")
     report = _proven(operators(arguments.op), detailed=arguments.op is not None)
+    report.write(arguments.report)
+    print_report(report, as_json=arguments.json)
+    return report.status
+
+
+def run_redistributions(arguments: argparse.Namespace) -> int:
+    """Check the steps between all layouts; 0 if none is wrong."""
+    from hyper_parallel.verify.prove.redistributions import CASES, prove_redistributions
+
+    can_be_written("--report", arguments.report)
+    progress = Progress(len(CASES))
+    report = prove_redistributions(CASES, progress.running)
+    progress.clear()
     report.write(arguments.report)
     print_report(report, as_json=arguments.json)
     return report.status

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._text import byte_words
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.core.dtensor.events import module_path
+from hyper_parallel.core.dtensor.events import module_path, watching
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.op_plan import OpPlan, observing_plans
@@ -28,12 +28,14 @@ from hyper_parallel.verify.ops.claims import mesh_of, row_text, with_operands
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.laws import UnprovenError
 from hyper_parallel.verify.prove.paired import paired
+from hyper_parallel.verify.prove.step_checker import TooManyRanksError, check_gradient, check_transition
 from hyper_parallel.verify.report import Report
 from hyper_parallel.verify.spec import user_function
 
 if TYPE_CHECKING:
-    from hyper_parallel.core.dtensor.events import Event
+    from hyper_parallel.core.dtensor.events import Event, PendingRedistribution
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.dtensor.transition import Transition
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.frameworks.contract.primitives import Graph
 
@@ -75,6 +77,7 @@ class Certificate(Report):
         calls: operators, each once per axis, placement and shape.
         reductions: where pending sums and gradients are reduced: module, collective and axes, with the number.
         moves: other collectives.
+        changes: steps of changes of placement, and of their gradients, by kind and what proves them.
         gradients: gradients that are laid out as their parameters ask.
         open: what no proof covers: values that enter or leave as plain tensors, with the module.
         wrong: why there is no certificate.
@@ -85,6 +88,7 @@ class Certificate(Report):
     calls: list[CallProof] = field(default_factory=list)
     reductions: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     gradients: int = 0
     open: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -108,14 +112,16 @@ class Certificate(Report):
         lines.append(f"{self.gradients} gradients are laid out as their parameters ask")
         lines += [f"reduced: {what}{_times(count)}" for what, count in self.reductions.items()]
         lines += [f"moved: {what}{_times(count)}" for what, count in self.moves.items()]
+        lines += [f"changes of placement: {what}{_times(count)}" for what, count in self.changes.items()]
         lines += [f"not covered: {line}" for line in self.open]
-        lines.append("not covered: changes of placement (tested by verify redistribute), the optimizer's step")
+        lines.append("not covered: the optimizer's step")
         lines.append(f"{self.seconds:.1f} s, {byte_words(self.peak_bytes)}")
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
         """Return the certificate as a JSON object."""
-        fields = {**vars(self), "reductions": dict(self.reductions), "moves": dict(self.moves)}
+        counters = {name: dict(value) for name, value in vars(self).items() if isinstance(value, Counter)}
+        fields = {**vars(self), **counters}
         return {"ok": self.ok, **fields, "calls": [asdict(call) for call in self.calls]}
 
 
@@ -160,6 +166,7 @@ def certify(
             meta_tensors(),
             observing_plans(lambda each: planned.append((module_path(), each))),
             _border(found),
+            watching(_Changes(found)),
         ):
             step = run_parallel_step(make_case, make_plan, shape, names)
         found.gradients = step.gradients
@@ -178,6 +185,28 @@ def _count(found: Certificate, event: Event) -> None:
     reduces = event.collective in {"all_reduce", "reduce_scatter", "reduce_exchange"}
     what = f"{event.phase} {event.collective} over {', '.join(event.axes)} for {event.op}"
     (found.reductions if reduces else found.moves)[what] += 1
+
+
+class _Changes:
+    """Checks the steps of every change of placement that communicates, once each."""
+
+    def __init__(self, found: Certificate) -> None:
+        self.found = found
+        self.seen: set[Transition] = set()
+
+    def on_redistribution(self, redistribution: PendingRedistribution) -> None:
+        """Add what proves its steps to the certificate."""
+        transition, where = redistribution.transition, redistribution.module or "(model)"
+        if transition in self.seen:
+            return
+        self.seen.add(transition)
+        check = check_gradient if redistribution.phase == "backward" else check_transition
+        try:
+            self.found.changes.update(f"{kind} {proof}" for kind, proof in check(transition))
+        except TooManyRanksError as error:
+            self.found.open.append(f"{where}: {error}")
+        except UnprovenError as error:
+            self.found.wrong.append(f"{where}: {error}")
 
 
 @contextlib.contextmanager
