@@ -16,7 +16,7 @@ __all__ = ["SHELLS", "Commands", "add_parser", "commands_of", "script"]
 _PROGRAM = "hyper-parallel"
 
 _DESCRIPTION = """\
-Print a script that completes commands, options and their choices, and file names elsewhere.
+Print a script that completes commands, options, their choices, and names of files.
 
 For zsh, also add `source ~/.hyper-parallel.zsh` to ~/.zshrc."""
 

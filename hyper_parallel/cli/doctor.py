@@ -56,7 +56,7 @@ def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     subparser = commands.add_parser(
         "doctor",
-        help="what is installed, which versions clash, and the command that fixes it",
+        help="print what is installed, which versions conflict, and the command that fixes it",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
         guide="docs/faq.md",

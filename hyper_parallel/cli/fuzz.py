@@ -30,9 +30,9 @@ _DTYPES = (
 _DESCRIPTION = """\
 Run random programs on simulated ranks and on a single device, and compare every value and every gradient. A program
 chains 3 to 12 operators and modules: the operators' own samples, views, indexing, arithmetic, writes in place,
-changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded, replicated or pending,
-in odd, empty and size-1 dims, and have several dtypes; gradients come from backward() or autograd.grad, some of them
-differentiated again; on MindSpore from GradOperation and value_and_grad, once.
+changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded, replicated or partial,
+in odd, empty and size-1 dims, and have several dtypes. On PyTorch, gradients come from backward() or autograd.grad, and
+some are differentiated again; on MindSpore they come from GradOperation or value_and_grad.
 
 A program is equal, rejected (by an error of this library), rejected by both, accepted (only the single device
 rejects it), wrong, an internal error, or a hang. The last three are reduced and written as programs of plain user

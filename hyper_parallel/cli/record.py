@@ -59,11 +59,11 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     subparser.add_argument(
         "--whole", action="append", default=[], metavar="PATTERN",
-        help="also record all elements of tensors with such names; may be repeated",
+        help="also record all elements of tensors whose names match; repeatable",
     )  # fmt: skip
     subparser.add_argument(
         "--limit", type=float_range(_MOST_GIB), default=1.0, metavar="GIB",
-        help="room that the file of a rank may take (default: 1)",
+        help="maximum size of the file of a rank (default: 1)",
     )  # fmt: skip
     subparser.add_argument(
         "--platform", choices=FRAMEWORKS, help="framework of the program (default: the one that its file imports)"

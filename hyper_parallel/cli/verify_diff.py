@@ -34,8 +34,8 @@ with a program that runs simulated on as many ranks.
 The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
 whether only the order of sums differs, or the computation.
 
-Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal but little
-could be judged, 130 after Ctrl-C."""
+Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal but too few
+values could be judged, 130 after Ctrl-C."""
 
 _EXAMPLES = (
     "hyper-parallel verify diff train.py train.py --a-world-size 2 --b-world-size 4",

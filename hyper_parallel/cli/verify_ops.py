@@ -40,7 +40,7 @@ _NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html", "--seed", "
 
 _DESCRIPTION = """\
 Compare every sharding rule with the plain operator, forward and backward with random cotangents, in all placements
-that the rule claims, with uneven and empty shards and pending reductions.
+that the rule claims, with uneven and empty shards and partial values.
 
 FILE is a Python file that registers your operators and declares samples of them with
 hyper_parallel.verify.operator_sample(function, real("ab"), ...). Without FILE, the library's own rules are checked.

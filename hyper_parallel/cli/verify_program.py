@@ -126,7 +126,7 @@ def add_parser(kinds: Any) -> None:
     )  # fmt: skip
     subparser.add_argument(
         "--all", action="store_true", dest="all_relations",
-        help="test what needs no further arguments: --data, and --accumulate auto where the script accumulates",
+        help="run all checks that need no arguments: --data, and --accumulate auto if the script accumulates",
     )  # fmt: skip
     subparser.add_argument(
         "--allow",

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.platforms("torch")
 
 RUNS = 7  # two ranks that look at the case, a reference and its two repeats, two ranks
 CAUSE = (
-    "cause: missing-reduction over tp: the ranks' values are parts or samples of the single device's and were not "
-    "reduced"
+    "cause: missing-reduction over tp: each rank has only the value of its own shard or samples; it was not reduced "
+    "over the ranks"
 )
 
 

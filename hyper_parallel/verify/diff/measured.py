@@ -44,7 +44,7 @@ class MeasuredProgram:
         progress: called with the name of each run before it starts.
 
     Attributes:
-        rounding: the first value that the program rounds otherwise in each run, in words.
+        rounding: the first value that the program rounds differently in each run, in words.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ from hyper_parallel.verify.engine.wording import value_words, when_words
 __all__ = ["BLIND", "RecordedReport", "element_words", "first_words", "verdict_of"]
 
 BLIND = (
-    "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot expose "
-    "an error that is within the tolerance of all of these, such as one in few elements of a large tensor, nor "
+    "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot "
+    "expose an error that is within the tolerance of all of these, such as one in few elements of a large tensor, nor "
     "optimizer states and dropout masks, which are not recorded"
 )
 """What every report of a recording says."""
@@ -65,8 +65,10 @@ class RecordedReport(DiffReport):
             assert self.verdict is not None
             return f"all fingerprints {'that were compared ' if self.verdict.skipped else ''}are equal"
         if kind == "order of sums":
-            within = "what rounding does in the program" if self.measured else "what rounding before it explains"
-            return f"order of sums: {self.first_bits}, and all that was compared is within {within}"
+            within = (
+                "the rounding error measured in the program" if self.measured else "what rounding before it explains"
+            )
+            return f"order of sums: {self.first_bits}, and all compared values are within {within}"
         if kind == "another computation":
             assert self.verdict is not None
             first = self.verdict.first

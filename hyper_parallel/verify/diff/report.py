@@ -40,7 +40,7 @@ class DiffReport(Report):
         kind: of ``verify/engine/causes.py``, where the failure shows it.
         uncompiled: ``A`` and ``B``, where the compiler was asked for and recording kept it from compiling.
         steps: optimizer steps that were compared.
-        rounding: the first value that A rounds otherwise in each run.
+        rounding: the first value that A rounds differently in each run.
         seconds: how long the whole took.
     """
 
@@ -88,7 +88,7 @@ class DiffReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status, 0 if all is well, 3 if little could be judged, else 1."""
+        """The exit status, 0 if all is well, 3 if too few values could be judged, else 1."""
         return 0 if self.ok else REFUSED if self.equal else 1
 
     @property
@@ -107,7 +107,9 @@ class DiffReport(Report):
         if self.kind_of_difference == "none":
             return "all bits are equal"
         if self.kind_of_difference == "order of sums":
-            return f"order of sums: {self.first_bits}, and all that was compared is within what rounding does in A"
+            return (
+                f"order of sums: {self.first_bits}, and all compared values are within the rounding error measured in A"
+            )
         if self.kind_of_difference == "another start":
             return "another start: the runs do not start alike, so nothing that follows says anything"
         assert self.verdict is not None
@@ -126,7 +128,7 @@ class DiffReport(Report):
         steps = f"{self.steps} optimizer step{'' if self.steps == 1 else 's'}, " if self.verdict is not None else ""
         lines = [f"A: {self.names[0]}", f"B: {self.names[1]}", f"{steps}seed {self.seed}, {self.seconds:.1f} s"]
         if self.rounding:
-            lines.append(f"A rounds otherwise in each run: {self.rounding} at first")
+            lines.append(f"A rounds differently in each run, first in {self.rounding}")
         if self.verdict is not None:
             lines += [_of_a(self.verdict.text()), f"  {self.conclusion()}"]
             lines += [f"  {line}" for line in self.own]

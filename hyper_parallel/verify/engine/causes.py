@@ -7,7 +7,7 @@ from dataclasses import dataclass
 __all__ = ["CAUSES", "Cause"]
 
 CAUSES = {
-    "missing-reduction": "the ranks' values are parts or samples of the single device's and were not reduced",
+    "missing-reduction": "each rank has only the value of its own shard or samples; it was not reduced over the ranks",
     "repeated-reduction": "a reduction is done twice, or ranks with the same samples add up their gradients",
     "wrong-axis": "a reduction runs over the wrong axis of the mesh",
     "average-for-sum": "an average where a sum belongs",
@@ -22,7 +22,7 @@ CAUSES = {
     "random-shared": "ranks draw the same random numbers where they must differ",
     "random-differs": "ranks draw different random numbers where they must be equal",
     "norm-counted-twice": "a norm counts a parameter several times",
-    "norm-local": "a norm counts only one rank's part",
+    "norm-local": "a norm counts only the shards of one rank",
     "micro-batches-lost": "gradients of some micro-batches are lost before the optimizer's step",
     "stale": "a value of another step or call, or one that contains it",
     "not-restored": "after a restart, a value is not the one that the program had saved",

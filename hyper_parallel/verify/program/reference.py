@@ -96,7 +96,7 @@ class Reference:
             sink.close()
 
     def measure(self) -> None:
-        """Run the first repeats; all of them for a program that rounds otherwise in each run.
+        """Run the first repeats; all of them for a program that rounds differently in each run.
 
         Raises:
             InputError: a repeat fails, or the program is not deterministic.

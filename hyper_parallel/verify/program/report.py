@@ -216,8 +216,8 @@ class ProgramReport(Report):
         lines = [self.heading()]
         if self.rounding:
             lines.append(
-                f"the single device rounds otherwise in each run: {self.rounding} at first, and everything within what "
-                "rounding was measured to do"
+                f"the single device rounds differently in each run, first in {self.rounding}; all differences are "
+                "within the measured rounding error"
             )
         lines += self._pretended()
         lines += [f"a known defect of {self.platform}: {words}" for words in self.defects]

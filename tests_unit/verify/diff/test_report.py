@@ -37,7 +37,7 @@ def difference(error, bound, cause=None):
             [],
             "the loss of step 1",
             "order of sums",
-            "order of sums: the loss of step 1, and all that was compared is within what rounding does in A",
+            "order of sums: the loss of step 1, and all compared values are within the rounding error measured in A",
         ),
         (
             [difference(0.5, 0.1, Cause("other-weights", "", "seeds"))],
@@ -94,7 +94,7 @@ def test_runs_that_round_too_much_are_inconclusive():
     lines = made.text().splitlines()
     assert lines[2:4] == [
         "1 optimizer step, seed 3, 1.5 s",
-        "A rounds otherwise in each run: the output of up at first",
+        "A rounds differently in each run, first in the output of up",
     ]
     assert lines[-1] == f"INCONCLUSIVE: {said}"
 

@@ -674,7 +674,7 @@ def test_the_report_names_everything(runs):
     verdict = compare_runs(*runs(no_reduction("input gradient")))
     text, plain = verdict.text(), verdict.to_json()
     assert text.startswith("DIFFERS first in step 1: the gradient of scale.weight on ranks 0-5\n  numbers: rank ")
-    assert "\n  placement: replica\n  cause: missing-reduction over tp: the ranks' values are parts or samples" in text
+    assert "\n  placement: replica\n  cause: missing-reduction over tp: each rank has only the value of its" in text
     assert "  evidence: sum over tp of the ranks' gradients equals the reference within " in text
     assert "then differs after step 1: optimizer state momentum of scale.weight on ranks 0-5 (relative error " in text
     assert "\n  replicas differ on ranks 0-5 in steps 1 to 3: the gradient of scale.weight; " in text

@@ -34,7 +34,7 @@ def test_differences_stand_in_order_with_cause_and_line(samples):
     for title in ("Incomplete", "Placement unknown", "Not compared, and why", "Blind spots of this case", "Notes"):
         assert f">{title}</h3>" in page
     assert "<li>parameter head.weight, after step 1, on ranks 0, 1</li>" in page
-    assert "rounds otherwise in each run: head.weight at step 1 at first" in page
+    assert "rounds differently in each run, first in head.weight at step 1" in page
 
 
 def test_harder_cases_have_a_section_each(samples):

@@ -440,8 +440,8 @@ def test_a_program_that_trains_nothing_is_refused():
     report = verify_program(program, 2, platform="torch")
     assert report.status == 3, report.text()
     assert report.text().endswith(
-        "INCONCLUSIVE: this case cannot expose errors in gradients that are zero: the gradient of bias is zero in every step; "
-        "make the loss depend on it, or freeze it, or accept it with --allow zero-gradients"
+        "INCONCLUSIVE: this case cannot expose errors in gradients that are zero: the gradient of bias is zero in "
+        "every step; make the loss depend on it, or freeze it, or accept it with --allow zero-gradients"
     )
 
 

@@ -1,4 +1,4 @@
-"""A reference whose repetition only rounds otherwise is verified and said to; one that draws at random is refused."""
+"""A reference whose repeat differs only by rounding is accepted, with a note; one that draws at random is refused."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_later_values_must_be_within_the_measured_bounds(kind):
 
 
 def _noisy(fault=1.0, draw=0.0):
-    """A data-parallel program that rounds otherwise in each run; the gradients of its ranks are off by a factor."""
+    """A data-parallel program that rounds differently in each run; the gradients of its ranks are off by a factor."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -149,8 +149,8 @@ def test_a_program_that_rounds_otherwise_in_each_run_is_verified():
     report = verify_program(_noisy(fault=1.001), 2, platform="torch")
     assert report.rounding.startswith("loss 'loss' of step 0 by ")
     assert report.text().splitlines()[1] == (
-        f"the single device rounds otherwise in each run: {report.rounding} at first, and everything within what "
-        "rounding was measured to do"
+        f"the single device rounds differently in each run, first in {report.rounding}; all differences are within the "
+        "measured rounding error"
     )
     assert report.json()["rounding"] == report.rounding
 
