@@ -21,14 +21,15 @@ Write the smallest configuration with the structure of CONFIG, for verification 
 experts and top-k, kinds of layers, what the axes of the mesh divide, the order of widths. Numbers that differ still
 differ. The report lists what was kept, what has changed and what the small case cannot show.
 
-CONFIG is the config.json of a Hugging Face model. Axes of the mesh that it does not name are those of --mesh; without
-it, tp and ep are assumed to be 2.
+CONFIG is a Hugging Face config (.json), a TOML of torchtitan, arguments of Megatron (a file or a shell script) or a
+YAML of MindFormers, and so is what is written. Axes of the mesh that it does not name are those of --mesh; the report
+says which axes are assumed to be 2.
 
 Exit status: 0 if the estimated time is within --budget, 1 if it is not, 2 for invalid input, 130 after Ctrl-C."""
 
 _EXAMPLES = (
     "hyper-parallel reduce config.json --mesh pp=4,dp=8,tp=8 -o small.json",
-    "hyper-parallel reduce config.json --budget 60 --json",
+    "hyper-parallel reduce pretrain.sh --mesh dp=16 -o small.sh --budget 60",
 )
 
 

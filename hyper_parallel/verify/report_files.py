@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import jinja2
 
 from hyper_parallel.transport.atomic_files import atomic_write_text
 
-__all__ = ["other_version", "read_json", "read_json_rows", "reading", "write_text"]
+__all__ = ["other_version", "parse_toml", "read_json", "read_json_rows", "reading", "write_text"]
 
 
 def write_text(path: Path | str, text: str, option: str = "") -> Path:
@@ -37,6 +39,18 @@ def write_text(path: Path | str, text: str, option: str = "") -> Path:
         msg = f"{option} {path} cannot be written: {error.strerror}".lstrip()
         raise ValueError(msg) from error
     return path
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a text in TOML.
+
+    Raises:
+        ValueError: it is not TOML.
+    """
+    # Python 3.10 has no tomllib; tomli is the same parser.
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    tables: dict[str, Any] = parser.loads(text)
+    return tables
 
 
 def read_json(path: Path, needed: Collection[str], command: str) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.reduce.document import Document
 from hyper_parallel.verify.reduce.layers import Pattern
+from hyper_parallel.verify.reduce.solver import Sizes
 
 __all__ = ["Cost", "estimated_cost", "parameters"]
 
@@ -18,6 +18,7 @@ _UNGATED = ("gpt", "opt", "bloom", "falcon", "phi-msft")
 """How the types of models begin whose feed-forward layers have two matrices."""
 _ATTENTION_PERIODS = ("attn_layer_period", "full_attention_interval")
 _EXPERT_PERIODS = ("expert_layer_period", "decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step")
+_EXPERT_LISTS = ("moe-layer-freq", "mlp_layer_types")
 _BYTES = 16
 """Of a parameter in float32, with its gradient and the two states of Adam."""
 _REPEATS = 4
@@ -46,17 +47,17 @@ class Cost:
     rate: float
 
 
-def estimated_cost(sizes: Mapping[str, int], pattern: Pattern, values: Mapping[str, Any], ranks: int) -> Cost:
+def estimated_cost(document: Document, sizes: Sizes, pattern: Pattern, ranks: int, tokens: int) -> Cost:
     """Estimate the verification of a training of three steps on simulated ranks.
 
     Args:
+        document: says which matrices there are.
         sizes: of the model, by role.
         pattern: of its layers.
-        values: of the configuration, by key.
         ranks: of the mesh.
+        tokens: of a step.
     """
-    count, rate = parameters(sizes, pattern, values), _measured_rate()
-    tokens = 4 * sizes.get("tokens", 64)
+    count, rate = parameters(document, sizes, pattern), _measured_rate()
     runs = ranks + _REPEATS
     overhead = pattern.layers * _LAYER_SECONDS * (1 + sizes.get("experts", 0) / 2)
     seconds = _START_SECONDS + runs * _STEPS * (6 * count * tokens / rate + overhead)
@@ -74,22 +75,23 @@ def _measured_rate() -> float:
     return 2 * _MATRIX**3 / max(best, 1e-9)
 
 
-def parameters(sizes: Mapping[str, int], pattern: Pattern, values: Mapping[str, Any]) -> int:
+def parameters(document: Document, sizes: Sizes, pattern: Pattern) -> int:
     """Return about how many parameters a model has: matrices, without biases and norms.
 
     Args:
+        document: says which matrices there are.
         sizes: by role.
         pattern: of the layers.
-        values: of the configuration, by key: which matrices there are.
     """
     hidden = sizes["hidden"]
-    plain = {key.rpartition(".")[2]: value for key, value in values.items()}
-    tied = plain.get("tie_word_embeddings", True)
-    count = sizes.get("vocab", 0) * hidden * (1 if tied else 2)
+    plain = {key.rpartition(".")[2]: value for key, value in document.values.items()}
+    untied = bool(plain.get("untie-embeddings-and-output-weights")) or document.format == "mindformers"
+    count = sizes.get("vocab", 0) * hidden * (1 if plain.get("tie_word_embeddings", not untied) else 2)
     attention = _attention_layers(pattern)
     count += attention * _attention(sizes)
     count += (pattern.layers - attention) * _recurrent(sizes, plain.get("mamba_expand") or 2)
-    matrices = 2 if str(plain.get("model_type", "")).startswith(_UNGATED) else 3
+    ungated = str(plain.get("model_type", "")).startswith(_UNGATED)
+    matrices = 2 if ungated or (document.format == "megatron" and "swiglu" not in plain) else 3
     dense = matrices * hidden * (sizes.get("intermediate") or 4 * hidden)
     sparse = _expert_layers(pattern) if "experts" in sizes else 0
     count += (pattern.layers - sparse) * dense
@@ -100,7 +102,7 @@ def parameters(sizes: Mapping[str, int], pattern: Pattern, values: Mapping[str, 
     return count
 
 
-def _attention(sizes: Mapping[str, int]) -> int:
+def _attention(sizes: Sizes) -> int:
     """Return the parameters of the attention of a layer."""
     hidden, heads = sizes["hidden"], sizes["heads"]
     if "kv_lora" in sizes:
@@ -112,7 +114,7 @@ def _attention(sizes: Mapping[str, int]) -> int:
     return 2 * hidden * sizes["head_dim"] * (heads + sizes["kv_heads"])
 
 
-def _recurrent(sizes: Mapping[str, int], expand: int) -> int:
+def _recurrent(sizes: Sizes, expand: int) -> int:
     """Return the parameters of linear attention, or of a layer of Mamba."""
     hidden = sizes["hidden"]
     if "linear_key_heads" in sizes:
@@ -130,6 +132,9 @@ def _attention_layers(pattern: Pattern) -> int:
 
 
 def _expert_layers(pattern: Pattern) -> int:
+    for key, kinds in pattern.lists.items():
+        if key.rpartition(".")[2] in _EXPERT_LISTS:
+            return sum(kind in {1, "sparse"} for kind in kinds)
     return (pattern.layers - pattern.dense) // _period(pattern, _EXPERT_PERIODS)
 
 

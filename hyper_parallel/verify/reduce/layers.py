@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Pattern", "fewest_layers"]
+__all__ = ["Pattern", "fewest_layers", "frequencies", "frequency_text"]
 
 _DENSE = 2
 """Leading dense layers that remain: the first one, and one that follows another."""
@@ -93,3 +94,21 @@ def _window(pattern: Pattern) -> tuple[int, int]:
     ]
     length, first = min(found, default=(pattern.layers - start, start))
     return first, length - max(pattern.dense - first, 0)
+
+
+_RUNS = re.compile(r"\(?(\[\d\](\*\d+)?(\+\[\d\](\*\d+)?)*)\)?(\*\d+)?")
+
+
+def frequencies(text: Any) -> list[int] | None:
+    """Return the kinds of layers that Megatron's ``([0]*3+[1]*58)`` means; None if it is something else."""
+    found = _RUNS.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+    if found is None:
+        return None
+    runs = [int(kind) for kind, times in re.findall(r"\[(\d)\](?:\*(\d+))?", found[1]) for _ in range(int(times or 1))]
+    return runs * int((found[5] or "*1")[1:])
+
+
+def frequency_text(kinds: Sequence[int]) -> str:
+    """Return kinds of layers as Megatron writes them."""
+    runs = [f"[{kind}]*{len(list(run))}" for kind, run in itertools.groupby(kinds)]
+    return f"({'+'.join(runs)})"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyper_parallel.verify.reduce.document import Document
-from hyper_parallel.verify.reduce.keys import looks_like_a_size
-from hyper_parallel.verify.reduce.layers import Pattern, fewest_layers
+from hyper_parallel.verify.reduce.keys import BATCHES, MICRO_BATCHES, looks_like_a_size
+from hyper_parallel.verify.reduce.layers import Pattern, fewest_layers, frequency_text
 from hyper_parallel.verify.reduce.solver import require_division, smallest_sizes
 from hyper_parallel.verify.reduce.structure import Structure, read_structure
 
@@ -54,27 +54,29 @@ def reduce_document(document: Document, mesh: Mapping[str, int]) -> Reduction:
         InputError: (a ValueError) the document contradicts itself, or no smaller sizes have its relations.
     """
     structure = read_structure(document, mesh)
-    sizes = dict(structure.sizes)
-    require_division(document.name, sizes, structure.axes, structure.first_keys())
+    sizes, axes = structure.sizes, structure.axes
+    require_division(document.name, sizes, axes, structure.first_keys())
     values = document.values
     share = float(next((v for k, v in values.items() if k.endswith("partial_rotary_factor") and v), 1.0))
-    small = smallest_sizes(document.name, sizes, structure.axes, lambda width: _is_even(width * share))
-    pattern = fewest_layers(structure.pattern, structure.axes["pp"])
-    small |= {"layers": pattern.layers, "dense_layers": pattern.dense}
-    if "qk_head" in sizes:
-        small["qk_head"] = small["nope"] + small["rope"]
-    if "scalar" in sizes:
-        small["scalar"] = _scalar(sizes, small)
-    if "layer_index" in sizes:
-        small["layer_index"] = math.ceil(sizes["layer_index"] * pattern.layers / sizes["layers"])
+    small = smallest_sizes(document.name, sizes, axes, lambda width: _is_even(width * share))
+    virtual = min(structure.virtual, 2)
+    pattern = structure.pattern
+    if pattern.layers:
+        pattern = fewest_layers(pattern, (axes["pp"][0] * structure.virtual, axes["pp"][1] * virtual))
+    small |= _following(structure, small, pattern, virtual)
     proposed: dict[str, Any] = {
         key: small[role] for role, keys in structure.keys.items() if role in small for key in keys if sizes.get(role)
     }
+    proposed |= {key: axes[axis][1] for key, axis in structure.axis_keys.items()}
+    proposed |= {key: "debugmodel" for key in values if key.endswith("model.flavor")}
     proposed |= _positions(structure, small)
-    proposed |= pattern.lists
-    rotary = share * sizes.get("rope", sizes.get("head_dim", 0)) / 2
-    proposed |= _rotary_lists(structure, rotary, rotary * small.get("rope", small.get("head_dim", 0))
-                              / max(sizes.get("rope", sizes.get("head_dim", 1)), 1))  # fmt: skip
+    proposed |= {
+        key: frequency_text(kinds) if isinstance(values[key], str) else kinds for key, kinds in pattern.lists.items()
+    }
+    proposed |= _batches(structure)
+    head = "rope" if "rope" in sizes else "head_dim"
+    if head in sizes:
+        proposed |= _rotary_lists(structure, share * sizes[head] / 2, share * small[head] / 2)
     if "vocab" in small:
         proposed |= _token_ids(values, small["vocab"])
     changed = {key: value for key, value in proposed.items() if value != values[key]}
@@ -91,6 +93,23 @@ def _is_even(width: float) -> bool:
     return width >= 2 and width == int(width) and int(width) % 2 == 0
 
 
+def _following(structure: Structure, small: Mapping[str, int], pattern: Pattern, virtual: int) -> dict[str, int]:
+    """Return the sizes that follow from others."""
+    sizes, tp, stages = structure.sizes, structure.axes["tp"][1], structure.axes["pp"][1]
+    found = {"layers": pattern.layers, "dense_layers": pattern.dense, "virtual": virtual}
+    if "virtual_layers" in sizes:
+        found["virtual_layers"] = pattern.layers // (stages * virtual)
+    if "expert_tp" in sizes:
+        found["expert_tp"] = min(sizes["expert_tp"], tp)
+    if "qk_head" in sizes:
+        found["qk_head"] = small["nope"] + small["rope"]
+    if "scalar" in sizes:
+        found["scalar"] = _scalar(sizes, small)
+    if "layer_index" in sizes:
+        found["layer_index"] = math.ceil(sizes["layer_index"] * pattern.layers / sizes["layers"])
+    return found
+
+
 def _scalar(sizes: Mapping[str, int], small: Mapping[str, int]) -> int:
     """Return the number whose root divides attention scores: a width of a head, or as it was."""
     if sizes["scalar"] == sizes["head_dim"]:
@@ -98,6 +117,25 @@ def _scalar(sizes: Mapping[str, int], small: Mapping[str, int]) -> int:
     return (
         small["hidden"] // small["heads"] if sizes["scalar"] == sizes["hidden"] // sizes["heads"] else sizes["scalar"]
     )
+
+
+def _batches(structure: Structure) -> dict[str, int]:
+    """Return samples and forwards of a step: two samples, and forwards enough to fill each stage twice."""
+    values, axes = structure.document.values, structure.axes
+    forwards = max(2 * axes["pp"][1], 2)
+    found, samples = {}, (1, 1)
+    for key, value in values.items():
+        last = key.rpartition(".")[2]
+        if isinstance(value, int) and value > 0 and last in (*BATCHES, *MICRO_BATCHES):
+            most = forwards if last in MICRO_BATCHES or last == "local_batch_size" else 2
+            found[key] = min(value, most)
+            samples = (value, found[key]) if last in BATCHES else samples
+    ranks = [math.prod(sizes[side] for axis, sizes in axes.items() if axis.startswith("dp")) for side in (0, 1)]
+    for key, value in values.items():
+        if key.rpartition(".")[2] in {"global-batch-size", "global_batch_size"} and value > 0:
+            each = max(value // (samples[0] * ranks[0]), 1)
+            found[key] = samples[1] * ranks[1] * min(each, forwards)
+    return found
 
 
 def _positions(structure: Structure, small: Mapping[str, int]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,9 @@ __all__ = ["ReductionReport"]
 _TOKENS = 64
 _NEEDS_MORE = {
     "tp": "sums over {big} ranks, and errors that need more than {small}",
-    "dp": "sums over {big} ranks, and errors that need more than {small}",
+    **dict.fromkeys(
+        ("dp", "dp_replicate", "dp_shard"), "sums over {big} ranks, and errors that need more than {small}"
+    ),
     "pp": "stages between the first and the last of {small}, as {big} have",
     "cp": "rings of {big} ranks",
     "ep": "exchanges of tokens among {big} ranks",
@@ -40,12 +42,13 @@ class ReductionReport(Report):
     written: str | None = None
 
     @cached_property
-    def cost(self) -> Cost:
-        """Of verifying the small configuration here."""
+    def cost(self) -> Cost | None:
+        """Of verifying the small configuration here; None if its sizes are not in the file."""
         reduction = self.reduction
-        values = {**reduction.structure.document.values, **reduction.changed}
-        sizes = {**reduction.sizes, "tokens": self.tokens}
-        return estimated_cost(sizes, reduction.pattern, values, self.ranks)
+        if "hidden" not in reduction.sizes:
+            return None
+        document, tokens = reduction.structure.document, 4 * self.tokens
+        return estimated_cost(document, reduction.sizes, reduction.pattern, self.ranks, tokens)
 
     @property
     def ranks(self) -> int:
@@ -62,22 +65,23 @@ class ReductionReport(Report):
     @property
     def ok(self) -> bool:
         """Whether the estimate is within the time."""
-        return self.cost.seconds <= self.seconds
+        return self.cost is None or self.cost.seconds <= self.seconds
 
     def kept(self) -> list[str]:
         """Return what both have, in sentences."""
         structure, small = self.reduction.structure, self.reduction.sizes
         large, pattern = structure.sizes, self.reduction.pattern
         found = [f"axis {axis}: more than one rank" for axis, (_, size) in structure.axes.items() if size > 1]
-        if large.get("kv_heads", large["heads"]) < large["heads"]:
+        if 0 < large.get("kv_heads", 0) < large["heads"]:
             found.append(f"each key head serves {small['heads'] // small['kv_heads']} query heads")
         if "experts" in large and "top_k" in large:
             same = "as before" if small["top_k"] == large["top_k"] else f"instead of {large['top_k']}"
             found.append(f"experts: more than a token chooses, which is {small['top_k']} {same}")
         if pattern.period > 1 or pattern.irregular or pattern.dense:
             found.append(f"every kind of layer, in its order: {pattern.layers} of the {large['layers']} layers")
-        found.append(f"the order of {sum(role in small for role in (*WIDTHS, *HEAD))} widths; different ones differ")
-        found.append("what an axis divides is divided, and more than one remains per rank where more than one did")
+        if widths := sum(role in small for role in (*WIDTHS, *HEAD)):
+            found.append(f"the order of {widths} widths; different ones differ")
+            found.append("what an axis divides is divided, and more than one remains per rank where more than one did")
         if len(structure.positions) > 1:
             found.append("ratios of position limits and windows")
         return [*found, "all other keys: tied and fused weights, activations, norms, scaling"]
@@ -94,13 +98,20 @@ class ReductionReport(Report):
             found.append(
                 "axes of 2: next and previous rank are one rank, so a ring in the wrong direction is unnoticed"
             )
-        if small["layers"] < large["layers"]:
+        found += [
+            f"{key}: ratios of heads and experts of {structure.document.values[key]}, which are in torchtitan's code"
+            for key in self.reduction.changed
+            if key.endswith("flavor")
+        ]
+        if small["layers"] < large.get("layers", 0):
             found.append(f"depth: range and rounding of half precision after {large['layers']} layers")
         if small.get("experts", 0) < large.get("experts", 0):
             found.append(f"experts: capacity and balance with {large['experts']} of them")
         if structure.positions:
             most = max(structure.positions.values())
             found.append(f"sequences: effects of more than {self.tokens} tokens, of at most {most}")
+        if small.get("vocab", 0) < large.get("vocab", 0):
+            found.append(f"tokens of the data above {small['vocab'] - 1}: take a small tokenizer, or random tokens")
         found.append("kernels that are chosen by size, or refuse small heads; speed, memory, time of communication")
         return [*found, "weights of a checkpoint of the large model, which do not fit"]
 
@@ -121,17 +132,23 @@ class ReductionReport(Report):
         if reduction.left:
             named = ", ".join(f"{key} {document.values[key]}" for key in reduction.left)
             lines.append(f"left as they are, though they look like sizes: {named}")
+        lines.append(self._estimate())
+        return "\n".join([*lines, *([f"wrote {self.written}"] if self.written else [])])
+
+    def _estimate(self) -> str:
+        """Return the line on the cost."""
         cost = self.cost
-        lines.append(
+        if cost is None:
+            return f"no estimate: the sizes of the model are not in the file; {self.ranks} simulated ranks"
+        return (
             f"estimated: {_count(self._large())} -> {_count(cost.parameters)} parameters, {cost.bytes / 2**20:.0f} MiB "
             f"on {self.ranks} simulated ranks, {cost.seconds:.0f} s for three steps at the measured "
             f"{cost.rate / 1e9:.1f} GFLOP/s, {'within' if self.ok else 'error: more than'} {self.seconds:g} s"
         )
-        return "\n".join([*lines, *([f"wrote {self.written}"] if self.written else [])])
 
     def _large(self) -> int:
         structure = self.reduction.structure
-        return parameters(structure.sizes, structure.pattern, structure.document.values)
+        return parameters(structure.document, structure.sizes, structure.pattern)
 
     def json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -142,15 +159,14 @@ class ReductionReport(Report):
             "file": document.name,
             "format": document.format,
             "written": self.written,
-            "mesh": {axis: list(sizes) for axis, sizes in reduction.structure.axes.items()},
+            "mesh": {axis: list(sizes) for axis, sizes in reduction.structure.axes.items() if sizes[0] > 1},
             "assumed": list(reduction.structure.assumed),
             "changed": {key: [document.values[key], value] for key, value in reduction.changed.items()},
             "kept": self.kept(),
             "cannot_show": self.hidden(),
             "left": list(reduction.left),
-            "parameters": [self._large(), self.cost.parameters],
-            "bytes": self.cost.bytes,
-            "seconds": round(self.cost.seconds, 1),
+            "estimate": self.cost and {**asdict(self.cost), "parameters": [self._large(), self.cost.parameters]},
+            "ranks": self.ranks,
             "budget": self.seconds,
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.reduce.keys import HEAD, WIDTHS
 
-__all__ = ["Axes", "Sizes", "products", "require_division", "smallest_sizes", "violations"]
+__all__ = ["Axes", "Sizes", "require_division", "smallest_sizes"]
 
 Sizes = Mapping[str, int]
 Axes = Mapping[str, tuple[int, int]]
@@ -67,7 +67,7 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
         InputError: (a ValueError) no smaller sizes are related as those of the model.
     """
     chosen: dict[str, int] = {}
-    order = [role for role in _order(sizes) if role in sizes]
+    order = [role for role in _sequence(sizes) if role in sizes]
     attempts = itertools.count()
 
     def choose(position: int) -> bool:
@@ -82,7 +82,7 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
             chosen[role] = size
             if next(attempts) > _ATTEMPTS:
                 break
-            if not _wrong(role, sizes, chosen, axes) and choose(position + 1):
+            if _fits(role, sizes, chosen, axes) and choose(position + 1):
                 return True
         chosen.pop(role, None)
         return False
@@ -93,7 +93,7 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
     return chosen
 
 
-def _order(sizes: Sizes) -> list[str]:
+def _sequence(sizes: Sizes) -> list[str]:
     """Return the roles in the order in which they are chosen: counts, heads, the hidden size, other widths upwards."""
     counts = ["groups", "top_groups", "top_k", "kv_heads", "heads", "linear_key_heads", "linear_value_heads"]
     heads = sorted(HEAD, key=lambda role: sizes.get(role, 0))
@@ -115,10 +115,10 @@ def _candidates(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterable[
         return [chosen["heads"] * chosen["head_dim"]]
     groups = sizes.get("top_groups", 1)
     few = {"top_k": _MOST_CHOSEN, "top_groups": 2, "groups": sizes.get("groups", 1) // groups * min(groups, 2)}
-    return [min(size, few[role])] if role in few else _divided(role, sizes, axes)
+    return [min(size, few[role])] if role in few else _divided(role, sizes, axes, chosen)
 
 
-def _divided(role: str, sizes: Sizes, axes: Axes) -> Iterator[int]:
+def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
     """Yield sizes that an axis divides if it divides the large one, and of which each rank has more than one."""
     size = sizes[role]
     big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
@@ -126,8 +126,10 @@ def _divided(role: str, sizes: Sizes, axes: Axes) -> Iterator[int]:
         yield from [small] if size == big else range(max(size * small // big, 1), small)
         return
     least = _LEAST.get(role, _LEAST_WIDTH if role in WIDTHS else 2)
-    for number in itertools.count(max(least, 2 * small)):
-        if (number % small == 0) == (size % big == 0) and (role not in WIDTHS or size % 4 or number % 4 == 0):
+    smaller = [chosen[other] for other in WIDTHS if role in WIDTHS and other in chosen and sizes[other] < size]
+    step = 1 if size % big else 4
+    for number in itertools.count(max(least, 2 * small, *smaller)):
+        if (number % small == 0) == (size % big == 0) and (role not in WIDTHS or size % step or number % step == 0):
             yield number
 
 
@@ -143,7 +145,7 @@ def _experts(sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
             yield number
 
 
-def products(sizes: Sizes) -> dict[str, int]:
+def _products(sizes: Sizes) -> dict[str, int]:
     """Return the dims of a model's tensors that are made of several sizes, such as fused weights."""
     found = {}
     for name, parts in _PRODUCTS.items():
@@ -175,49 +177,34 @@ def _product(factors: str, sizes: Sizes) -> int:
     return result
 
 
-def violations(sizes: Sizes, chosen: Sizes, axes: Axes) -> list[str]:
-    """Return the relations of the large model's sizes that those of the small one do not have."""
-    return sorted({text for role in chosen for text in _wrong(role, sizes, chosen, axes)})
-
-
-def _wrong(role: str, sizes: Sizes, chosen: Sizes, axes: Axes) -> list[str]:
-    """Return the relations of one size of the small model that are not those of the large one."""
-    found = []
+def _fits(role: str, sizes: Sizes, chosen: Sizes, axes: Axes) -> bool:
+    """Return whether the size that was chosen last relates to the others as that of the large model does."""
     big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
     if (sizes[role] % big == 0) != (chosen[role] % small == 0):
-        found.append(f"{role} is divided by its axis in one of the two only")
-    if (
-        {"hidden", "heads"} <= set(chosen)
-        and not sizes["hidden"] % sizes["heads"]
-        and chosen["hidden"] % chosen["heads"]
-    ):
-        found.append("hidden is a multiple of heads in the large one only")
-    for group in (HEAD, WIDTHS):
-        found += [
-            f"{role} and {other} are in another order"
-            for other in (group if role in group else ())
-            if other in chosen and _sign(sizes[role] - sizes[other]) != _sign(chosen[role] - chosen[other])
-        ]
+        return False
+    both = {"hidden", "heads"} <= set(chosen)
+    if both and sizes["hidden"] % sizes["heads"] == 0 < chosen["hidden"] % chosen["heads"]:
+        return False
+    group = next((group for group in (HEAD, WIDTHS) if role in group), ())
+    if any(_order(sizes, role, other) != _order(chosen, role, other) for other in group if other in chosen):
+        return False
     large, little = _dims(sizes, chosen), _dims(chosen, chosen)
-    found += [
-        f"{one} and {other} are equal only in the small one"
-        for one, other in itertools.combinations(large, 2)
-        if large[one] != large[other] and little[one] == little[other]
-    ]
-    tie = large.get("all query heads") == large.get("hidden", 0)
-    if "hidden" in chosen and tie != (little.get("all query heads") == little["hidden"]):
-        found.append("hidden is the width of all query heads in one of the two only")
-    return found
+    pairs = itertools.combinations(large, 2)
+    if any(large[one] != large[other] and little[one] == little[other] for one, other in pairs):
+        return False
+    tied = large.get("all query heads") == large.get("hidden", 0)
+    return "hidden" not in chosen or tied == (little.get("all query heads") == little["hidden"])
 
 
 def _dims(sizes: Sizes, known: Sizes) -> dict[str, int]:
     """Return the sizes that are dims of tensors, of the roles in ``known``; one key head is as wide as all of one."""
     plain = {role: sizes[role] for role in known if role not in {"top_k", "top_groups", "groups"}}
-    dims = {**plain, **products(plain)}
+    dims = {**plain, **_products(plain)}
     if known.get("kv_heads") == 1:
         dims.pop("all key heads", None)
     return dims
 
 
-def _sign(number: int) -> int:
-    return (number > 0) - (number < 0)
+def _order(sizes: Sizes, one: str, other: str) -> int:
+    """Return 1, 0 or -1: one size is larger than another, as large, smaller."""
+    return (sizes[one] > sizes[other]) - (sizes[one] < sizes[other])

@@ -8,13 +8,22 @@ from typing import Any
 
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.reduce.document import Document
-from hyper_parallel.verify.reduce.keys import AXES, FORMATS, NEEDED, PERIODS, POSITIONS, ROLES
-from hyper_parallel.verify.reduce.layers import Pattern
+from hyper_parallel.verify.reduce.keys import (
+    AXES,
+    AXIS_KEYS,
+    FORMATS,
+    NEEDED,
+    PERIODS,
+    POSITIONS,
+    ROLES,
+    SPLIT_BY_HAND,
+)
+from hyper_parallel.verify.reduce.layers import Pattern, frequencies
 
 __all__ = ["Structure", "read_structure"]
 
-_ASSUMED = {"tp": "hidden", "ep": "experts"}
-"""Axes that are taken to be 2 where nothing names axes, and what they divide."""
+_ASSUMED = {"huggingface": ("tp", "ep"), "torchtitan": ("dp_shard",), "megatron": ("dp",), "mindformers": ()}
+"""By format: axes that a file does not name, and that are taken to be 2."""
 _MODEL = ("", "text_config.")
 """Where a config may have its language model."""
 
@@ -31,7 +40,9 @@ class Structure:
         pattern: of the layers.
         positions: numbers of tokens, by key.
         axes: of the mesh, by name: size in the large run and in the small one.
+        axis_keys: the keys of the axes that the document names.
         assumed: axes that nothing names.
+        virtual: stages of each rank of axis pp.
     """
 
     document: Document
@@ -41,14 +52,13 @@ class Structure:
     pattern: Pattern
     positions: Mapping[str, int]
     axes: Mapping[str, tuple[int, int]]
+    axis_keys: Mapping[str, str]
     assumed: tuple[str, ...]
+    virtual: int
 
     def first_keys(self) -> dict[str, str]:
         """Return a key of each role, for messages."""
-        return {role: keys[0] for role, keys in self.keys.items()} | {"kv_heads": self._key("kv_heads", "heads")}
-
-    def _key(self, *roles: str) -> str:
-        return next(self.keys[role][0] for role in roles if role in self.keys)
+        return {role: keys[0] for role, keys in self.keys.items()}
 
 
 def read_structure(document: Document, mesh: Mapping[str, int]) -> Structure:
@@ -70,26 +80,93 @@ def read_structure(document: Document, mesh: Mapping[str, int]) -> Structure:
     for role in NEEDED[document.format]:
         if role not in sizes:
             names = [key for key, other in ROLES[document.format].items() if other == role]
-            msg = f"{document.name} is not a {FORMATS[document.format]} that can be reduced: it has no {names[0]}" + (
+            msg = f"{document.name} cannot be reduced as {FORMATS[document.format]}: it has no {names[0]}" + (
                 f" ({', '.join(names[1:])})" if names[1:] else ""
             )
             raise InputError(msg)
-    if "kv_lora" not in sizes:
+    if "heads" in sizes and "kv_lora" not in sizes:
         sizes.setdefault("kv_heads", sizes["heads"])
         if "head_dim" not in sizes:
             sizes["head_dim"] = _head_dim(document.name, sizes, keys)
+    own = {key: value for key, value in document.values.items() if key.startswith(model)}
+    for key, value in own.items():
+        if key.rpartition(".")[2] in SPLIT_BY_HAND and _splits(value):
+            msg = f"{document.name}: {key} splits the layers by hand; reduce a copy without it, and split that by hand"
+            raise InputError(msg)
+    axis_keys, named = _axes(document, mesh)
+    assumed = tuple(
+        axis
+        for axis in _ASSUMED[document.format]
+        if axis not in named and (axis != "ep" or "experts" in sizes) and not (mesh and _names_no_axes(document))
+    )
+    axes = {axis: _small(named.get(axis, 2 if axis in assumed else 1)) for axis in AXES}
+    numbers = {key: value for key, value in own.items() if _is_size(value)}
+    return Structure(
+        document, model, sizes, keys,
+        pattern=_pattern(sizes, own, numbers),
+        positions={key: value for key, value in numbers.items() if key.rpartition(".")[2] in POSITIONS},
+        axes=axes, axis_keys=axis_keys, assumed=assumed, virtual=_virtual(document.name, sizes, axes["pp"][0], keys),
+    )  # fmt: skip
+
+
+def _names_no_axes(document: Document) -> bool:
+    """Return whether documents of this format name no axes."""
+    return document.format == "huggingface"
+
+
+def _pattern(sizes: Mapping[str, int], own: Mapping[str, Any], numbers: Mapping[str, int]) -> Pattern:
+    """Return the pattern of the layers; without any if their number is not in the document."""
+    layers = sizes.get("layers", 0)
+    kinds = {key: frequencies(value) or value for key, value in own.items()}
     lists = {
-        key: value
-        for key, value in document.values.items()
-        if key.startswith(model) and isinstance(value, list) and len(value) == sizes["layers"] > 1
+        key: kind
+        for key, kind in kinds.items()
+        if isinstance(kind, list) and len(kind) == layers > 1 and all(isinstance(each, (str, int)) for each in kind)
     }
-    numbers = {key: value for key, value in document.values.items() if key.startswith(model) and _is_size(value)}
     periods = {key: value for key, value in numbers.items() if key.rpartition(".")[2] in PERIODS}
-    positions = {key: value for key, value in numbers.items() if key.rpartition(".")[2] in POSITIONS}
-    pattern = Pattern(sizes["layers"], sizes.get("dense_layers", 0), periods, lists)
-    assumed = tuple(axis for axis, role in _ASSUMED.items() if role in sizes and not mesh)
-    axes = {axis: _small(mesh.get(axis, 2 if axis in assumed else 1)) for axis in AXES}
-    return Structure(document, model, sizes, keys, pattern, positions, axes, assumed)
+    return Pattern(layers, sizes.get("dense_layers", 0), periods, lists)
+
+
+def _splits(value: Any) -> bool:
+    """Return whether a value of a key that can split layers does."""
+    return any(value) if isinstance(value, list) else value not in (None, 0, "")
+
+
+def _virtual(file: str, sizes: Mapping[str, int], stages: int, keys: Mapping[str, list[str]]) -> int:
+    """Return how many stages each rank of the axis of stages has."""
+    if "virtual_layers" not in sizes:
+        return sizes.get("virtual", 1)
+    virtual, rest = divmod(sizes["layers"], stages * sizes["virtual_layers"])
+    if rest or not virtual:
+        msg = (
+            f"{file}: {keys['layers'][0]} is {sizes['layers']}, not a multiple of {stages} stages times "
+            f"{keys['virtual_layers'][0]}, which is {sizes['virtual_layers']}; correct one of them"
+        )
+        raise InputError(msg)
+    return virtual
+
+
+def _axes(document: Document, mesh: Mapping[str, int]) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the keys of axes, and the sizes of all axes that the document or the user names."""
+    keys, sizes = {}, dict(mesh)
+    for key, value in document.values.items():
+        axis = AXIS_KEYS.get(key.rpartition(".")[2])
+        if axis is None or _names_no_axes(document) or value == -1:
+            continue
+        if not _is_size(value):
+            msg = f"{document.name}: {key} is {value!r}; it must be an integer of at least 1"
+            raise InputError(msg)
+        if mesh.get(axis, value) != value:
+            msg = f"--mesh says {axis}={mesh[axis]}, but {document.name} has {key} {value}; leave one of them out"
+            raise InputError(msg)
+        keys[key], sizes[axis] = axis, value
+    if document.format == "torchtitan" and not keys:
+        msg = (
+            f"{document.name} cannot be reduced as {FORMATS['torchtitan']}: it has no size of an axis, such as "
+            "parallelism.tensor_parallel_degree"
+        )
+        raise InputError(msg)
+    return keys, sizes
 
 
 def _small(size: int) -> tuple[int, int]:
@@ -100,8 +177,9 @@ def _small(size: int) -> tuple[int, int]:
 def _roles(document: Document, model: str) -> Iterator[tuple[str, str]]:
     """Yield the keys of the model that have a role."""
     for key, value in document.values.items():
-        role = ROLES[document.format].get(key.rpartition(".")[2])
-        if role is not None and value is not None and key.rpartition(".")[0] == model.rstrip("."):
+        last = key.rpartition(".")[2]
+        role = ROLES[document.format].get(last)
+        if role is not None and value is not None and (not _names_no_axes(document) or key == model + last):
             yield key, role
 
 

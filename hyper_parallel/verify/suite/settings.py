@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from hyper_parallel._text import near_hint
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.report_files import parse_toml
 
 __all__ = ["FILE", "KINDS", "TABLE", "SuiteCheck", "find_settings", "read_settings"]
 
@@ -154,10 +153,8 @@ def _tables(path: Path, name: str, value: Any) -> dict[str, dict[str, Any]]:
 
 def _table(path: Path) -> Any:
     """Return the table of a file; None if it has none."""
-    # Python 3.10 has no tomllib; tomli is the same parser.
-    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        content = parser.loads(path.read_text(encoding="utf-8"))
+        content: Any = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
         msg = f"{path} cannot be read: {reason}"
