@@ -1,4 +1,4 @@
-"""Pipeline parallelism over modules: stages, three schedules and micro-batches, by imperative gradients."""
+"""Pipeline parallelism over modules: stages, three schedules and micro-batches, with ``backward()`` of tensors."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _WHOLE = -1
 
 
 class HookRole(Enum):
-    """What a hook of a schedule that overlaps waits for."""
+    """Kind of work that a hook of an overlapping schedule waits for."""
 
     COMPUTE = auto()
     COMM = auto()
 
 
 class HookCoordinator:
-    """Of two threads, of which one computes while the other communicates. Here one runs at a time: nothing waits."""
+    """Placeholder for the coordinator of a computing and a communicating thread; nothing overlaps here."""
 
     def is_enabled(self) -> bool:
         """Return False: no other thread runs."""
         return False
 
     def rendezvous(self, role: Any, phase: str = "forward") -> None:
-        """Go on."""
+        """Return at once."""
 
     def notify_dispatched(self, role: Any) -> None:
-        """Go on."""
+        """Return at once."""
 
 
 class CommComputeOverlap:
-    """Runs a forward and a backward of different micro-batches one after the other, with the values of both at once."""
+    """Runs a backward and a forward of different micro-batches, one after the other."""
 
     def __init__(self) -> None:
         self.coordinator = HookCoordinator()
@@ -85,7 +85,7 @@ class PipelineStage:
         device: unused; tensors are where the module's are.
         group: unused; messages go from rank to rank.
         mesh: of the ranks of the pipeline, one axis.
-        has_backward: false for stages that only compute.
+        has_backward: false for stages that run forward only.
         dyn_shape: unused; shapes are sent with the first micro-batch of a run.
     """
 
@@ -117,7 +117,7 @@ class PipelineStage:
     def forward_one_chunk(
         self, micro_index: int, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute a micro-batch and return the result of the module, and keep it for backward."""
+        """Run the module on a micro-batch; return its result and keep it for backward."""
         entered = self._entered.pop(micro_index, ()) if self.stage_index else tuple(args)
         outputs = self.submodule(*entered, **(kwargs or {}))
         if self._has_backward:
@@ -125,7 +125,7 @@ class PipelineStage:
         return outputs
 
     def backward_one_chunk(self, micro_index: int) -> None:
-        """Add up the gradients of a micro-batch, from those that the stage after has sent."""
+        """Run the backward of a micro-batch from the gradients that the next stage has sent."""
         if not self._has_backward:
             return
         outputs, entered = self._computed.pop(micro_index)
@@ -144,13 +144,13 @@ class PipelineStage:
         """Do nothing: :meth:`backward_one_chunk` computes again what it needs."""
 
     def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
-        """Return the gradients from which backward starts: ones, of a DTensor divided by how often it repeats."""
+        """Return the gradients from which backward starts: ones; for a DTensor, divided by its number of replicas."""
         results = _tensors(last_stage_outputs, self)
         seeds = [self._ones(each) for each in results]
         return seeds if isinstance(last_stage_outputs, (list, tuple)) else seeds[0]
 
     def bwd_send_specs(self, micro_index: int) -> list[Any]:
-        """Return the gradients of what the stage before has sent, once."""
+        """Return the gradients of the inputs from the previous stage, and drop them."""
         return list(self._gradients.pop(micro_index)) if self._has_backward else []
 
     def _ones(self, output: Any) -> Any:
@@ -167,7 +167,7 @@ class _Schedule:
     """Runs the stages of a rank over the micro-batches of a step.
 
     Args:
-        stages: of this rank, or the one.
+        stages: the stages of this rank, or a single one.
         micro_batch_num: number of micro-batches.
         args_batch_dim: per positional argument the dim to split along; -1 gives every micro-batch all of it.
         kwargs_batch_dim: the same for keyword arguments, by name.
@@ -200,11 +200,11 @@ class _Schedule:
         self.build_exec_order()
 
     def _init_round_layout(self) -> None:
-        """Find how micro-batches go in rounds; again after ``micro_batch_num`` has changed."""
+        """Compute the micro-batches per round; call it again after ``micro_batch_num`` has changed."""
         self.n_microbatch_per_round = rounds_of(len(self._ranks), self.micro_batch_num)
 
     def build_exec_order(self) -> None:
-        """Find the order of every rank; again after ``micro_batch_num`` has changed."""
+        """Compute the order of every rank; call it again after ``micro_batch_num`` has changed."""
         self.exec_order = dict(enumerate(self._orders()))
 
     def _orders(self) -> list[list[Step]]:
@@ -214,7 +214,7 @@ class _Schedule:
         """Do nothing: no step of these schedules is both a forward and a backward."""
 
     def run(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a step; return what the last stage computes of each micro-batch, which other ranks have none of."""
+        """Run a step; return the outputs of the last stage, one per micro-batch; empty on ranks without that stage."""
         arguments, named = self.split_micro_batch(args, kwargs)
         messages, outputs = _Messages(self), []
         for step in self.exec_order[self._mesh.get_local_rank()]:
@@ -263,7 +263,7 @@ class _Messages:
     A rank receives what another sends in the order in which that one sends it, and keeps what it does not need yet.
 
     Args:
-        schedule: that runs.
+        schedule: the running schedule.
     """
 
     def __init__(self, schedule: _Schedule) -> None:

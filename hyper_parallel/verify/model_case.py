@@ -41,7 +41,7 @@ class ModelCase:
         step: the training step as the user writes it, called with a
             :class:`~hyper_parallel.verify.training_loop.Training`; it runs forward, backward and optimizer, and returns
             the loss. By default the harness does.
-        accumulate: how many batches one step takes; the loss of each counts with this fraction.
+        accumulate: how many batches one step takes; each loss is divided by this number.
         clip: bound of the gradients' norm, if it is to be clipped.
         hooks: called with the model before training, and with the parallel one, to register hooks.
         context: returns a context manager around a training step of both models, such as autocast.
@@ -116,7 +116,7 @@ class ParallelPlan:
             stay plain tensors, whole on every rank, and the styles' input layouts say what they are. Otherwise all
             inputs are DTensors, and parameters and buffers that no style covers are replicated.
         context: returns a context manager that is entered around a training step, such as ``loss_parallel``.
-        optimizer: of the parallel model, in place of the case's.
+        optimizer: of the parallel model, instead of the case's.
         scheduler: likewise.
         step: likewise.
         hooks: likewise.
@@ -198,7 +198,7 @@ def as_case(value: Any) -> ModelCase:
     """Return the case that a SPEC function's result describes.
 
     Args:
-        value: a ModelCase, a mapping of its fields (``model`` in place of ``build`` if wanted), or
+        value: a ModelCase, a mapping of its fields (``model`` may be used instead of ``build``), or
             ``(model, batches, loss)``.
 
     Raises:
@@ -318,7 +318,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_callable(owner: str, name: str, value: Any, *, needed: bool = False) -> None:
-    """Raise an InputError if the option ``name`` is set, or ``needed``, but no function."""
+    """Raise an InputError if the option ``name`` is not a function, although it is set or ``needed``."""
     if (needed or value is not None) and not callable(value):
         msg = f"{owner}: {name} is {type(value).__name__}; it must be a function"
         raise InputError(msg)

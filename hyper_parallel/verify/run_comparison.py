@@ -87,7 +87,7 @@ def compare_reports(before: Path, after: Path) -> Comparison:
         (first_kind, first), (second_kind, second) = map(report_values, documents)
     for path, kind in ((before, first_kind), (after, second_kind)):
         if not kind:
-            msg = f"{path} is not a report that can be compared; reports of {COMMANDS} are"
+            msg = f"{path} cannot be compared: it is none of the reports of {COMMANDS}, or another version wrote it"
             raise ValueError(msg)
     if first_kind != second_kind:
         msg = f"{before} is a report of {first_kind}, {after} one of {second_kind}: compare two of one command"

@@ -1,4 +1,4 @@
-"""A training step: what the harness does by itself, and what a user's step function is given."""
+"""A training step: the harness's own, and the object that a user's step function gets."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ModelTraining:
         return loss
 
     def clip(self, max_norm: float, gradients: Mapping[Any, Any]) -> Any:
-        """Clip the gradients; record them before, norm and factor."""
+        """Clip the gradients; record the gradients before clipping, their norm and the clip factor."""
         log = active_log()
         if log is not None:
             self._record_unclipped(log, gradients)

@@ -221,6 +221,17 @@ def _expanded(text: str) -> set[str]:
     return set().union(*(_expanded(text.replace(match[0], pattern, 1)) for pattern in match[1].split(",")))
 
 
+def not_printed(lines: list[str], printed: str) -> list[str]:
+    """Return the lines of a page that no line of an output has in it.
+
+    Numbers are compared digit by digit. A ``…`` stands for anything: times, rounding errors, what varies by machine.
+    Indentation and folders are left out.
+    """
+    seen = [re.sub(r"\s+", " ", re.sub(r"(/[\w.-]+)+/", "", line)) for line in printed.splitlines()]
+    patterns = {line: ".*".join(map(re.escape, re.sub(r"\s+", " ", line).strip().split("…"))) for line in lines}
+    return [line for line, pattern in patterns.items() if not any(re.search(pattern, text) for text in seen)]
+
+
 # -- files ---------------------------------------------------------------------------------------------------------
 
 

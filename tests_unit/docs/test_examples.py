@@ -41,12 +41,17 @@ def broken_lines():
         *(pytest.param(f"{name}.py", marks=pytest.mark.sweep) for name in ("sharded", "tensor_parallel")),
     ],
 )
-def test_examples_are_verified_unmodified(script, monkeypatch, capsys):
+def test_examples_are_verified_unmodified(script, pages, monkeypatch, capsys):
     """Each command of the page ends with status 0, and says which errors it would have noticed."""
     monkeypatch.chdir(ROOT)
     status, out = main(commands()[script]), capsys.readouterr().out
     assert status == 0, out
     assert "\n  power: a gradient that is off by " in out
+    if script == "data_parallel.py":
+        (shown,) = [block.code for block in pages.blocks(PAGE.name, PAGE.read_text()) if block.info == "not-run=output"]
+        lines = shown.replace("factors,\n", "factors, ").splitlines()
+        assert len(lines) == 3
+        assert pages.not_printed(lines, out) == []
 
 
 def test_every_example_has_a_broken_line():

@@ -32,7 +32,7 @@ def test_every_gradient_and_weight_is_that_of_one_device(mesh, capsys):
 
 @pytest.mark.sweep
 def test_a_missing_sum_over_the_ranks_of_a_head_is_found(monkeypatch, capsys):
-    """Each rank's gradient of a repeated head taken for the whole one changes what the adapters learn."""
+    """Each rank's gradient of a repeated head, used as the complete one, changes what the adapters learn."""
     local_for = DTensor.local_for
 
     def unsummed(tensor, layout, axes, cause=None):

@@ -164,7 +164,10 @@ def _command(path: Path, name: str, *, required: bool) -> CommandReport | None:
         return CommandReport(name, totals, facts)
     if not required:
         return None
-    msg = f"{path} is not a report that can be followed; reports of {COMMANDS} and JUnit files are"
+    msg = (
+        f"{path} cannot be followed: it is neither a JUnit file nor one of the reports of {COMMANDS}, or another "
+        "version wrote it"
+    )
     raise ValueError(msg)
 
 

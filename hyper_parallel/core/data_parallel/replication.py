@@ -36,7 +36,7 @@ def replicate(
     used keeps the gradient None. On MindSpore the gradients that its transforms return are averaged, once backward has
     computed all; those of parameters that no rank used are zeros.
 
-    A bucket is reduced once all its parameters have gradients, and the last one first; backward returns when all are
+    A bucket is reduced once all its parameters have gradients, the last bucket first. Backward returns when all are
     reduced. Parameters may be DTensors of tensor parallelism over other axes of the mesh.
 
     Args:
@@ -69,9 +69,7 @@ def replicate(
 def _check(module: Any, mesh: DeviceMesh, bucket_cap_mb: float, src_data_rank: int | None) -> None:
     own, nested = groups_of(module)
     if own or nested:
-        msg = (
-            f"replicate: fully_shard was applied to this {type(module).__name__}, which reduces its gradients; use one"
-        )
+        msg = f"replicate: fully_shard was applied to this {type(module).__name__} and reduces its gradients"
         raise PlanError(msg)
     if hasattr(module, REPLICATED):
         msg = f"replicate was applied to this {type(module).__name__} before; apply it once"

@@ -597,7 +597,7 @@ def _check_ranks(platform: Platform, local: Any, layout: Layout) -> None:
     if needing and len(needing) < len(gathered):
         msg = (
             f"from_local: local requires grad on ranks {needing} of {list(gathered)} only, so backward would wait for "
-            "the others; say local.requires_grad_() on every rank, or on none"
+            "the others; call local.requires_grad_() on every rank, or on none"
         )
         raise ShardMismatchError(msg)
     for rank, (shape, _, _) in gathered.items():

@@ -30,8 +30,7 @@ def value_and_grad(
     """``mindspore.value_and_grad``, whose gradients of DTensors are DTensors in the dual layout.
 
     Args:
-        fn: a function or Cell; its first output is differentiated. An output with a pending reduction is reduced, so
-            that its value is the true one.
+        fn: a function or Cell; its first output is differentiated. A partial output is reduced first.
         grad_position: positional arguments to differentiate with respect to.
         weights: parameters to differentiate with respect to.
         has_aux: differentiate only the first output and return the others unchanged.
@@ -85,7 +84,7 @@ def _reduced(out: Any) -> Any:
 
 
 def _with_deferred(grads: Any, values: Any) -> Any:
-    """Return gradients with those added that were deferred; that of a single parameter has no tuple."""
+    """Add the deferred gradients to ``grads``, which is a tuple, or a single gradient for a single parameter."""
     if isinstance(grads, (list, tuple)):
         sources = values if isinstance(values, (list, tuple)) else (values,)
         return type(grads)(_with_deferred(grad, source) for grad, source in zip(grads, sources, strict=True))

@@ -1,6 +1,6 @@
 """MindSpore's graph mode: what reaches DTensors runs in PyNative mode instead.
 
-A graph is compiled from the shapes of local tensors, which it would take for the whole. Scripts that set
+A graph is compiled from the shapes of local tensors, which it would treat as the global ones. Scripts that set
 ``ms.GRAPH_MODE`` at their top run unchanged: each call of a Cell, and each gradient, is looked at when it runs.
 Functions that a program compiles itself with ``ms.jit`` are refused (``captured.py``).
 """

@@ -235,7 +235,7 @@ def differentiating() -> bool:
 _UNCOMPILED = "call it uncompiled, or on x.to_local() by local_map"
 _CALLED = "call it, which runs it uncompiled"
 _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
-_LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would take for the whole"
+_LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would treat as complete"
 _SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
 _CASTS_LATE = "operands are cast for mixed precision after DTensors are served, and the setting cannot be read"
 _SEARCHES = "looking for the handler of a DTensor takes MindSpore as long as a light operator"

@@ -61,7 +61,7 @@ def without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Call
         served = UNCOMPILED.get(getattr(args[0], "fn", None)) if dtensors else None
         if served is not None:
             return served(*args[1:], **kwargs)
-        # Recomputation differentiates DTensors itself; an optimizer's step by elements is right on shards.
+        # Recomputation differentiates DTensors itself; an optimizer's elementwise step is correct on shards.
         if dtensors and not (any(isinstance(arg, RecomputeCell) for arg in args) or _steps_by_element(args)):
             msg = (
                 _optimizer_message(args) or f"{what}: it would see this rank's shards as if they were whole; {instead}"
@@ -159,12 +159,12 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_counts_steps(optimizer: Any) -> None:
-    """Refuse an optimizer of ``mint.optim`` that would take every step for the first.
+    """Refuse an optimizer of ``mint.optim`` whose step count would stay zero.
 
     It counts steps in a plain tensor by a write in place, which MindSpore's CPU build loses.
 
     Raises:
-        UnsupportedOperatorError: that is so, and a parameter is a DTensor.
+        UnsupportedOperatorError: it is such an optimizer, and a parameter is a DTensor.
     """
     counts = isinstance(optimizer, mint.optim.Adam) or (
         isinstance(optimizer, mint.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
@@ -172,8 +172,8 @@ def _check_counts_steps(optimizer: Any) -> None:
     if counts and not on_accelerator() and any(isinstance(parameter, DTensor) for parameter in optimizer.parameters):
         name = type(optimizer).__name__
         msg = (
-            f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
-            f"taken for the first; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
+            f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would "
+            f"computed as the first one; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
         )
         raise UnsupportedOperatorError(msg)
 
@@ -184,7 +184,7 @@ def refusing_copies(init: Callable[..., None]) -> Callable[..., None]:
     @wraps(init)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         if args and isinstance(args[0], DTensor) and not isinstance(self, DTensor):
-            msg = "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's shard"
+            msg = "Tensor(x) of a DTensor: call x.full_tensor(), or x.to_local() for this rank's shard"
             raise UnsupportedOperatorError(msg)
         init(self, *args, **kwargs)
 
@@ -197,7 +197,7 @@ def refusing_parameters(new: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(new)
     def guarded(cls: type, default_input: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(default_input, DTensor) and isinstance(default_input, Parameter):
-            msg = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
+            msg = "Parameter(p) of a DTensor parameter: call p.clone() for a new parameter with its own values"
             raise UnsupportedOperatorError(msg)
         return new(cls, default_input, *args, **kwargs)
 

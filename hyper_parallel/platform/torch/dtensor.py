@@ -421,13 +421,13 @@ class TorchDTensor(DTensor, Tensor):
     def share_memory_(self) -> Any:
         """Refused: the storage is that of this rank's shard."""
         raise UnsupportedOperatorError(
-            "share_memory_() of a DTensor: say x.to_local().share_memory_() for the local tensor"
+            "share_memory_() of a DTensor: call x.to_local().share_memory_() for the local tensor"
         )
 
     def apply_(self, callable: Any) -> Any:  # noqa: A002 - PyTorch's name
         """Raise: it would act on this rank's shard only."""
         del callable
-        raise UnsupportedOperatorError("apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor")
+        raise UnsupportedOperatorError("apply_() of a DTensor: call x.to_local().apply_(...) for the local tensor")
 
     @property
     def __tensor_flatten__(self) -> Any:
@@ -468,9 +468,7 @@ class TorchDTensor(DTensor, Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """Refused: it could mean the global or the local values."""
         del force
-        msg = (
-            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, x.to_local().numpy() for the local tensor"
-        )
+        msg = "numpy() of a DTensor: call x.full_tensor().numpy(), or x.to_local().numpy() for the local shard"
         raise UnsupportedOperatorError(msg)
 
     def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:

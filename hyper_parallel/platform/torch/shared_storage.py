@@ -93,7 +93,7 @@ def check_source(what: str, target: Any, source: Any) -> None:
     if source._layout is not target._layout:
         same = source._layout.mesh is target._layout.mesh and source.shape == target.shape
         fix = (
-            f"; say value.redistribute(placements={list(target.placements)}) for a copy, or write into the tensor "
+            f"; call value.redistribute(placements={list(target.placements)}) for a copy, or write into the tensor "
             "with copy_(value)"
         )
         msg = (

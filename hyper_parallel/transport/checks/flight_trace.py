@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, Any]:
     if problem is None and record["world_size"] > _LARGEST:
         problem = f"a world of more than {_LARGEST} ranks"
     if problem:
-        msg = f"{path} is not a flight record: it has {problem}"
+        msg = f"{path} is not a flight record: it has {problem}; it is damaged, or another version wrote it"
         raise ValueError(msg)
     plain: dict[str, Any] = record
     return plain

@@ -1,4 +1,4 @@
-"""Messages that sender and receiver agree on: a send is complete when its receive is posted, as gloo has it.
+"""Matches sends with receives between simulated ranks: as in gloo, a send completes when its receive is posted.
 
 The board is part of a simulated world and needs no framework. A receive takes the first message that was posted for it,
 by source, tag and channel; one from any source takes the first from anybody. Mismatches are errors on both sides.
@@ -27,11 +27,11 @@ class Posted:
         message: its fingerprint; the source of a receive may be :data:`ANY_SOURCE`.
         sending: whether it is the sender's side.
         board: on which it was posted.
-        payload: of the sender; of the receiver once it is matched.
+        payload: the sent tensor; on the receiver's side None until it is matched.
         error: the text of the mismatch, if any.
         matched: whether the other side was found.
         seen: whether its rank has got the result.
-        raises: whether its rank raises for a mismatch; if not, only the other one is.
+        raises: whether a mismatch raises on this side's rank; if false, only on the other side's.
     """
 
     message: MessageFingerprint
@@ -120,13 +120,13 @@ class MessageBoard:
         return posted
 
     def wait(self, posted: Posted) -> None:
-        """The rank that posted it waits for the other side; its result is :meth:`take` of it."""
+        """Block the rank that posted it until the other side is posted; :meth:`take` then returns the payload."""
         if posted.matched:
             return
         self._coordinator.block(posted.rank, posted)
 
     def settle(self, posted: Posted) -> None:
-        """Like :meth:`wait`, for a rank that always waits for an answer: source and payload, or an error."""
+        """Like :meth:`wait`, for a rank that expects an answer: source and payload, or an error."""
         if posted.matched:
             self._coordinator.answer(posted.rank, posted.resumption())
         else:
@@ -188,7 +188,7 @@ class MessageBoard:
 
     @staticmethod
     def _is_near(other: Posted, posted: Posted, peers: Sequence[int]) -> bool:
-        """Whether ``other`` is the opposite side of a message of the same rank, or between it and other ranks."""
+        """Whether ``other`` is an opposite side that involves the rank of ``posted`` or one of its peers."""
         return other.sending != posted.sending and (other.rank in peers or other.peer in (posted.rank, ANY_SOURCE))
 
     def _match(self, send: Posted, receive: Posted) -> None:

@@ -1,8 +1,8 @@
-"""Checks a function on distributed tensors: placed operands in, values and gradients compared with one device's.
+"""Checks a function on distributed tensors: compares its values and gradients with those of one device.
 
 Every operand is placed, the function and its backward run on every rank under random cotangents, results are gathered,
 and each output and the gradient of each operand is compared. Values are exact or within the rounding bound of
-:mod:`hyper_parallel.verify.checker.difference`; no factor is forgiven.
+:mod:`hyper_parallel.verify.checker.difference`; no scale factor is accepted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Operand:
     Attributes:
         layout: of the operand on the mesh.
         shards: local array of every rank.
-        wanted: its gradient is compared.
+        wanted: whether its gradient is compared.
     """
 
     layout: Layout
@@ -121,7 +121,7 @@ class Checked:
     Attributes:
         problems: wrong values.
         gradients: number of gradients that were compared.
-        refusal: with which the library refused the placements; empty if it did not.
+        refusal: message of the error by which the library refused the placements; empty if it did not.
         refused_by: name of that error.
     """
 
@@ -146,8 +146,8 @@ class DistributedTensors(abc.ABC):
     ) -> Iterator[list[Any]]:
         """Yield the outputs, each a pair of the gathered array and its placements, and then the gradients.
 
-        A gradient is an array that :meth:`expected_gradient` tells, or None. Nothing more is yielded where no output
-        can be differentiated.
+        A gradient is an array that must equal :meth:`expected_gradient`, or None. If no output can be
+        differentiated, only the outputs are yielded.
         """
 
     @abc.abstractmethod
@@ -202,7 +202,7 @@ class DTensors(DistributedTensors):
         yield [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
 
     def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
-        """Return the local part in the dual layout; what an average or an extremum does to it is in it."""
+        """Return the local part in the dual layout, with the factors of an average or an extremum applied."""
         layout = operand.layout
         if any(op in EXTREMA for _, op in layout.partials):
             return extremum_gradients(gradient, layout, operand.shards)[self.rank]
@@ -249,7 +249,7 @@ class PlacementChecker:
         self.integral, self.values, self.first_only = integral, values, first_only
 
     def check(self, places: Places, *seed: int) -> Checked:
-        """Check one tuple of placements; ``seed`` is of its partial values."""
+        """Check one tuple of placements; ``seed`` draws its partial values."""
         operands = self.operands(places, *seed)
         try:
             return self._checked(operands)
@@ -316,7 +316,7 @@ class _Comparison:
         expected = self.checker.tensors.expected_gradient(self.expected.grads[index], self.operands[index])
         scales = self.expected.grad_scales
         if actual is None:
-            problem = "is none" if expected.any() else ""
+            problem = "is None" if expected.any() else ""
         else:
             problem = self._difference(actual, expected, None if scales is None else scales[index])
         if problem:

@@ -1,4 +1,4 @@
-"""Numbers that sizes of groups, and ratios of counts, can make."""
+"""Explains wrong factors: products of group sizes, ratios of counts, weights of a mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1
 
 
 def ratio_of_counts(factor: float, tolerance: float) -> Fraction | None:
-    """Return ``factor`` as a ratio of two counts up to 256; None if it is none, or tells nothing at this tolerance."""
+    """Return ``factor`` as a ratio of two counts up to 256; None if it is not, or if the tolerance is too wide."""
     if not np.isfinite(factor) or factor <= 0 or tolerance * _COUNT**2 > 1e-2:
         return None
     ratio = Fraction(factor).limit_denominator(_COUNT)

@@ -1,4 +1,4 @@
-"""Hypotheses about parts taken for the whole: statistics of a rank's rows, unequal rows, kept gradients, other data."""
+"""Hypotheses: local values used as global ones, statistics of unequal rows, gradients that were kept, other data."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ _INSTEAD = {
     'attn_implementation="sdpa" in transformers',
     "CUDA_HOME environment variable is not set": "kernels for CUDA are compiled, which the CPU cannot run: choose the "
     "stack's implementation in PyTorch",
-    "ReduceOp.PREMUL_SUM with Gloo": "gloo has no such reduction, by which FSDP divides gradients: leave out --launch "
-    "processes, simulated ranks have it",
-    "SymmetricMemory does not support": "symmetric memory is a device's alone: leave out what needs it, such as "
+    "ReduceOp.PREMUL_SUM with Gloo": "FSDP divides gradients by this reduction, which gloo lacks: leave out --launch "
+    "processes; simulated ranks support it",
+    "SymmetricMemory does not support": "the CPU has no symmetric memory: leave out what needs it, such as "
     "parallelism.enable_async_tensor_parallel of torchtitan",
-    "has no attribute '_cuda_": "what stands in for cuda has no answer to this question: leave it out on a CPU",
-    "has no attribute '_nccl_": "what stands in for cuda has no answer to this question: leave it out on a CPU",
+    "has no attribute '_cuda_": "--pretend cuda does not support this query of the device: leave it out on a CPU",
+    "has no attribute '_nccl_": "--pretend cuda does not support this query of the device: leave it out on a CPU",
     "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
 }
 """Advice by a part of the error's text, if the CPU already stands in for the device or that does not help."""

@@ -53,7 +53,7 @@ def kernel_denies() -> bool:
 
 
 def denied_by_kernel(files: PrivateFiles) -> None:
-    """Deny this thread, for the rest of its life, and what it starts to write anything but private and shared files.
+    """Deny writes outside of private and shared files to this thread, until it ends, and to all that it starts.
 
     Temporary files may be written: those that are not redirected belong to native code and to this library.
 
@@ -117,7 +117,7 @@ def audited(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
 
     Args:
         files: of the run.
-        this_thread: whether the thread that calls belongs to the run, too. Others do that start inside.
+        this_thread: whether the calling thread belongs to the run; threads that start inside always do.
     """
     others = set(threading.enumerate())
     if this_thread:
@@ -148,6 +148,6 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if place is not None:
         msg = (
             f"{place.path} is written by a function that cannot be redirected to the run's private copy; "
-            "open it by open() or pathlib"
+            "open it with open() or pathlib"
         )
         raise WriteRefusedError(msg)

@@ -354,9 +354,7 @@ def _refusals():
 def test_conversions_to_plain_tensors_are_refused():
     """Tensor(x) and storage methods, which would take local values silently, are refused with the fix."""
     messages, data = simulate(_refusals, 2, platform="mindspore")[0]
-    assert (
-        messages[0] == "Tensor(x) of a DTensor: say x.full_tensor() for the whole, x.to_local() for this rank's shard"
-    )
+    assert messages[0] == "Tensor(x) of a DTensor: call x.full_tensor(), or x.to_local() for this rank's shard"
     assert re.search(r"to_local\(\)", messages[2])
     assert data == "MindSporeDTensor"
 
@@ -410,7 +408,7 @@ def test_a_parameter_of_a_parameter_is_refused():
             Parameter(weight)
         return str(caught.value)
 
-    messages = "Parameter(p) of a DTensor parameter: say p.clone() for a new parameter with its own values"
+    messages = "Parameter(p) of a DTensor parameter: call p.clone() for a new parameter with its own values"
     assert simulate(rank, 2, "mindspore") == [messages, messages]
 
 

@@ -100,7 +100,7 @@ def test_an_optimizer_that_cannot_count_its_steps_is_refused(name, options):
     """On CPU, mint.optim would begin anew at each step; what keeps nothing from step to step is served."""
     message = (
         f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
-        f"taken for the first; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
+        f"computed as the first one; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
     )
 
     def step():

@@ -91,7 +91,7 @@ def test_scalars_leave_whole():
         assert (x.item(), float(x), int(x), bool(x), f"{x:.1f}") == (10.0, 10.0, 10, True, "10.0")
         assert spread(torch.arange(5), mesh, S0).tolist() == [0, 1, 2, 3, 4]
         assert text_of(UnsupportedOperatorError, x.numpy) == (
-            "numpy() of a DTensor: say x.full_tensor().numpy() for the whole, x.to_local().numpy() for the local tensor"
+            "numpy() of a DTensor: call x.full_tensor().numpy(), or x.to_local().numpy() for the local shard"
         )
 
     on_ranks(on_rank, 3)
@@ -311,7 +311,7 @@ def test_data_keeps_the_layout_and_may_change_the_dtype():
 
     text = on_ranks(on_rank, 2)[0]
     assert text == (
-        "data must be a DTensor laid out as f64[4@tp, 3], whose storage is then shared, got f32[4, 3]; say "
+        "data must be a DTensor laid out as f64[4@tp, 3], whose storage is then shared, got f32[4, 3]; call "
         "value.redistribute(placements=[Shard(0)]) for a copy, or write into the tensor with copy_(value)"
     )
 
@@ -466,8 +466,8 @@ def test_methods_that_would_reach_for_storage_are_refused():
         ]
 
     assert on_ranks(on_rank, 2)[0] == [
-        "share_memory_() of a DTensor: say x.to_local().share_memory_() for the local tensor",
-        "apply_() of a DTensor: say x.to_local().apply_(...) for the local tensor",
+        "share_memory_() of a DTensor: call x.to_local().share_memory_() for the local tensor",
+        "apply_() of a DTensor: call x.to_local().apply_(...) for the local tensor",
     ]
 
 

@@ -300,7 +300,7 @@ def test_other_sources_are_refused():
         x = place(numbers(4, 3), Shard(0))
         wanted = "must be a DTensor laid out as f32[4@a, 3]"
         shared = f"{wanted}, whose storage is then shared, got f32"
-        fix = "; say value.redistribute(placements=[Shard(0)]) for a copy, or write into the tensor with copy_(value)"
+        fix = "; call value.redistribute(placements=[Shard(0)]) for a copy, or write into the tensor with copy_(value)"
         for what in ("data", "the source of set_()"):
             cases = {
                 f"{what} {wanted}, got Tensor": (MixedTensorError, torch.ones(4, 3)),

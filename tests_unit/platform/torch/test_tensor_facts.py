@@ -144,7 +144,7 @@ def test_ranks_that_need_gradients_differently_are_refused():
         return str(caught.value)
 
     message = (
-        "from_local: local requires grad on ranks [1] of [0, 1, 2] only, so backward would wait for the others; say "
+        "from_local: local requires grad on ranks [1] of [0, 1, 2] only, so backward would wait for the others; call "
         "local.requires_grad_() on every rank, or on none"
     )
     assert on_ranks(on_rank, 3) == [message] * 3

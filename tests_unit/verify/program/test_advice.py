@@ -19,7 +19,7 @@ from hyper_parallel.verify.program.program import Program, find_program
 from hyper_parallel.verify.program.report import ProgramReport
 
 PRETEND = "--pretend cuda lets the CPU stand in for cuda (docs/stacks.md)"
-NO_ANSWER = "what stands in for cuda has no answer to this question: leave it out on a CPU (docs/stacks.md)"
+NO_ANSWER = "--pretend cuda does not support this query of the device: leave it out on a CPU (docs/stacks.md)"
 NO_KERNEL = (
     "the CPU has no kernel of this operator: choose the stack's implementation in PyTorch, such as "
     'attn_implementation="sdpa" in transformers (docs/stacks.md)'
@@ -58,15 +58,15 @@ OPERATOR = "NotImplementedError: Could not run 'aten::_flash_attention_forward' 
             "RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo",
             "cuda",
             (
-                "gloo has no such reduction, by which FSDP divides gradients: leave out --launch processes, simulated "
-                "ranks have it (docs/stacks.md)"
+                "FSDP divides gradients by this reduction, which gloo lacks: leave out --launch processes; simulated "
+                "ranks support it (docs/stacks.md)"
             ),
         ),
         (
             "RuntimeError: SymmetricMemory does not support device type cpu",
             "",
             (
-                "symmetric memory is a device's alone: leave out what needs it, such as "
+                "the CPU has no symmetric memory: leave out what needs it, such as "
                 "parallelism.enable_async_tensor_parallel of torchtitan (docs/stacks.md)"
             ),
         ),

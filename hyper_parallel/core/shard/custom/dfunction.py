@@ -280,7 +280,7 @@ class ReplicatedOp(UserOp):
     _registrar = "ReplicatedOp"
 
     def strategies(self, func: Callable[..., Any], call: OpCall) -> NoReturn:
-        """Refuse to plan: only the call itself tells what its outputs are."""
+        """Refuse to plan: the outputs are unknown until the call has run."""
         del func, call
         msg = f"{self.op_name}: it is a ReplicatedOp, so its outputs are known only after the call"
         raise UnsupportedOperatorError(msg)
@@ -332,7 +332,7 @@ class ReplicatedOp(UserOp):
                 raise read_only_error(self.op_name, "an operand", operand._readonly)
 
     def _gathered(self, value: Any) -> Any:
-        """The whole local tensor of a DTensor; any other value as it is."""
+        """The complete tensor of a DTensor; any other value unchanged."""
         if not isinstance(value, DTensor):
             return value
         target = replicated_layout(value.device_mesh, value.shape)

@@ -69,7 +69,7 @@ def local_map(
             list of them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
         in_grad_placements: the placements of the gradients that ``func`` produces, spelled like ``in_placements``;
             None stands for the contract above. A ``func`` that makes replicated DTensors of its local tensors again, as
-            one that calls another ``local_map`` does, produces complete gradients of them: say ``[Replicate()]``.
+            one that calls another ``local_map`` does, produces complete gradients of them: pass ``[Replicate()]``.
         device_mesh: the mesh of the outputs; by default that of the first DTensor.
         redistribute_inputs: redistribute DTensors to ``in_placements`` instead of refusing those with another layout.
 

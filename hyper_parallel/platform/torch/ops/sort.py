@@ -58,7 +58,9 @@ spelling("bincount", "bincount", aten.bincount.default)
 
 @kernel("bincount_to")
 def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
-    if weights is not None and not x.numel():  # of an empty shard PyTorch counts, in integers
+    if (
+        weights is not None and not x.numel()
+    ):  # for an empty input PyTorch ignores the weights and returns integer counts
         nothing = torch.cat([weights, weights.new_zeros(1)])  # which requires a gradient where the weights do
         return torch.bincount(x.new_zeros(1), nothing, count)[:count]
     return torch.bincount(x, weights, count)

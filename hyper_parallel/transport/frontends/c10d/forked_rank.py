@@ -1,4 +1,4 @@
-"""The process of a simulated rank of PyTorch: it runs one task, and asks the parent, which coordinates the ranks."""
+"""The process of a simulated rank of PyTorch: it runs one task and communicates through its parent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _Store: Any = Store
 
 @dataclass(frozen=True)
 class ForkedTask:
-    """What a process does, once.
+    """The one task of a rank process.
 
     Attributes:
         task: the function, as for other rank processes.
@@ -70,7 +70,7 @@ class ForkedTask:
 
 
 class PostedElsewhere:
-    """One side of a message, which is in the parent.
+    """A send or receive that is posted in the parent process.
 
     Args:
         endpoint: of the rank that posted it.
@@ -92,11 +92,11 @@ class PipeToParent:
     """The endpoint of a rank whose coordinator is in the parent; see ``ThreadEndpoint`` for what the methods do.
 
     Args:
-        line: to the parent.
+        line: connection to the parent.
         folder: for the memory of large tensors.
 
     Attributes:
-        refused: what a thread of the rank was refused: the error of the rank at its end.
+        refused: error of a call that was refused in a thread of the rank; it becomes the error of the rank.
     """
 
     own_process = True
@@ -178,7 +178,7 @@ class PipeToParent:
         return resumption.value
 
     def tell(self, kind: str, content: Any) -> None:
-        """Send the parent what needs no answer."""
+        """Send the parent a message that has no answer."""
         with self._sending:
             self._line.send((kind, content))
 
@@ -227,7 +227,7 @@ for _name, _others in {
 
 
 class _Printed:
-    """A text stream whose text the parent prints."""
+    """A text stream that the parent prints."""
 
     encoding, errors = "utf-8", "strict"
 
@@ -243,10 +243,10 @@ class _Printed:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: nothing is buffered."""
 
     def isatty(self) -> bool:
-        """No."""
+        """Return False: the parent prints the text."""
         return False
 
     def fileno(self) -> int:
@@ -254,7 +254,7 @@ class _Printed:
         return 2
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     @property
@@ -264,7 +264,7 @@ class _Printed:
 
 
 def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) -> None:
-    """Run the task of the process ``parent`` and leave, at once if that ends; never returns."""
+    """Run a task for the process ``parent`` and exit, at once if the parent ends; never returns."""
     multiprocessing.set_start_method(None, force=True)  # the server's would import the program again
     os.setsid()  # a Ctrl-C in the terminal reaches the parent alone, which ends its ranks
     end_by_sigterm()
@@ -304,7 +304,7 @@ def _serve(line: Connection) -> None:
 
 @contextmanager
 def _threads_are_this_rank() -> Iterator[None]:
-    """Inside, every thread that is started finds what the one that starts it finds: transport, groups, platform."""
+    """Inside, a new thread inherits the context of the thread that starts it: transport, groups, platform."""
     plain = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:

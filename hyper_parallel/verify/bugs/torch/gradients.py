@@ -225,7 +225,7 @@ def experts_input_gradient(bug: bool) -> None:
     """The input's gradient of sharded experts is cut instead of reduce-scattered.
 
     The experts read the local tensor of a gathered DTensor. Without `grad_placements` its gradient, a part of a sum
-    on every rank, is taken for the whole one.
+    on every rank, is used as if it were complete.
     """
     TOKENS, WIDTH, HIDDEN, EXPERTS = 9, 4, 7, 2
 

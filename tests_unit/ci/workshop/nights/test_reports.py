@@ -65,7 +65,7 @@ def test_a_report_of_a_command_has_its_values_and_its_header(folder):
     "name, text, message",
     [
         ("a.json", "{", "a.json is not a report: Expecting property name enclosed in double quotes"),
-        ("a.json", "[1]", "a.json is not a report that can be followed; reports of verify ops, verify model"),
+        ("a.json", "[1]", "a.json cannot be followed: it is neither a JUnit file nor one of the reports of verify ops"),
         ("a.xml", "<testsuites>", "a.xml is not a JUnit file: no element found"),
         ("a.xml", "<coverage/>", "a.xml is not a JUnit file: its root is coverage, not testsuites"),
         ("a.xml", None, "a.xml is not a JUnit file: No such file or directory"),
