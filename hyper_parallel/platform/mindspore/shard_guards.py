@@ -172,7 +172,7 @@ def _check_counts_steps(optimizer: Any) -> None:
     if counts and not on_accelerator() and any(isinstance(parameter, DTensor) for parameter in optimizer.parameters):
         name = type(optimizer).__name__
         msg = (
-            f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would "
+            f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
             f"computed as the first one; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
         )
         raise UnsupportedOperatorError(msg)
