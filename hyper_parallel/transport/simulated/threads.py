@@ -278,7 +278,12 @@ def _activities(world: _ThreadWorld, elsewhere: Elsewhere | None) -> dict[int, s
     activities = {}
     for rank, thread in enumerate(world.threads):
         frame = frames.get(thread.ident or 0)
-        text = "was running in" if rank == world.holder else world.coordinator.describe(rank)
-        shown = "" if frame is None else stack("".join(traceback.format_stack(frame)))
+        every = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+        shown = stack(every)
+        if rank == world.holder:
+            # Where only this library's frames are left, they are all that shows what the rank does.
+            activities[rank] = f"was running in\n{shown or every}" if every else "had ended without a result"
+            continue
+        text = world.coordinator.describe(rank)
         activities[rank] = f"{text}\n{shown}" if shown or text != NOT_WAITING else NOT_STARTED
     return activities

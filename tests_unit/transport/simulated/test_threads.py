@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.base import Parts, active_transport
 from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
+from hyper_parallel.transport.simulated.coordinator import Coordinator
 from hyper_parallel.transport.simulated.threads import run_threads
 
 AMBIENT = contextvars.ContextVar("ambient", default="nothing")
@@ -216,6 +218,31 @@ def test_lost_messages_are_told():
     """A message that nobody receives fails the run."""
     error = failure(lambda t, _: t.send(np.ones(1), 1) if t.rank == 0 else None, 2)
     assert "rank 0: send(f64[1], dst=1, tag=0) was never received" in str(error)
+
+
+def test_a_rank_that_stands_in_the_library_shows_the_librarys_frames():
+    """Frames of the library are left out of a stack, unless nothing else would be left."""
+    with pytest.raises(WorldFailedError) as caught:
+        run_threads(functools.partial(time.sleep, 3), 1, NumpyOps(), 0.5)
+    lines = str(caught.value).splitlines()
+    assert lines[:2] == ["rank 0 of 1 did not finish within 0.5 s", "--- rank 0: was running in"]
+    assert "threads.py" in lines[-2]
+    assert lines[-1] == "    return self._body()"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_rank_whose_thread_ended_without_a_result_is_reported(monkeypatch):
+    """A rank whose thread has no frame does not run."""
+
+    def failing(coordinator, after):
+        if after < 0:
+            return 0
+        raise MemoryError
+
+    monkeypatch.setattr(Coordinator, "next_rank", failing)
+    with pytest.raises(WorldFailedError) as caught:
+        run_threads(int, 1, NumpyOps(), 0.5)
+    assert str(caught.value) == "rank 0 of 1 did not finish within 0.5 s\n--- rank 0: had ended without a result"
 
 
 def test_timeout_shows_every_stack_and_ends_the_ranks():
