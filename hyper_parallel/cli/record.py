@@ -26,8 +26,8 @@ extremes, eight projections and four elements of inputs, outputs of modules, los
 that is killed leaves what was written until then. `hyper-parallel verify diff FOLDER FOLDER` and `hyper-parallel verify
 diff FOLDER train.py` compare recordings.
 
-The command starts python, torchrun or accelerate launch on a script or a module, of PyTorch. Where another launcher
-starts each rank, it starts this command: srun hyper-parallel record -o FOLDER -- python train.py.
+The command starts python, torchrun, msrun or accelerate launch on a script or a module, of PyTorch or MindSpore. Where
+another launcher starts each rank, it starts this command: srun hyper-parallel record -o FOLDER -- python train.py.
 
 Exit status: that of the command; 2 for invalid input, 130 after Ctrl-C."""
 

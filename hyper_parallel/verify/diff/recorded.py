@@ -25,6 +25,7 @@ from hyper_parallel.verify.diff.start import require_common_names
 from hyper_parallel.verify.engine.bounds import Key, index_records
 from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE
+from hyper_parallel.verify.engine.pairing import last_gradients_aligned
 from hyper_parallel.verify.engine.placement import Placement, region_placement
 from hyper_parallel.verify.engine.store import largest
 from hyper_parallel.verify.engine.wording import value_words
@@ -165,7 +166,8 @@ def pairs_of_rank(
     again = [
         replace(record, call=other.call) for record, other in zip(right.records, aligned.ranks[0].records, strict=True)
     ]
-    known, own = index_records(left.records), index_records(again)
+    known = index_records(left.records)
+    own = last_gradients_aligned(index_records(again), known)
     pairs: list[Pair] = []
     sharded: list[Key] = []
     for key, record in known.items():

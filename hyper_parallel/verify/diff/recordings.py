@@ -68,7 +68,9 @@ def diff_recordings(
         folder = stack.enter_context(Scratch(scratch, budget))
         placed = PlacedSide(ran, replace(side, world_size=size), steps or last, timeout, stack)
         words = {recorded: recording.words, ran: placed.words}
-        report = RecordedReport((words["A"], words["B"]), ("torch", "torch"), seed, measured=True)
+        frameworks = {recorded: recording.framework, ran: placed.world.platform}
+        names, platforms = ((each["A"], each["B"]) for each in (words, frameworks))
+        report = RecordedReport(names, platforms, seed, measured=True)
         measured = MeasuredProgram(placed, recording, seed, declared, folder, progress)
         judged, left_out, notes = measured.compare()
         report.verdict = verdict = verdict_of(judged, size, ran)
@@ -113,7 +115,7 @@ def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
     one, other = read_recording(first, "A"), read_recording(second, "B")
     pairs, left_out, notes = pair_recordings(one, other)
     judged = judge(pairs)
-    report = RecordedReport((one.words, other.words), ("torch", "torch"), 0)
+    report = RecordedReport((one.words, other.words), (one.framework, other.framework), 0)
     report.verdict = verdict = verdict_of(judged, len(other.ranks))
     verdict.skipped += left_out
     verdict.notes += [*notes, *element_words(judged), *one.notes(), *other.notes()]

@@ -28,7 +28,7 @@ from hyper_parallel.verify.engine.placement import (
 from hyper_parallel.verify.engine.store import digest_of, is_constant, same_values
 from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
 
-__all__ = ["PairedRuns", "factor_of"]
+__all__ = ["PairedRuns", "factor_of", "last_gradients_aligned"]
 
 _FOLLOW = ("gradient", "state", "weight", "buffer", "saved")
 _NONE: Any = object()
@@ -95,7 +95,7 @@ class PairedRuns:
             for rank, names in zip(parallel.ranks, self.names, strict=True)
         ]
         if "optimizers that call the model" not in self.reference_notes:
-            self.ranks = [_last_gradients_aligned(index, self.bounds.reference) for index in self.ranks]
+            self.ranks = [last_gradients_aligned(index, self.bounds.reference) for index in self.ranks]
         self.ranks, self.padding, self._padded_gradients = without_padding(self.bounds.reference, self.ranks, self.axes)
         self.parameters = ParameterPlacements(self.bounds.reference, self.ranks, self.axes, self.declared)
         self.activations = ActivationPlacements(self.bounds, self.ranks, self.axes, self.declared)
@@ -260,7 +260,7 @@ class PairedRuns:
         yield from groups
 
 
-def _last_gradients_aligned(index: Mapping[Key, Record], reference: Mapping[Key, Record]) -> dict[Key, Record]:
+def last_gradients_aligned(index: Mapping[Key, Record], reference: Mapping[Key, Record]) -> dict[Key, Record]:
     """Return a rank's records with the last gradient of each step under the call that the reference's last has.
 
     Gradients that a function of the framework clips are recorded before and after; a rank may clip in another way.

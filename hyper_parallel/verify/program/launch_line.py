@@ -14,19 +14,22 @@ from hyper_parallel.verify.input_error import InputError
 
 __all__ = ["LaunchLine", "module_file", "read_launch_line", "with_program"]
 
-_RANKS = ("--nproc-per-node", "--num-processes", "--num-gpus", "-n")
+_RANKS = ("--nproc-per-node", "--num-processes", "--num-gpus", "--worker-num", "--local-worker-num", "-n")
 _HOSTS = ("--nnodes", "--num-machines", "--num-nodes")
 _HARMLESS = (
     "--standalone", "--master-addr", "--master-port", "--main-process-ip", "--main-process-port", "--rdzv-backend",
     "--rdzv-endpoint", "--rdzv-id", "--cpu", "--multi-gpu", "--node-rank", "--machine-rank", "--max-restarts",
+    "--join",
 )  # fmt: skip
 _LAUNCHERS = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "accelerate": "accelerate launch", "accelerate.commands.launch": "accelerate launch", "deepspeed": "deepspeed",
+    "msrun": "msrun", "mindspore.parallel.cluster.run": "msrun",
 }  # fmt: skip
 _ELSEWHERE = {
     "accelerate launch": "it reaches the script as a variable ACCELERATE_*: set that, or pass Accelerator a plugin",
     "torchrun": "the ranks are started here: leave it out",
+    "msrun": "the ranks are started here: leave it out",
     "deepspeed": "the ranks are started here: leave it out",
 }
 """Why an option of a launcher is refused, and what to do."""
@@ -48,7 +51,7 @@ class LaunchLine:
 
 
 def read_launch_line(words: Sequence[str]) -> LaunchLine:
-    """Return what a command starts: Python, torchrun, ``accelerate launch`` or deepspeed on a script or a module.
+    """Return what a command starts: Python, torchrun, msrun, ``accelerate launch`` or deepspeed on a program.
 
     Raises:
         InputError: (a ValueError) it does not start a Python script, or has an unsupported option.
@@ -76,7 +79,7 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
     """Return a command that starts a module with the program of ``words``, and its arguments, as arguments.
 
     Args:
-        words: Python, torchrun or ``accelerate launch`` on a script or a module of Python; options stay as they are.
+        words: Python, torchrun, msrun or ``accelerate launch`` on a script or module; options stay as they are.
         module: with its own first arguments, as ``python -m`` takes them.
 
     Raises:
@@ -89,12 +92,13 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         start = [sys.executable]
     if launcher == "deepspeed" or not start:
         msg = (
-            f"{words[0]!r} is not followed here: only python, torchrun and accelerate launch are; put `with "
+            f"{words[0]!r} is not followed here: only python, torchrun, msrun and accelerate launch are; put `with "
             "hyper_parallel.verify.record_run(FOLDER):` around the training in the script"
         )
         raise InputError(msg)
     if "--no-python" in options:
         raise InputError("--no-python starts no script of Python; leave it out")
+    options += ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []  # it starts what it is given
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
 
 

@@ -49,9 +49,9 @@ def record_run(
     """Record the training inside the block, on every rank that runs it, for ``hyper-parallel verify diff``.
 
     Each rank appends fingerprints of what it computes to a file of its own. A process that is killed leaves all but the
-    last of them. Inside a verification the block does nothing. Recorded are inputs of models, outputs of modules,
-    losses, collectives that add up tensors and go through ``torch.distributed``, gradients when the optimizer sees
-    them, and parameters and buffers after each step.
+    last of them. Inside a verification, and in msrun's scheduler, the block does nothing. Recorded are inputs of
+    models, outputs of modules, losses, gradients when the optimizer sees them, and parameters and buffers after each
+    step; on PyTorch also collectives that add up tensors and go through ``torch.distributed``.
 
     Args:
         folder: of the recording; it may exist, without files of this rank.
@@ -65,9 +65,9 @@ def record_run(
     Raises:
         RecordingError: (a ValueError) an argument is wrong, it is not clear which framework trains, or the folder
             cannot be written or has a recording.
-        UnsupportedOnBackend: the program is MindSpore's.
     """
-    if active_log() is not None:
+    launched = launched_rank()
+    if active_log() is not None or (launched is not None and launched.scheduler):
         yield
         return
     most = None if steps is None else _at_least("steps", steps, 1)
@@ -82,7 +82,7 @@ def record_run(
     file = RankFile(Path(folder), settings.limit, lambda: _header(settings, fingerprints))
     sink = FingerprintSink(file, settings, fingerprints, stop)
     log.limits = RecordLimits(sink=sink, observe=True)
-    if launched_rank() is not None or fingerprints.world() is not None:
+    if (launched is not None and launched.rank is not None) or fingerprints.world() is not None:
         file.write(())  # refuse a folder that has a recording before the program trains
     ended = _ENDED
     try:

@@ -44,6 +44,11 @@ class Recording:
         return self.ranks[0].header
 
     @property
+    def framework(self) -> str:
+        """The framework of the program."""
+        return str(self.header.get("framework", "torch")).partition(" ")[0]
+
+    @property
     def words(self) -> str:
         """What was recorded, where, and on how many ranks."""
         hosts = sorted({str(rank.header.get("host", "")) for rank in self.ranks})

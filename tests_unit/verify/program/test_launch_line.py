@@ -7,7 +7,7 @@ import pytest
 from hyper_parallel.cli import main
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import imported_frameworks
-from hyper_parallel.verify.program.launch_line import LaunchLine, module_file, read_launch_line
+from hyper_parallel.verify.program.launch_line import LaunchLine, module_file, read_launch_line, with_program
 from hyper_parallel.verify.program.program import find_program
 
 TRAINING = """
@@ -52,11 +52,30 @@ TO_ACCELERATE = "it reaches the script as a variable ACCELERATE_*: set that, or 
         ("accelerate launch train.py --fp16", LaunchLine("train.py", ("--fp16",))),
         ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", LaunchLine("train.py", ("--deepspeed", "ds.json"), 2)),
         ("train.py", LaunchLine("train.py", ())),
+        ("msrun --worker_num 3 --local_worker_num=3 --join True train.py 7", LaunchLine("train.py", ("7",), 3)),
     ],
 )
 def test_commands_are_read(command, expected):
     """The script or module, its arguments and the number of ranks, from each launcher."""
     assert read_launch_line(command.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "command, expected",
+    [
+        ("torchrun --nproc-per-node 4 train.py 1", "torchrun --nproc-per-node 4 -m room one train.py 1"),
+        ("python -m pkg.train 1", "python -m room one -m pkg.train 1"),
+        ("msrun --worker_num 3 train.py 1", "msrun --worker_num 3 python -m room one train.py 1"),
+        ("msrun --worker_num=3 python train.py", "msrun --worker_num=3 python -m room one train.py"),
+        (
+            "python -m mindspore.parallel.cluster.run --join True train.py",
+            "python -m mindspore.parallel.cluster.run --join True python -m room one train.py",
+        ),
+    ],
+)
+def test_a_module_takes_the_place_of_a_program(command, expected):
+    """Launchers keep their options; msrun is given the interpreter, since it starts what stands after its options."""
+    assert with_program(command.split(), "room one") == expected.split()
 
 
 @pytest.mark.parametrize(

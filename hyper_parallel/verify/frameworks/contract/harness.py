@@ -57,17 +57,9 @@ class HarnessPlatform(abc.ABC):
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
         """Return a context that records the framework's program that runs inside it into ``log``."""
 
+    @abc.abstractmethod
     def fingerprints(self) -> Fingerprints:
-        """Return what computes the fingerprints of a recording.
-
-        Raises:
-            UnsupportedOnBackend: recordings are not made of programs of this framework.
-        """
-        msg = (
-            f"recordings are made of PyTorch's programs, not of {self.platform.platform_type}'s; compare runs by "
-            "hyper-parallel verify diff, which runs them"
-        )
-        raise UnsupportedOnBackend(msg)
+        """Return what computes the fingerprints of a recording."""
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """Return a context in which a program that initialises its world gets the one that the process has joined."""

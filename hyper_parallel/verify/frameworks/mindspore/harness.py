@@ -12,9 +12,11 @@ from mindspore.experimental import optim
 
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad, write_over
 from hyper_parallel.platform.mindspore.versions import Function
+from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
 from hyper_parallel.transport.real.mindspore.devices import exact_products, missing_ascend
 from hyper_parallel.transport.real.mindspore.transport import compute_on_cpu
-from hyper_parallel.verify.frameworks.contract.harness import HarnessPlatform
+from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of
+from hyper_parallel.verify.frameworks.contract.harness import Fingerprints, HarnessPlatform
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
 from hyper_parallel.verify.frameworks.contract.training import (
     LanguageModelConfig,
@@ -56,6 +58,10 @@ class MindSporeHarness(HarnessPlatform):
         from hyper_parallel.verify.frameworks.mindspore.hooks import recording
 
         return recording(log)
+
+    def fingerprints(self) -> Fingerprints:
+        """By NumPy: the recorder reads tensors as arrays on the host."""
+        return _HostFingerprints()
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
         """This library's mesh: MindSpore has none."""
@@ -235,6 +241,43 @@ class MindSporeHarness(HarnessPlatform):
         """Nothing can be watched: dropout cells draw by index, and other draws show when the run is repeated."""
         del model
         return lambda: None
+
+
+class _HostFingerprints:
+    """Makes fingerprints of copies on the host, as MindSpore's recorder reads tensors."""
+
+    def of(self, tensor: Any) -> Any:
+        """Return the numbers of a tensor."""
+        return fingerprint_of(self.array(tensor)).numbers
+
+    def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
+        """Return the numbers of vectors as lists."""
+        return [vector.tolist() for vector in vectors]
+
+    def array(self, tensor: Any) -> Any:
+        """Return all elements, half precision as float32."""
+        from hyper_parallel.verify.frameworks.mindspore.local_values import read_tensor
+
+        taken = read_tensor(tensor)
+        assert taken is not None
+        return taken.array
+
+    def dtype(self, tensor: Any) -> str:
+        """Return the name of a tensor's dtype."""
+        return str(tensor.dtype).lower()
+
+    def world(self) -> tuple[int, int] | None:
+        """Return rank and size of the world that the process has joined."""
+        simulated = active_world()
+        if simulated is not None:
+            return simulated.rank, simulated.size
+        if not mint.distributed.is_initialized():
+            return None
+        return mint.distributed.get_rank(), mint.distributed.get_world_size()
+
+    def facts(self) -> dict[str, str]:
+        """Return MindSpore's version and the dtype of its numbers."""
+        return {"framework": f"mindspore {mindspore.__version__}", "dtype": "float32"}
 
 
 def build(platform: Platform) -> MindSporeHarness:

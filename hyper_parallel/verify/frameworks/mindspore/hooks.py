@@ -7,8 +7,9 @@ time of the recording. A process is one rank and runs one program at a time.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from mindspore import amp, context, nn
@@ -61,7 +62,7 @@ def recording(log: RecordLog) -> Iterator[None]:
         for defect in DEFECTS:
             replace(defect.owner, defect.name, functools.partial(reporting, log, defect))
     try:
-        with use_log(log), _pretended(log):
+        with use_log(log), _pretended(log), _uncompiled(log) if log.limits.observe else nullcontext():
             yield
     finally:
         for owner, name, plain in reversed(replaced):
@@ -83,6 +84,22 @@ def _pretended(log: RecordLog) -> Iterator[None]:
             yield
         finally:
             log.notes["pretended"] = {"device": log.limits.pretend, "counts": dict(counts), "stubs": {}}
+
+
+@contextmanager
+def _uncompiled(log: RecordLog) -> Iterator[None]:
+    """Let MindSpore run compiled functions and cells as they are written, in a process that is recorded."""
+    before = os.environ.get("MS_JIT")
+    os.environ["MS_JIT"] = "0"
+    try:
+        yield
+    finally:
+        if context.get_context("mode") == context.GRAPH_MODE:
+            log.notes["uncompiled"] = True
+        if before is None:
+            del os.environ["MS_JIT"]
+        else:
+            os.environ["MS_JIT"] = before
 
 
 def _method(log: RecordLog, seen: Callable[..., Any], plain: Any) -> Any:

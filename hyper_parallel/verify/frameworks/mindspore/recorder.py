@@ -62,6 +62,7 @@ class Recorder:
         self._optimizers: list[Any] = []
         self._in_step = False
         self._changed = AppliedChanges(log)
+        self._observes = log.limits.observe
         log.take = read_tensor
 
     # -- cells ---------------------------------------------------------------------------------------------------------
@@ -100,6 +101,9 @@ class Recorder:
             self._changed.write_weights(self._names.parameters())
             self._perturb_weights()
             self._record_initial()
+        if self._observes:
+            self._observe_inputs(args, kwargs)
+            return args, kwargs
         self._move_doubles()
         args, kwargs = self._changed.inputs(args, kwargs, evaluates=self._evaluates)
         if self.log.perturbation is None:
@@ -108,13 +112,20 @@ class Recorder:
         changed: tuple[Any, Any] = tree_map(self._perturbed_input, (args, kwargs), CONTAINERS)
         return changed
 
+    def _observe_inputs(self, args: Any, kwargs: Any) -> None:
+        """Record the data that a model is called with; a cell that takes gradients is called with no data."""
+        for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
+            taken = read_tensor(value) if type(value) is Tensor and not self._evaluates else None
+            if taken is not None:
+                self.log.add("input", name, taken)
+
     def _output_name(self, path: str) -> str:
         return (path or "(model)") + (" (no_grad)" if self._evaluates else "")
 
     def _record_output(self, cell: nn.Cell, path: str, output: Any) -> None:
         if not self.log.records_outputs(path or "(model)"):
             return
-        if isinstance(cell, _DROPOUTS) and cell.training and (getattr(cell, "p", None) or 0) > 0:
+        if not self._observes and isinstance(cell, _DROPOUTS) and cell.training and (getattr(cell, "p", None) or 0) > 0:
             self.record_mask(path, output)
         for leaf_name, value in named_leaves(self._output_name(path), output, CONTAINERS):
             taken = read_tensor(value)
@@ -136,7 +147,7 @@ class Recorder:
 
         Averages of weights and other copies that no cell and no optimizer has are seen here alone.
         """
-        known = set(self._parameters())
+        known = set() if self._observes else set(self._parameters())
         for name, value in entries_of(args[0] if args else kwargs.get("save_obj")):
             parts = str(name).split(".")
             if not any(".".join(parts[at:]) in known for at in range(len(parts))):
@@ -173,7 +184,8 @@ class Recorder:
             gradients = plain(*args, **kwargs)
         finally:
             self._in_backward = before
-        self._changed.note_gradients(gradients)
+        if not self._observes:
+            self._changed.note_gradients(gradients)
         return gradients
 
     def imperative_backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -191,6 +203,8 @@ class Recorder:
         total = np.sqrt(np.sum(squares))
         site = user_site(_FRAMEWORK)
         self.log.add("norm", "gradient norm", LocalValue(np.array(total)), site=site)
+        if self._observes:
+            return
         factor = np.array(min(1.0, largest / total) if total else 1.0)
         self.log.add("norm", "clip factor", LocalValue(factor), site=site)
 
@@ -242,7 +256,7 @@ class Recorder:
 
     def _after_step(self, optimizer: Any) -> None:
         step = self._steps[id(optimizer)]
-        for name, taken in self._state_of(optimizer):
+        for name, taken in () if self._observes else self._state_of(optimizer):
             owner = _owner(name.partition(":")[0])
             self.log.add("state", name, taken, module=owner, step=step, site=self._stepped_at)
         self._unrecorded = step
@@ -261,6 +275,8 @@ class Recorder:
         step, self._unrecorded = self._unrecorded, None
         self._stepped.clear()
         self._record_weights(step)
+        if self._observes:
+            self.log.forget(step)
 
     def _names_of(self, optimizer: Any) -> list[str]:
         """Names of the parameters of an optimizer, in its order.
@@ -390,7 +406,7 @@ class Recorder:
     def _rounded_output(self, path: str, output: Any) -> Any:
         """Note half-precision tensors of a cell's output, and perturb them and their gradients."""
         tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, Tensor)]
-        if not any(map(self._half_of, tensors)):
+        if self._observes or not any(map(self._half_of, tensors)):
             return output
         self.log.notes["half precision"] = True
         perturbation = self.log.perturbation
