@@ -19,7 +19,7 @@ _MOST_RANKS = 1 << 20
 _DESCRIPTION = """\
 Write the smallest configuration with the structure of CONFIG, for verification on this machine: ratios of heads,
 experts and top-k, kinds of layers, what the axes of the mesh divide, the order of widths. Numbers that differ still
-differ. The report lists what was kept, what has changed and what the small case cannot show.
+differ. The report lists what was kept, what has changed and the blind spots of the small case.
 
 CONFIG is a Hugging Face config (.json), a TOML of torchtitan, arguments of Megatron (a file or a shell script) or a
 YAML of MindFormers, and so is what is written. Axes of the mesh that it does not name are those of --mesh; the report

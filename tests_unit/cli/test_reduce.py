@@ -81,7 +81,7 @@ def test_what_is_kept_is_named(name, words, capsys):
 
 
 def test_a_file_without_sizes_has_no_estimate(capsys):
-    """Of torchtitan only the mesh is known: there is no estimate, and what its flavor cannot show is listed."""
+    """Of torchtitan only the mesh is known: there is no estimate, and the blind spots of its flavor are listed."""
     path = CONFIGS / "torchtitan-llama3-8b.toml"
     assert main(["reduce", str(path)]) == 0
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The report of a reduction: what was kept, what has changed, what the small case cannot show, and its cost."""
+"""The report of a reduction: what was kept, what has changed, its blind spots, and its cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEEDS_MORE = {
     "cp": "rings of {big} ranks",
     "ep": "exchanges of tokens among {big} ranks",
 }
-"""What an axis of fewer ranks cannot show."""
+"""Blind spots of an axis with fewer ranks."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class ReductionReport(Report):
         return [*found, "all other keys: tied and fused weights, activations, norms, scaling"]
 
     def hidden(self) -> list[str]:
-        """Return what the small case cannot show, in sentences."""
+        """Return the blind spots of the small case, in sentences."""
         structure, small = self.reduction.structure, self.reduction.sizes
         large = structure.sizes
         found = []
@@ -128,7 +128,7 @@ class ReductionReport(Report):
         lines += ["changed:", *(f"  {key}: {_short(document.values[key])} -> {_short(value)}"
                                 for key, value in reduction.changed.items())]  # fmt: skip
         lines += ["kept:", *(f"  {sentence}" for sentence in self.kept())]
-        lines += ["cannot show:", *(f"  {sentence}" for sentence in self.hidden())]
+        lines += ["blind spots of the small case:", *(f"  {sentence}" for sentence in self.hidden())]
         if reduction.left:
             named = ", ".join(f"{key} {document.values[key]}" for key in reduction.left)
             lines.append(f"left as they are, though they look like sizes: {named}")
