@@ -13,11 +13,27 @@ from hyper_parallel._text import near_hint, printable
 from hyper_parallel.core.dtensor.mesh import DEVICE_TYPES
 from hyper_parallel.core.dtensor.random import SEEDS
 
-__all__ = ["MOST_STEPS", "Parser", "UsageError", "add_device", "float_range", "int_range", "seed"]
+__all__ = [
+    "MOST_GIB",
+    "MOST_STEPS",
+    "Parser",
+    "UsageError",
+    "add_device",
+    "add_reports",
+    "add_run_limits",
+    "add_seed",
+    "float_range",
+    "int_range",
+    "seed",
+]
 
 MOST_STEPS = 1_000_000
 """Training steps of a run; more is a typo that would be noticed after days."""
 
+MOST_GIB = 65536.0
+"""GiB that a run may write."""
+
+_MOST_SECONDS = 7 * 24 * 3600.0
 _MOST_DIGITS = 18
 
 
@@ -111,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         known = [str(choice) for choice in action.choices]
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no other name for it
+        if isinstance(action.choices, dict):  # of subcommands
             if instead := self._elsewhere.get(value.replace("-", "").replace("_", "")):
                 self.error(f"{_NO_COMMAND} {value!r}; run {instead}")
             self.error(f"{_NO_COMMAND} {value!r}{near_hint(value, known) or '; commands: ' + ', '.join(known)}")
@@ -191,6 +207,43 @@ def seed(text: str) -> int:
         argparse.ArgumentTypeError: invalid.
     """
     return int_range(0, SEEDS - 1)(text)
+
+
+def add_seed(subparser: Any, what: str) -> None:
+    """Declare ``--seed`` of a command, 0 by default; ``what`` says which random numbers it is of."""
+    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help=f"seed of {what} (default: 0)")
+
+
+def add_reports(subparser: Any, page: str = "") -> None:
+    """Declare ``--json``, ``--report`` and, where a command writes a page, ``--html``; ``page`` says what is on it."""
+    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    subparser.add_argument(
+        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
+    )
+    if page:
+        subparser.add_argument("--html", metavar="FILE", help=f"also write a page with {page}")
+
+
+def add_run_limits(subparser: Any) -> None:
+    """Declare what a run of a program may take: ``--timeout``, and ``--scratch`` and ``--budget`` for its arrays."""
+    subparser.add_argument(
+        "--timeout",
+        type=float_range(_MOST_SECONDS),
+        default=300.0,
+        metavar="S",
+        help="time limit of each run in seconds (default: 300)",
+    )
+    subparser.add_argument(
+        "--scratch",
+        metavar="FOLDER",
+        help="folder for recorded arrays during the run (default: the system's temporary folder)",
+    )
+    subparser.add_argument(
+        "--budget",
+        type=float_range(MOST_GIB),
+        metavar="GIB",
+        help="most that may be written to --scratch (default: the free space)",
+    )
 
 
 def add_device(subparser: Any, help_text: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._text import near_hint
-from hyper_parallel.cli.arguments import float_range, int_range, seed
+from hyper_parallel.cli.arguments import add_reports, add_seed, float_range, int_range
 from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -57,7 +57,7 @@ def add_parser(subcommands: Any) -> None:
         guide="docs/reading-the-reports.md",
     )
     parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore (default: those installed)")
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all programs (default: 0)")
+    add_seed(parser, "all programs")
     parser.add_argument(
         "--count",
         type=int_range(1, _MOST_PROGRAMS),
@@ -93,9 +93,7 @@ def add_parser(subcommands: Any) -> None:
         metavar="FOLDER",
         help="folder for programs that fail (default: fuzz_findings)",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
-    parser.add_argument("--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json")
-    parser.add_argument("--html", metavar="FILE", help="also write a page with counts, rejections and every finding")
+    add_reports(parser, "counts, rejections and every finding")
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import int_range
+from hyper_parallel.cli.arguments import add_reports, int_range
 from hyper_parallel.cli.output import can_be_written, print_report
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_ops import operators
@@ -71,8 +71,7 @@ def add_parser(commands: Any) -> None:
         guide="docs/proofs.md",
     )
     ops.add_argument("--op", nargs="+", metavar="NAME", help="prove only these operators, and list every row")
-    ops.add_argument("--json", action="store_true", help="print the report as JSON")
-    ops.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    add_reports(ops)
     ops.set_defaults(run=run_ops)
     moves = kinds.add_parser(
         "redistributions",

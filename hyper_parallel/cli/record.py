@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, float_range, int_range
+from hyper_parallel.cli.arguments import MOST_GIB, MOST_STEPS, float_range, int_range
 from hyper_parallel.cli.output import print_result
 from hyper_parallel.platform.select import FRAMEWORKS
 from hyper_parallel.verify.input_error import InputError
@@ -18,7 +18,6 @@ from hyper_parallel.verify.report import report_json
 
 __all__ = ["add_parser", "run"]
 
-_MOST_GIB = 65536.0
 
 _DESCRIPTION = """\
 Run a training as it is, and write fingerprints of what each rank computes to a file per rank in FOLDER: norm, sum,
@@ -62,7 +61,7 @@ def add_parser(commands: Any) -> None:
         help="also record all elements of tensors whose names match; repeatable",
     )  # fmt: skip
     subparser.add_argument(
-        "--limit", type=float_range(_MOST_GIB), default=1.0, metavar="GIB",
+        "--limit", type=float_range(MOST_GIB), default=1.0, metavar="GIB",
         help="maximum size of the file of a rank (default: 1)",
     )  # fmt: skip
     subparser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hyper_parallel.cli.arguments import seed
+from hyper_parallel.cli.arguments import add_reports, add_seed
 from hyper_parallel.cli.output import can_be_written, coloured, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -40,16 +40,8 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--platform", metavar="torch,mindspore", help="frameworks to check (default: those installed)"
     )
-    subparser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="seed of the perturbations that measure rounding (default: 0)"
-    )
-    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
-    subparser.add_argument(
-        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
-    )
-    subparser.add_argument(
-        "--html", metavar="FILE", help="also write a page with the verdict and evidence of every bug"
-    )
+    add_seed(subparser, "the perturbations that measure rounding")
+    add_reports(subparser, "the verdict and evidence of every bug")
     subparser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, float_range, int_range, seed
+from hyper_parallel.cli.arguments import MOST_STEPS, add_reports, add_run_limits, add_seed, int_range
 from hyper_parallel.cli.output import can_be_written, print_report
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-_MOST_SECONDS = 7 * 24 * 3600.0
-_MOST_GIB = 65536.0
 _RUNS = 6  # A on one rank, two perturbed repeats, the ranks of A, those of B, the comparison
 
 _DESCRIPTION = """\
@@ -86,20 +84,9 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="stop both after N optimizer steps"
     )
-    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the perturbations (default: 0)")
-    subparser.add_argument(
-        "--timeout", type=float_range(_MOST_SECONDS), default=300.0, metavar="S",
-        help="seconds for a run (default: 300)",
-    )  # fmt: skip
-    subparser.add_argument("--scratch", metavar="FOLDER", help="folder for recorded arrays during the runs")
-    subparser.add_argument(
-        "--budget",
-        type=float_range(_MOST_GIB),
-        metavar="GIB",
-        help="most to write there (default: the free space)",
-    )
-    subparser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    subparser.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    add_seed(subparser, "the perturbations")
+    add_run_limits(subparser)
+    add_reports(subparser)
     subparser.usage = "hyper-parallel verify diff A [B] [options]"
     subparser.set_defaults(run=run)
 

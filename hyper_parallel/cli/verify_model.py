@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._text import near_hint
-from hyper_parallel.cli.arguments import MOST_STEPS, add_device, int_range, seed
+from hyper_parallel.cli.arguments import MOST_STEPS, add_device, add_reports, add_seed, int_range
 from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import can_be_written, coloured, print_result
 from hyper_parallel.cli.progress import Progress
@@ -86,7 +86,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--steps", type=int_range(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )
-    subparser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all random numbers (default: 0)")
+    add_seed(subparser, "all random numbers")
     subparser.add_argument(
         "--scenario", action="append", metavar="NAME", help="run only this bundled model; repeatable"
     )
@@ -99,13 +99,7 @@ def add_parser(kinds: Any) -> None:
         "--harden", action="store_true",
         help="run a case that hides fewer errors: unequal axes, uneven rows, several steps, random weights",
     )  # fmt: skip
-    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
-    subparser.add_argument(
-        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
-    )
-    subparser.add_argument(
-        "--html", metavar="FILE", help="also write a page with losses, gradients, collectives and layouts"
-    )
+    add_reports(subparser, "losses, gradients, collectives and layouts")
     subparser.set_defaults(run=run)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._text import near_hint
-from hyper_parallel.cli.arguments import add_device, seed
+from hyper_parallel.cli.arguments import add_device, add_reports, add_seed
 from hyper_parallel.cli.output import can_be_written, coloured, print_report, print_result, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -85,10 +85,8 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument(
         "--target", metavar="torch-dtensor", help="check PyTorch's own DTensor instead, on simulated ranks"
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of all values (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
-    parser.add_argument("--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json")
-    parser.add_argument("--html", metavar="FILE", help="also write a page with the matrix of operators")
+    add_seed(parser, "all values")
+    add_reports(parser, "the matrix of operators")
     parser.set_defaults(run=run)
 
 

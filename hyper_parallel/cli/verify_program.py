@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, add_device, float_range, int_range, seed
+from hyper_parallel.cli.arguments import MOST_STEPS, add_device, add_reports, add_run_limits, add_seed, int_range
 from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
@@ -15,8 +15,6 @@ from hyper_parallel.platform.select import FRAMEWORKS
 
 __all__ = ["add_parser", "run"]
 
-_MOST_SECONDS = 7 * 24 * 3600.0
-_MOST_GIB = 65536.0
 _RUNS = 5  # the reference, two perturbed repeats, the ranks, the comparison; more where a value is out of bounds
 
 _DESCRIPTION = """\
@@ -145,27 +143,8 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument(
         "--platform", choices=FRAMEWORKS, help="framework of the program (default: the one that FILE imports)"
     )
-    subparser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="seed of the perturbations that measure rounding (default: 0)"
-    )
-    subparser.add_argument(
-        "--timeout",
-        type=float_range(_MOST_SECONDS),
-        default=300.0,
-        metavar="S",
-        help="time limit of each run in seconds (default: 300)",
-    )
-    subparser.add_argument(
-        "--scratch",
-        metavar="FOLDER",
-        help="folder for recorded arrays during the run (default: the system's temporary folder)",
-    )
-    subparser.add_argument(
-        "--budget",
-        type=float_range(_MOST_GIB),
-        metavar="GIB",
-        help="most that may be written to --scratch (default: the free space)",
-    )
+    add_seed(subparser, "the perturbations that measure rounding")
+    add_run_limits(subparser)
     subparser.add_argument(
         "--keep-files", default="", metavar="FOLDER", help="copy what the ranks write in the working folder to FOLDER"
     )
@@ -173,13 +152,7 @@ def add_parser(kinds: Any) -> None:
         "--upcast", action=argparse.BooleanOptionalAction, default=None,
         help="verify again in a wider dtype (default: only for half precision, where an error could pass)",
     )  # fmt: skip
-    subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
-    subparser.add_argument(
-        "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
-    )
-    subparser.add_argument(
-        "--html", metavar="FILE", help="also write a page with differences, causes and everything that was compared"
-    )
+    add_reports(subparser, "differences, causes and everything that was compared")
     subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS or COMMAND]"
     subparser.set_defaults(run=run, arguments=())
 

@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from hyper_parallel.cli.arguments import add_device, seed
+from hyper_parallel.cli.arguments import add_device, add_seed
 from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
@@ -50,9 +50,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("--mesh", metavar="3,2x3", help="check only on these meshes (default: 2,3,4,2x2,2x3)")
     subparser.add_argument("--shape", metavar="7x5", help="global shape of the tensor (default: 7x5)")
     subparser.add_argument("--quick", action="store_true", help="check only on meshes 2, 3 and 2x2")
-    subparser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="seed of values and gradients (default: 0)"
-    )
+    add_seed(subparser, "values and gradients")
     subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
     subparser.set_defaults(run=run)
 

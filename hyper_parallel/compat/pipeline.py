@@ -109,7 +109,7 @@ class PipelineStage:
             )
             raise PlanError(msg)
         self.submodule, self.stage_index, self.stage_num = submodule, stage_index, stage_num
-        self.group, self.mesh, self._has_backward = group, mesh, has_backward
+        self.group, self.mesh, self.has_backward = group, mesh, has_backward
         self._entered: dict[int, tuple[Any, ...]] = {}
         self._computed: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._gradients: dict[int, tuple[Any, ...]] = {}
@@ -120,13 +120,13 @@ class PipelineStage:
         """Run the module on a micro-batch; return its result and keep it for backward."""
         entered = self._entered.pop(micro_index, ()) if self.stage_index else tuple(args)
         outputs = self.submodule(*entered, **(kwargs or {}))
-        if self._has_backward:
+        if self.has_backward:
             self._computed[micro_index] = (outputs, entered if self.stage_index else ())
         return outputs
 
     def backward_one_chunk(self, micro_index: int) -> None:
         """Run the backward of a micro-batch from the gradients that the next stage has sent."""
-        if not self._has_backward:
+        if not self.has_backward:
             return
         outputs, entered = self._computed.pop(micro_index)
         results = _tensors(outputs, self)
@@ -151,7 +151,22 @@ class PipelineStage:
 
     def bwd_send_specs(self, micro_index: int) -> list[Any]:
         """Return the gradients of the inputs from the previous stage, and drop them."""
-        return list(self._gradients.pop(micro_index)) if self._has_backward else []
+        return list(self._gradients.pop(micro_index)) if self.has_backward else []
+
+    def receive(self, step: Step, values: tuple[Any, ...]) -> None:
+        """Keep what another stage has sent for a step: activations, of which gradients are needed, or gradients."""
+        if step.kind != FORWARD:
+            self._gradients[step.micro_index] = values
+            return
+        for value in values:
+            if self.has_backward and get_platform().is_floating(value):
+                value.requires_grad = True
+        self._entered[step.micro_index] = values
+
+    def gradient_shapes(self, micro_index: int) -> list[tuple[tuple[int, ...], Any]]:
+        """Return shapes and dtypes of the gradients that the stage after sends: those of the results."""
+        results = _tensors(self._computed[micro_index][0], self)
+        return [(tuple(each.shape), each.dtype) for each in results]
 
     def _ones(self, output: Any) -> Any:
         ones = get_platform().ones_like(output)
@@ -267,18 +282,18 @@ class _Messages:
     """
 
     def __init__(self, schedule: _Schedule) -> None:
-        self._schedule, self._platform = schedule, get_platform()
-        self._own = schedule._mesh.get_local_rank()  # noqa: SLF001 - of this module
-        self._ranks, self._stages = schedule._ranks, schedule._stage_num  # noqa: SLF001
+        self._platform = get_platform()
+        self._stage_of = {stage.stage_index: stage for stage in schedule.stages}
+        first = schedule.stages[0]
+        self._own, self._ranks, self._stages = first.mesh.get_local_rank(), list(first.mesh.rank_list), first.stage_num
         self._waiting: list[Any] = []
         self._arrived: dict[Step, tuple[Any, ...]] = {}
         self._shapes: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
         self._coming: dict[int, list[Step]] = defaultdict(list)
-        backward = schedule.stages[0]._has_backward  # noqa: SLF001
         for rank, order in schedule.exec_order.items():
             for step in order:
                 fed = step.feeds(self._stages)
-                if fed is not None and self._rank_of(fed) == self._own and (backward or fed.kind == FORWARD):
+                if fed is not None and self._rank_of(fed) == self._own and (first.has_backward or fed.kind == FORWARD):
                     self._coming[rank].append(fed)
 
     def send(self, step: Step, tensors: Sequence[Any]) -> None:
@@ -300,22 +315,13 @@ class _Messages:
 
     def deliver(self, step: Step) -> None:
         """Give a step's stage what it takes from another stage."""
-        stage = self._schedule._stage_dict[step.stage_index]  # noqa: SLF001
-        before = step.needs(self._stages)
-        if before is None or (step.kind != FORWARD and not stage._has_backward):  # noqa: SLF001
+        stage, before = self._stage_of[step.stage_index], step.needs(self._stages)
+        if before is None or (step.kind != FORWARD and not stage.has_backward):
             return
         rank = self._rank_of(before)
         while step not in self._arrived:
             self._receive(rank, self._coming[rank].pop(0))
-        values = self._arrived.pop(step)
-        if step.kind == FORWARD:
-            if stage._has_backward:  # noqa: SLF001
-                for value in values:
-                    if self._platform.is_floating(value):
-                        value.requires_grad = True
-            stage._entered[step.micro_index] = values  # noqa: SLF001
-        else:
-            stage._gradients[step.micro_index] = values  # noqa: SLF001
+        stage.receive(step, self._arrived.pop(step))
 
     def finish(self) -> None:
         """Wait until all that was sent has been taken."""
@@ -323,7 +329,6 @@ class _Messages:
             work.wait()
 
     def _receive(self, rank: int, step: Step) -> None:
-        stage = self._schedule._stage_dict[step.stage_index]  # noqa: SLF001
         if step.kind == FORWARD:
             if step.stage_index not in self._shapes:
                 sent: list[Any] = [None]
@@ -331,8 +336,7 @@ class _Messages:
                 self._shapes[step.stage_index] = sent[0]
             shapes = self._shapes[step.stage_index]
         else:
-            results = _tensors(stage._computed[step.micro_index][0], stage)  # noqa: SLF001
-            shapes = [(tuple(each.shape), each.dtype) for each in results]
+            shapes = self._stage_of[step.stage_index].gradient_shapes(step.micro_index)
         empty = [
             self._platform.zeros(shape, dtype=dtype, device=self._platform.device_type()) for shape, dtype in shapes
         ]

@@ -1,16 +1,12 @@
-"""Faults injected on purpose, to show that the harness catches them: in a model's parallel run, and on a rank.
+"""Faults injected into a model's parallel run on purpose, to show that the harness catches them.
 
-A model fault is a bug that parallel code really has. It changes one module of the parallel run: its weights, what it
+A fault is a bug that parallel code really has. It changes one module of the parallel run: its weights, what it
 computes, or what the transport does while one of its redistributions runs. The library itself contains no hook for it.
-A rank fault replaces one rank's part in a collective.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -21,8 +17,7 @@ from hyper_parallel._text import near_hint
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import watching
 from hyper_parallel.core.dtensor.parameter_paths import describe_nearest
-from hyper_parallel.platform.select import current_platform, use_platform
-from hyper_parallel.transport.base import Transport, active_transport, use_transport
+from hyper_parallel.transport.base import Transport, use_transport
 from hyper_parallel.transport.work import Work
 from hyper_parallel.verify.input_error import InputError
 
@@ -32,17 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAULTS",
-    "FAULTY_RANK",
     "Fault",
-    "exit_without_report",
-    "hang",
-    "join_barrier",
-    "kill_self",
     "parse_fault",
-    "raise_error",
-    "run_rank_with_fault",
-    "skip_collective",
-    "sum_ones",
 ]
 
 FAULTS = {
@@ -52,12 +38,6 @@ FAULTS = {
     "unreduced-norm-grad": ("layers.1.mlp_norm", "every rank keeps its own share of a norm weight's gradient"),
 }
 """Model faults by name: the module that is changed by default, and what goes wrong there."""
-
-FAULTY_RANK = 1
-"""The rank that a rank fault changes."""
-
-
-# -- model faults ------------------------------------------------------------------------------------------------------
 
 
 def parse_fault(text: str | None) -> Fault | None:
@@ -210,55 +190,3 @@ class _DroppingTransport:
             return self.inner.start(operation, *args)
         result = getattr(self, operation)(*args)
         return Work(operation, lambda: result)
-
-
-# -- rank faults -------------------------------------------------------------------------------------------------------
-
-
-def run_rank_with_fault(platform: str, fault: Callable[[Transport], None] | None) -> None:
-    """Join a barrier and then a sum, except that the faulty rank runs ``fault`` instead of the sum."""
-    transport = active_transport()
-    assert transport is not None
-    with use_platform(platform):
-        join_barrier(transport)
-        if fault is not None and transport.rank == FAULTY_RANK:
-            fault(transport)
-        else:
-            sum_ones(transport)
-
-
-def join_barrier(transport: Transport) -> None:
-    """Join a barrier of all ranks."""
-    transport.barrier(tuple(range(transport.world_size)))
-
-
-def sum_ones(transport: Transport, size: int = 3, op: str = "sum", dtype: str = "float32") -> None:
-    """Join an all_reduce of ones; as a fault, with another size, reduction or dtype than the other ranks."""
-    x = current_platform().from_numpy(np.ones(size, dtype))
-    transport.all_reduce(x, op, tuple(range(transport.world_size)))
-
-
-def hang(transport: Transport) -> None:
-    """Never join the collective."""
-    while transport.rank == FAULTY_RANK:
-        time.sleep(0.01)
-
-
-def raise_error(transport: Transport) -> None:
-    """Raise an ArithmeticError."""
-    msg = f"injected on rank {transport.rank}"
-    raise ArithmeticError(msg)
-
-
-def exit_without_report(_transport: Transport) -> None:
-    """End the process without a report."""
-    os._exit(3)
-
-
-def kill_self(_transport: Transport) -> None:
-    """End the process by SIGKILL."""
-    os.kill(os.getpid(), signal.SIGKILL)  # pragma: no cover - leaves no data
-
-
-def skip_collective(_transport: Transport) -> None:
-    """Return without joining the collective."""

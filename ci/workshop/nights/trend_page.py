@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hyper_parallel.verify.pages.charts import sparkline
+from hyper_parallel.verify.pages import svg
+from hyper_parallel.verify.pages.charts import polyline
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, number, table
 from workshop.pages import render
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
     from workshop.nights.history import History
 
-__all__ = ["trend_page"]
+__all__ = ["sparkline", "trend_page"]
 
 _KINDS = {"worse": "bad", "better": "good", "other": "", "equal": ""}
 _TALL = 20
@@ -58,6 +61,39 @@ def _values(history: History) -> Markup:
     ]  # fmt: skip
     caption = "Every value, what got worse first; equal includes times within the noise"
     return table(caption, heads, rows, search=True, tall=len(rows) > _TALL)
+
+
+def sparkline(name: str, values: Sequence[float | None]) -> Markup:
+    """Return a small curve for a cell of a table, with its range below; a gap where a value is None or not finite.
+
+    The last value is a dot, and each shows its number when it is pointed at.
+
+    Args:
+        name: of the value, for screen readers.
+        values: the oldest first.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    parts: list[Markup] = []
+    hints: list[Markup] = []
+    run: list[tuple[float, float]] = []
+    strip = 112 / max(len(values) - 1, 1)
+    for step, value in enumerate([*values, None]):
+        if value is not None and math.isfinite(value):
+            share = (value - low) / (high - low) if high > low else 0.5
+            run.append((4 + strip * step, 20 - 16 * share))
+            hints.append(svg.rect(run[-1][0] - strip / 2, 0, strip, 24, style="fill:transparent",
+                                  hint=f"night {step + 1} of {len(values)}: {value:.4g}"))  # fmt: skip
+            continue
+        if len(run) > 1:
+            parts.append(polyline(run, f"stroke:{svg.colour('one')};stroke-width:2"))
+        if len(run) == 1 or (run and step == len(values)):
+            parts.append(svg.circle(*run[-1], 2.5, "one"))
+        run = []
+    text = f"from {low:.4g} to {high:.4g} in {len(finite)} of {len(values)} nights" if finite else "no value"
+    shown = f"{low:.4g} to {high:.4g}" if high > low else f"{low:.4g}" if finite else "no value"
+    parts.append(svg.text(0, 37, shown, size=11, fill="quiet"))
+    return svg.picture(120, 40, f"{name}: {text}", "", [*parts, *hints])
 
 
 def _skipped(history: History) -> Markup:

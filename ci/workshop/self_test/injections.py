@@ -20,11 +20,12 @@ from hyper_parallel.transport.base import Transport
 from hyper_parallel.transport.real.launched_processes import LaunchedRun, close_launched_teams, run_launched, warm_up
 from hyper_parallel.transport.serialization import pack
 from hyper_parallel.transport.simulated.rank_pool import LEDGER_VARIABLE
-from hyper_parallel.verify import faults
-from hyper_parallel.verify.faults import FAULTS, FAULTY_RANK
+from hyper_parallel.verify.faults import FAULTS
 from hyper_parallel.verify.run_arguments import LAUNCHES
 from hyper_parallel.verify.simulate import simulate
 from workshop.coverage.gates import check_ranks
+from workshop.self_test import rank_faults
+from workshop.self_test.rank_faults import FAULTY_RANK
 
 __all__ = ["LAUNCHES", "Injection", "InjectionResult", "injections"]
 
@@ -83,34 +84,34 @@ def _odd(what: str) -> str:
 _RANK_FAULTS: dict[str, tuple[_RankFault, tuple[str, ...]]] = {
     # First, on ranks that the run without a fault has warmed up: time spent on imports counts.
     "rank hangs": (
-        faults.hang,
+        rank_faults.hang,
         (f"rank {FAULTY_RANK} of {_RANKS} did not finish within 2 s", "in hang", "for ranks [1"),
     ),
     "rank raises": (
-        faults.raise_error,
+        rank_faults.raise_error,
         (f"rank {FAULTY_RANK} of {_RANKS} failed", "ArithmeticError: injected on rank 1"),
     ),
     "mismatched operation": (
-        faults.join_barrier,
+        rank_faults.join_barrier,
         (_odd("operation"), f"rank {FAULTY_RANK}: barrier()", ".py:"),
     ),
-    "mismatched shape": (partial(faults.sum_ones, size=4), (_odd("shape"), "f32[4]", ".py:")),
-    "mismatched dtype": (partial(faults.sum_ones, dtype="int32"), (_odd("dtype"), "i32[3]", ".py:")),
+    "mismatched shape": (partial(rank_faults.sum_ones, size=4), (_odd("shape"), "f32[4]", ".py:")),
+    "mismatched dtype": (partial(rank_faults.sum_ones, dtype="int32"), (_odd("dtype"), "i32[3]", ".py:")),
     "mismatched reduction": (
-        partial(faults.sum_ones, op="max"),
+        partial(rank_faults.sum_ones, op="max"),
         (_odd("reduction"), "f32[3], max", ".py:"),
     ),
     "collective left out": (
-        faults.skip_collective,
+        rank_faults.skip_collective,
         (f"rank {FAULTY_RANK} returned without joining", "all_reduce(f32[3], sum)"),
     ),
 }
 _PROCESS_FAULTS: dict[str, tuple[_RankFault, tuple[str, ...]]] = {
     "rank calls os._exit": (
-        faults.exit_without_report,
+        rank_faults.exit_without_report,
         (f"rank {FAULTY_RANK} died with exit code 3", "in exit_without_report"),
     ),
-    "rank gets SIGKILL": (faults.kill_self, (f"rank {FAULTY_RANK} died of SIGKILL",)),
+    "rank gets SIGKILL": (rank_faults.kill_self, (f"rank {FAULTY_RANK} died of SIGKILL",)),
 }
 
 
@@ -130,7 +131,7 @@ def injections(platform: str, launch: str) -> Iterator[Injection]:
 
 def _run_simulated(platform: str, fault: _RankFault | None, timeout: float) -> Exception | None:
     try:
-        simulate(faults.run_rank_with_fault, _RANKS, platform, (platform, fault), timeout=timeout)
+        simulate(rank_faults.run_rank_with_fault, _RANKS, platform, (platform, fault), timeout=timeout)
     except RankFailedError as failure:
         return failure
     return None
@@ -141,8 +142,8 @@ def _run_processes(platform: str, fault: _RankFault | None, timeout: float) -> E
 
 
 def _run_live(platform: str, fault: _RankFault | None, timeout: float) -> LaunchedRun:
-    warm_up(platform, "hyper_parallel.verify.faults")
-    return run_launched(pack((faults.run_rank_with_fault, (platform, fault))), _RANKS, platform, timeout)
+    warm_up(platform, "hyper_parallel.core.dtensor.dtensor")
+    return run_launched(pack((rank_faults.run_rank_with_fault, (platform, fault))), _RANKS, platform, timeout)
 
 
 def _check_pass(run: _Run, platform: str) -> tuple[bool, str]:
@@ -151,7 +152,7 @@ def _check_pass(run: _Run, platform: str) -> tuple[bool, str]:
 
 
 def _check_report(run: _Run, platform: str, fault: _RankFault | None, words: tuple[str, ...]) -> tuple[bool, str]:
-    failure = run(platform, fault, _HANG_SECONDS if fault is faults.hang else _TIMEOUT)
+    failure = run(platform, fault, _HANG_SECONDS if fault is rank_faults.hang else _TIMEOUT)
     if failure is None:
         return False, "nothing was noticed"
     text = str(failure)
@@ -165,7 +166,7 @@ def _check_lost_coverage(platform: str) -> tuple[bool, str]:
     """Kill a rank, which then leaves no coverage data: the ledger of started ranks must show the gap."""
     with tempfile.TemporaryDirectory() as folder, _ledger(folder):
         close_launched_teams()
-        _run_live(platform, faults.kill_self, _TIMEOUT)
+        _run_live(platform, rank_faults.kill_self, _TIMEOUT)
         launched = {int(path.name): f"rank-{rank}" for rank, path in enumerate(sorted(Path(folder).iterdir()))}
     failures = check_ranks(launched, list(launched)[:-1])
     caught = len(launched) == _RANKS and len(failures) == 1 and not check_ranks(launched, launched)

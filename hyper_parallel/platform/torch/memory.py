@@ -12,7 +12,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from hyper_parallel.platform.contract.memory import ForwardWrapper, MemoryFacet, Offloaded, SpillFile
 from hyper_parallel.platform.torch.runtime import device_type
-from hyper_parallel.platform.torch.versions import top_saved_tensors_hooks
+from hyper_parallel.platform.torch.versions import storage_number, top_saved_tensors_hooks
 from hyper_parallel.transport.real.c10d import from_host, to_host
 
 __all__ = ["TorchMemory"]
@@ -72,7 +72,7 @@ class TorchMemory(MemoryFacet):
         return frozenset(self._storage_of(getattr(tensor, "_local", tensor)) for tensor in tensors)
 
     def _storage_of(self, tensor: Any) -> int:
-        return tensor.untyped_storage()._cdata  # noqa: SLF001 - storages without values have no address
+        return storage_number(tensor)
 
     def _bytes_of(self, tensor: Any) -> int:
         return tensor.numel() * tensor.element_size()

@@ -10,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.errors import LayoutError, MixedTensorError, UnsupportedOperatorError
-from hyper_parallel.platform.torch.versions import storage_use_count
+from hyper_parallel.platform.torch.versions import storage_number, storage_use_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,8 +118,7 @@ def check_unfollowed(what: str, source: Any) -> None:
 def is_shared(tensor: Any) -> bool:
     """Whether others have the storage of ``tensor``: a view, its base, what autograd keeps, or who took its local."""
     local = tensor._local
-    storage = local.untyped_storage()
-    views = storage_use_count(storage._cdata) > _USES_BY_ONE_TENSOR  # noqa: SLF001 - no public spelling
+    views = storage_use_count(storage_number(local)) > _USES_BY_ONE_TENSOR
     own = 1 + sum(value is local for value in vars(tensor).values())  # the slot of the local tensor, and attributes
     return views or sys.getrefcount(local) > own + 2  # the variable here, and the one that counts
 

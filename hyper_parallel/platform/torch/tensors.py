@@ -14,6 +14,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.tensors import Rearrangement, TensorsFacet, dtype_name
 from hyper_parallel.platform.torch.region_numbers import RecordedArray
 from hyper_parallel.platform.torch.runtime import device_type
+from hyper_parallel.platform.torch.versions import is_view
 from hyper_parallel.transport.real.c10d import materialized
 from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 
@@ -101,7 +102,7 @@ class TorchTensors(TensorsFacet):
 
     def function_result(self, data: Any) -> Any:
         """The tensor itself, unless it is a view."""
-        return data.detach() if data._is_view() else data  # noqa: SLF001 - no public spelling
+        return data.detach() if is_view(data) else data
 
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Zeros."""

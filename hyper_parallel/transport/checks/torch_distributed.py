@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hyper_parallel.errors import CollectiveMismatchError
-from hyper_parallel.platform.torch.versions import DispatchKey, resolve_process_group
+from hyper_parallel.platform.torch.versions import DispatchKey, resolve_process_group, schema_arguments
 from hyper_parallel.transport.checks.fingerprint import CollectiveFingerprint, Facts, call_site
 
 __all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of", "replace_function"]
@@ -100,7 +100,7 @@ def _call_guarded(
 
 def _guarded_operator(name: str, fingerprint: _Fingerprint, agree: Agree) -> Callable[..., Any]:
     operator = getattr(getattr(torch.ops, _NAMESPACE), name).default
-    names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 - no public spelling
+    names = [argument.name for argument in schema_arguments(operator)]
 
     def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if not keys.has(_META):  # a tensor without data takes part in no collective

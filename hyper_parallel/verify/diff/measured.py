@@ -192,7 +192,7 @@ def _judge(pair: Pair, allowed: Any) -> Judged:
     noticed = float(bounds[0]) / size
     if one.same(other):
         return Judged(pair, 0.0, 0.0, noticed, np.inf)
-    if one.shape != other.shape or one.numbers[4] != other.numbers[4]:
+    if one.shape != other.shape or one.not_finite != other.not_finite:
         return Judged(pair, np.inf, 0.0, noticed, np.inf)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         off = np.nan_to_num(np.abs(one.numbers - other.numbers), nan=0.0)

@@ -29,7 +29,7 @@ from hyper_parallel.verify.engine.pairing import last_gradients_aligned
 from hyper_parallel.verify.engine.placement import Placement, region_placement
 from hyper_parallel.verify.engine.store import largest
 from hyper_parallel.verify.engine.wording import value_words
-from hyper_parallel.verify.frameworks.contract.fingerprint import PROJECTIONS, Fingerprint, fingerprint_of
+from hyper_parallel.verify.frameworks.contract.fingerprint import CHOSEN, LARGEST, LEAST, Fingerprint, fingerprint_of
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.stored import Recording
@@ -352,7 +352,7 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
     one, other = pair.one, pair.other
     if one.same(other):
         return 0.0
-    if one.shape != other.shape or one.is_exact or other.is_exact or one.numbers[4] != other.numbers[4]:
+    if one.shape != other.shape or one.is_exact or other.is_exact or one.not_finite != other.not_finite:
         return np.inf
     norm, extreme = one.norm, one.extreme
     if one.both_whole(other):
@@ -364,10 +364,10 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
         if not np.array_equal(one.whole[~finite], other.whole[~finite], equal_nan=True) or not np.isfinite(off).all():
             return np.inf
         apart, most, norm, extreme = float(np.linalg.norm(off)), largest(off), float(np.linalg.norm(own)), largest(own)
-    elif one.numbers[4]:
+    elif one.not_finite:
         return 0.0  # both have as many numbers that are not finite, and nothing else is known
     else:
-        ends = np.abs(one.numbers - other.numbers)[[2, 3, *range(5 + PROJECTIONS, len(one.numbers))]]
+        ends = np.abs(one.numbers - other.numbers)[[LEAST, LARGEST, *range(CHOSEN.start, CHOSEN.stop)]]
         apart, most = one.distance(other), float(ends.max())
     floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
     norm, extreme = max(norm, floor * float(np.sqrt(max(one.size, 1)))), max(extreme, floor)

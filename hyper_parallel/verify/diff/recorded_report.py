@@ -14,6 +14,7 @@ from hyper_parallel.verify.diff.report import DiffReport
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.engine.wording import value_words, when_words
+from hyper_parallel.verify.frameworks.contract.fingerprint import SUM
 
 __all__ = ["BLIND", "RecordedReport", "element_words", "first_words", "verdict_of"]
 
@@ -167,10 +168,10 @@ def _why(worst: Judged, where: str, one: Any, other: Any, label: str) -> str:
         return f"{where}{worst.why.replace('the single device', label)}"
     if one.shape != other.shape:
         return f"{where}of the shape {list(other.shape)}, and {label}'s of {list(one.shape)}"
-    if one.numbers[4] != other.numbers[4]:
-        missing = int(other.numbers[4]), int(one.numbers[4])
+    if one.not_finite != other.not_finite:
+        missing = other.not_finite, one.not_finite
         return f"{where}{missing[0]} of {one.size} elements are not finite, and {missing[1]} of {label}'s"
     if worst.pair.one.is_exact:
-        return f"{where}integers differ: their sum is {other.numbers[1]:.9g}, and {label}'s {one.numbers[1]:.9g}"
+        return f"{where}integers differ: their sum is {other.numbers[SUM]:.9g}, and {label}'s {one.numbers[SUM]:.9g}"
     norms = f"norm {other.norm:.6g}, {label}'s {one.norm:.6g}"
     return f"{where}off by {worst.off:.2e} of its size ({norms}); rounding explains {worst.allowed:.1e}"

@@ -39,13 +39,14 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.frameworks.contract.records import HALF_BITS, used_bits
+
 __all__ = [
     "DISPLACED_MULTIPLE",
     "HALF_MULTIPLE",
     "MULTIPLE",
     "NOISE_SHARE",
     "ROUNDED_MULTIPLE",
-    "allowed_difference",
     "allowed_movement",
     "displace",
     "movement",
@@ -85,9 +86,6 @@ _FEW = 8
 
 _SAMPLED = 4096
 """How many elements a median is taken of at most: of a tensor; of a row, a 64th of it where there are many rows."""
-
-_HALF_BITS = {"bfloat16": 16, "float16": 13}
-"""Trailing zero bits of bfloat16 and float16 numbers that are stored as float32."""
 
 _LEAST_SPACING = {"bfloat16": 0.0, "float16": 2.0**-24}
 """Distance of the smallest numbers of a half-precision dtype, where float32 still has nearer ones."""
@@ -132,44 +130,6 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
     return np.asarray(moved, dtype=array.dtype)
 
 
-def allowed_difference(
-    reference: Any,
-    repeats: Sequence[Any],
-    displaced: Sequence[Any] = (),
-    floor: float = 0.0,
-    rounded: Sequence[Any] = (),
-    dtype: str = "",
-) -> Any:
-    """Return how far a correct run may be from ``reference``, per element.
-
-    Args:
-        reference: the value in the reference, any shape and dtype.
-        repeats: the same value in the repeats perturbed in the last place.
-        displaced: the same value in the repeats whose gradients were displaced.
-        floor: least magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
-            kind, for values which cancel exactly in the reference.
-        rounded: the same value in repeats whose half-precision outputs of modules were moved in the last place.
-        dtype: as in :func:`perturb`.
-
-    Returns:
-        float64 array of the shape of ``reference``. Integers and booleans may not differ, except where a repeat
-        does (infinity). Complex values have one bound for the modulus.
-
-    Raises:
-        ValueError: no repeats, or one of another shape.
-    """
-    reference = np.asarray(reference)
-    if not repeats:
-        raise ValueError("allowed differences are measured from repeats of the reference, but there are none")
-    if reference.dtype.kind not in "fc":
-        changed = np.zeros(reference.shape, dtype=bool)
-        for repeat in (*repeats, *displaced, *rounded):
-            changed |= np.asarray(_same_shape(repeat, reference)) != reference
-        return np.where(changed, np.inf, 0.0)
-    moves = [_largest_moves(reference, kind) if len(kind) else None for kind in (repeats, rounded, displaced)]
-    return allowed_movement(reference, *moves, floor=floor, dtype=dtype)
-
-
 def allowed_movement(
     reference: Any,
     moved: Any,
@@ -187,12 +147,13 @@ def allowed_movement(
         moved: largest movement of each element in repeats perturbed in the last place, of the same shape.
         rounded: the same in repeats whose half-precision outputs were moved; None without any.
         displaced: the same in repeats whose gradients were displaced; None without any.
-        floor: as in :func:`allowed_difference`.
+        floor: least magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
+            kind, for values which cancel exactly in the reference.
         dtype: as in :func:`perturb`.
         least_unit: unit in the last place of 1 of what the value was computed from, where that is coarser.
 
     Returns:
-        array of the dtype of ``moved``.
+        array of the dtype of ``moved``. Complex values have one bound for the modulus.
     """
     if not reference.ndim:
         one = [None if moves is None else np.reshape(moves, 1) for moves in (moved, rounded, displaced)]
@@ -324,17 +285,16 @@ def _trailing_zero_bits(array: Any, dtype: str) -> int:
     Where the dtype is unknown, up to seven numbers may have short binary fractions by chance (0.5, 1.0), and then
     count as float32.
     """
-    if dtype in _HALF_BITS:
-        return _HALF_BITS[dtype]
+    if dtype in HALF_BITS:
+        return HALF_BITS[dtype]
     if array.dtype != np.float32 or array.size < 8:
         return 0
-    first = int(np.bitwise_or.reduce(np.ascontiguousarray(array.reshape(-1)[:_SAMPLED]).view(np.uint32)))
-    if first & 1:
+    if used_bits(array.reshape(-1)[:_SAMPLED]) & 1:
         return 0
-    used = int(np.bitwise_or.reduce(np.ascontiguousarray(array).view(np.uint32), axis=None))
+    used = used_bits(array)
     if not used & ((1 << 19) - 1):
         return 0  # constants or small integers
-    return next((bits for bits in _HALF_BITS.values() if not used & ((1 << bits) - 1)), 0)
+    return next((bits for bits in HALF_BITS.values() if not used & ((1 << bits) - 1)), 0)
 
 
 def _is_single(number: float) -> bool:

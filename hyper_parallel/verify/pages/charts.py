@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hyper_parallel.verify.pages import svg
 
-__all__ = ["Dot", "bar", "curves", "dots", "sparkline"]
+__all__ = ["Dot", "bar", "curves", "dots", "polyline"]
 
 _HEIGHT = 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 12.0, 30.0, 40.0
@@ -49,11 +49,11 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str,
     for (name, values), (hue, stroke, more, radius) in zip(series.items(), _CURVES, strict=False):
         points = [(frame.x(step), frame.y(value)) for step, value in enumerate(values) if math.isfinite(value)]
         style = f"stroke:{svg.colour(hue)};stroke-width:{stroke:g}{more}"
-        parts.append(_polyline(points, style))
+        parts.append(polyline(points, style))
         if count <= 50:
             parts += [svg.circle(*point, radius, hue) for point in points]
         parts += [
-            _polyline([(legend_x, 10), (legend_x + 24, 10)], style),
+            polyline([(legend_x, 10), (legend_x + 24, 10)], style),
             svg.text(legend_x + 30, 14, name),
         ]
         legend_x += 54 + len(name) * svg.FONT * svg.CHARACTER
@@ -66,7 +66,8 @@ def _without_values(title: str, description: str, text: str) -> Markup:
     return svg.picture(svg.NARROW, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")], fit=True)
 
 
-def _polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
+def polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
+    """Return a line through points, in a style of its stroke."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return Markup('<polyline points="{}" style="fill:none;{};stroke-linejoin:round"/>').format(path, style)
 
@@ -192,39 +193,6 @@ def bar(share: float, hint: str) -> Markup:
     ground = svg.rect(0, 2, 90, 8, style=f"fill:{svg.colour('line')};fill-opacity:.5", radius=2)
     full = svg.rect(0, 2, 90 * part, 8, style=f"fill:{svg.colour('one')}", radius=2)
     return svg.picture(90, 12, hint, "", [ground, full])
-
-
-def sparkline(name: str, values: Sequence[float | None]) -> Markup:
-    """Return a small curve for a cell of a table, with its range below; a gap where a value is None or not finite.
-
-    The last value is a dot, and each shows its number when it is pointed at.
-
-    Args:
-        name: of the value, for screen readers.
-        values: the oldest first.
-    """
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    parts: list[Markup] = []
-    hints: list[Markup] = []
-    run: list[tuple[float, float]] = []
-    strip = 112 / max(len(values) - 1, 1)
-    for step, value in enumerate([*values, None]):
-        if value is not None and math.isfinite(value):
-            share = (value - low) / (high - low) if high > low else 0.5
-            run.append((4 + strip * step, 20 - 16 * share))
-            hints.append(svg.rect(run[-1][0] - strip / 2, 0, strip, 24, style="fill:transparent",
-                                  hint=f"night {step + 1} of {len(values)}: {value:.4g}"))  # fmt: skip
-            continue
-        if len(run) > 1:
-            parts.append(_polyline(run, f"stroke:{svg.colour('one')};stroke-width:2"))
-        if len(run) == 1 or (run and step == len(values)):
-            parts.append(svg.circle(*run[-1], 2.5, "one"))
-        run = []
-    text = f"from {low:.4g} to {high:.4g} in {len(finite)} of {len(values)} nights" if finite else "no value"
-    shown = f"{low:.4g} to {high:.4g}" if high > low else f"{low:.4g}" if finite else "no value"
-    parts.append(svg.text(0, 37, shown, size=11, fill="quiet"))
-    return svg.picture(120, 40, f"{name}: {text}", "", [*parts, *hints])
 
 
 def _hint(row: Dot) -> str:

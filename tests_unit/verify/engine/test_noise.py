@@ -12,7 +12,8 @@ from hyper_parallel.verify.engine.noise import (
     HALF_MULTIPLE,
     MULTIPLE,
     NOISE_SHARE,
-    allowed_difference,
+    _largest_moves,
+    allowed_movement,
     displace,
     movement,
     multiple_of,
@@ -93,6 +94,12 @@ def bounds(seed, dtype, optimizer, epsilon=1e-8):
     allowed = allowed_of(reference, repeats)
     pair = [Training(seed, dtype, optimizer, 0, displaced=(3, s, allowed), epsilon=epsilon).values for s in (1, -1)]
     return reference, allowed_of(reference, repeats, pair)
+
+
+def allowed_difference(reference, repeats, displaced=(), floor=0.0, dtype=""):
+    """Return how far a correct run may be from the reference, per element, from whole repeats."""
+    moves = [_largest_moves(reference, kind) if len(kind) else None for kind in (repeats, (), displaced)]
+    return allowed_movement(reference, *moves, floor=floor, dtype=dtype)
 
 
 def allowed_of(reference, repeats, displaced=()):
@@ -244,13 +251,6 @@ def test_elements_that_did_not_move_take_the_scale_of_their_neighbours():
     assert vector[5] > 1e-13
 
 
-def test_integers_must_be_equal_unless_the_reference_itself_wavers():
-    """An index may differ only where a repeat differs."""
-    indices = np.array([1, 2, 3])
-    assert allowed_difference(indices, [indices, indices]).tolist() == [0, 0, 0]
-    assert allowed_difference(indices, [indices], [np.array([1, 2, 4])]).tolist() == [0, 0, np.inf]
-
-
 def test_what_did_not_move_is_allowed_its_last_place():
     """A constant may be off by the multiple of its unit, a zero by that of the floor, complex values by the modulus."""
     constant = np.full(3, 0.75)
@@ -271,13 +271,9 @@ def test_values_that_are_not_finite():
 
 
 def test_bad_repeats_are_refused():
-    """Without repeats there is no bound; a repeat has the reference's shape."""
-    with pytest.raises(
-        ValueError, match="allowed differences are measured from repeats of the reference, but there are none"
-    ):
-        allowed_difference(np.ones(2), [])
+    """A repeat has the reference's shape."""
     with pytest.raises(ValueError, match=r"a repeat of the reference has shape \[3\], not \[2\]"):
-        allowed_difference(np.ones(2), [np.ones(3)])
+        movement(np.ones(2), [np.ones(3)])
 
 
 def test_seeds_depend_on_every_name():

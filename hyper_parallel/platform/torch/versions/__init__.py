@@ -29,6 +29,9 @@ __all__ = [
     "overload_call",
     "register_group",
     "release_saved",
+    "schema_arguments",
+    "stand_in",
+    "storage_number",
 ]
 
 _COMPILE = "torch.compile with DTensors"
@@ -205,6 +208,25 @@ def overload_call(overload: Any) -> Any:
 def is_view(tensor: Any) -> bool:
     """Return whether autograd follows ``tensor`` as a view."""
     return tensor._is_view()  # noqa: SLF001 - no public spelling
+
+
+def storage_number(tensor: Any) -> int:
+    """Return a number of the storage of ``tensor``; storages without values have no address."""
+    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - no public spelling
+    return number
+
+
+def schema_arguments(overload: Any) -> list[Any]:
+    """Return the arguments of an operator overload, with their names and whether they are written."""
+    return list(overload._schema.arguments)  # noqa: SLF001 - no public spelling
+
+
+def stand_in(replacement: Any, plain: Any) -> None:
+    """Let TorchScript take ``replacement`` for the operator that it takes ``plain`` for, if it does."""
+    table = NAMES.find("function_table")
+    operator = table._find_builtin(plain)  # noqa: SLF001 - no public spelling
+    if operator:  # PyTorch itself compiles its optimizers when they are imported
+        table._register_builtin(replacement, operator)  # noqa: SLF001 - as above
 
 
 def release_saved(node: Any) -> None:

@@ -20,6 +20,7 @@ from hyper_parallel.platform.torch.versions import (
     dispatch_mode_stack,
     pop_dispatch_mode,
     push_dispatch_mode,
+    schema_arguments,
 )
 from hyper_parallel.transport.checks.fingerprint import Site
 
@@ -48,12 +49,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]  # the border to PyTorch 
         """Call the operator, unless it touches what is being received."""
         kwargs = kwargs or {}
         if self.pending and not (func.is_view or func.__name__.startswith(_FACTORIES)):
-            written = {
-                argument.name
-                for argument in func._schema.arguments  # noqa: SLF001 - no public name
-                if argument.alias_info is not None and argument.alias_info.is_write
-            }
-            names = [argument.name for argument in func._schema.arguments]  # noqa: SLF001 - as above
+            arguments = schema_arguments(func)
+            written = {each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write}
+            names = [each.name for each in arguments]
             for name, value in (*zip(names, args, strict=False), *kwargs.items()):
                 for tensor in _tensors(value):
                     self._require_apart(tensor, "written" if name in written else "read")

@@ -129,32 +129,27 @@ class GeneratorStates:
     numpy: _State
 
 
-_LAST = GeneratorStates(_State(None, None), _State(None, None))  # what was last saved or put back; replaced whole
-
-
 def save_generators() -> GeneratorStates:
     """The states of both generators now: the same object as the last one, if neither has advanced since."""
-    global _LAST  # noqa: PLW0603 - see above
-    last, python, numpy = _LAST, _python_mark(), _numpy_mark()
+    last, python, numpy = _KNOWN.generators, _python_mark(), _numpy_mark()
     if python == last.python.mark and numpy is not None and numpy == last.numpy.mark:
         return last
     states = GeneratorStates(
         last.python if python == last.python.mark else _State(python, random.getstate()),
         last.numpy if numpy is not None and numpy == last.numpy.mark else _read_numpy(numpy),
     )
-    _LAST = states
+    _KNOWN.generators = states
     return states
 
 
 def restore_generators(states: GeneratorStates) -> None:
     """Put back what :func:`save_generators` returned."""
-    global _LAST  # noqa: PLW0603 - see above
     if _python_mark() != states.python.mark:
         random.setstate(states.python.value)
     # Equal marks of two states do not make them equal; a state's own mark is lost when it advances.
-    if states.numpy is not _LAST.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
+    if states.numpy is not _KNOWN.generators.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
         np.random.set_state(states.numpy.value)
-    _LAST = states
+    _KNOWN.generators = states
 
 
 def _python_mark() -> Any:
@@ -232,9 +227,10 @@ class ProcessState(NamedTuple):
 
 
 class _Known:
-    """The environment that was last saved or put back, the state with it, and the changes between environments."""
+    """What was last saved or put back, the generators' states and the environment, and changes of environments."""
 
     def __init__(self) -> None:
+        self.generators = GeneratorStates(_State(None, None), _State(None, None))  # replaced as one object
         self.last: _Environment = {}
         self.state: ProcessState | None = None
         self.changes: dict[tuple[int, int], tuple[_Environment, _Environment, _Changes]] = {}

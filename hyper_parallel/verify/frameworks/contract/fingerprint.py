@@ -29,9 +29,16 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "CHOSEN",
     "ELEMENTS",
+    "LARGEST",
+    "LEAST",
+    "NORM",
+    "NOT_FINITE",
     "NUMBERS",
+    "PROJECTED",
     "PROJECTIONS",
+    "SUM",
     "TIMES",
     "Fingerprint",
     "fingerprint_of",
@@ -45,7 +52,11 @@ __all__ = [
 PROJECTIONS = 8
 ELEMENTS = 4
 NUMBERS = ("norm", "sum", "least", "largest", "not finite") + ("projection",) * PROJECTIONS + ("element",) * ELEMENTS
-"""What each number of a fingerprint is."""
+"""What each number of a fingerprint is; the places of the numbers are the constants below."""
+
+NORM, SUM, LEAST, LARGEST, NOT_FINITE = range(5)
+PROJECTED = slice(NOT_FINITE + 1, NOT_FINITE + 1 + PROJECTIONS)
+CHOSEN = slice(PROJECTED.stop, PROJECTED.stop + ELEMENTS)
 
 TIMES = 32.0
 """How many times the norm of a difference a projection of it may be."""
@@ -92,12 +103,17 @@ class Fingerprint:
     @property
     def norm(self) -> float:
         """Norm of the tensor."""
-        return float(self.numbers[0])
+        return float(self.numbers[NORM])
 
     @property
     def extreme(self) -> float:
         """Largest magnitude of an element."""
-        return float(np.abs(self.numbers[2:4]).max())
+        return float(np.abs(self.numbers[[LEAST, LARGEST]]).max())
+
+    @property
+    def not_finite(self) -> int:
+        """Number of elements that are not finite."""
+        return int(self.numbers[NOT_FINITE])
 
     @property
     def is_exact(self) -> bool:
@@ -121,7 +137,7 @@ class Fingerprint:
         """
         with np.errstate(invalid="ignore", over="ignore"):
             off = np.where(self.numbers == other.numbers, 0.0, np.abs(self.numbers - other.numbers))
-            apart = max(float(off[0]), float(np.sqrt(np.mean(off[5 : 5 + PROJECTIONS] ** 2))))
+            apart = max(float(off[NORM]), float(np.sqrt(np.mean(off[PROJECTED] ** 2))))
         return np.inf if np.isnan(apart) else apart
 
 
@@ -184,16 +200,15 @@ def numbers_of(flat: Any) -> Any:
     with np.errstate(invalid="ignore", over="ignore"):
         if flat.size <= _SMALL:
             wide = flat.astype(np.float64)
-            found[1 : 2 + PROJECTIONS] = wide @ _vectors(flat.size)
-            found[5 : 5 + PROJECTIONS] = found[2 : 2 + PROJECTIONS]
-            found[0], found[2], found[3], found[4] = np.sqrt(wide @ wide), wide.min(), wide.max(), 0.0
+            found[SUM], *found[PROJECTED] = wide @ _vectors(flat.size)
+            found[NORM], found[LEAST], found[LARGEST] = np.sqrt(wide @ wide), wide.min(), wide.max()
         else:
             _in_chunks(flat, found)
-        if not np.isfinite(found[0]):
-            found[4] = flat.size - np.count_nonzero(np.isfinite(flat))
+        if not np.isfinite(found[NORM]):
+            found[NOT_FINITE] = flat.size - np.count_nonzero(np.isfinite(flat))
             wide = flat.astype(np.float64)
-            found[0] = np.sqrt(wide @ wide)
-    found[5 + PROJECTIONS :] = flat[_indices(flat.size)]
+            found[NORM] = np.sqrt(wide @ wide)
+    found[CHOSEN] = flat[_indices(flat.size)]
     return found
 
 
@@ -217,9 +232,9 @@ def _in_chunks(flat: Any, found: Any) -> None:
         square, total = square + float(rest @ rest), total + float(rest.sum())
         ends += [float(rest.min()), float(rest.max())]
         summed[: rest.size] += row_signs[rows] * rest
-    found[0], found[1] = np.sqrt(square), total
-    found[2], found[3] = np.min(ends), np.max(ends)
-    found[5 : 5 + PROJECTIONS] = column_signs @ summed
+    found[NORM], found[SUM] = np.sqrt(square), total
+    found[LEAST], found[LARGEST] = np.min(ends), np.max(ends)
+    found[PROJECTED] = column_signs @ summed
 
 
 @functools.lru_cache(maxsize=256)

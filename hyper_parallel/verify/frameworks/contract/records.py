@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hyper_parallel.errors import HyperParallelError
 
 __all__ = [
     "DECISIONS",
     "DRAWS",
+    "HALF_BITS",
     "KINDS",
     "OBSERVED",
     "OWN_GRADIENTS",
@@ -28,6 +31,8 @@ __all__ = [
     "RecordingError",
     "Region",
     "Run",
+    "region_of",
+    "used_bits",
 ]
 
 KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate", "saved")
@@ -85,6 +90,22 @@ class Region:
     start: tuple[int, ...]
     pending: tuple[Pending, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
+
+
+def region_of(value: Any) -> Region:
+    """Return the box of a rank's part of ``value``, a DTensor of this library."""
+    layout = value._layout
+    pending = tuple(Pending(reduction, tuple(layout.mesh.ranks_along((axis,)))) for axis, reduction in layout.partials)
+    return Region(tuple(layout.shape), tuple(interval[0] for interval in layout.local_box()), pending)
+
+
+HALF_BITS = {"bfloat16": 16, "float16": 13}
+"""Trailing bits that are zero in numbers of half precision that are stored as float32."""
+
+
+def used_bits(array: Any) -> int:
+    """Return the bits that are set in any number of a float32 array."""
+    return int(np.bitwise_or.reduce(np.ascontiguousarray(array).view(np.uint32), axis=None))
 
 
 class LocalValue(NamedTuple):

@@ -10,7 +10,7 @@ from mindspore import Tensor
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.transport.frontends.mindspore_comm.host import overwrite, to_host
 from hyper_parallel.transport.host.numpy_ops import BFLOAT16, widen
-from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region
+from hyper_parallel.verify.frameworks.contract.records import LocalValue, Region, region_of
 
 __all__ = ["read_tensor", "write_tensor"]
 
@@ -22,7 +22,7 @@ def read_tensor(value: Any) -> LocalValue | None:
         value: any object. A DTensor has a region, a plain tensor none; bfloat16 and float16 become float32.
     """
     if isinstance(value, DTensor):
-        return _read(value._local, _region(value))
+        return _read(value._local, region_of(value))
     return _read(value) if isinstance(value, Tensor) else None
 
 
@@ -39,9 +39,3 @@ def _read(tensor: Tensor, region: Region | None = None) -> LocalValue:
     if array.dtype == np.float16:
         return LocalValue(np.array(array, dtype=np.float32), region, "float16")
     return LocalValue(np.array(array), region)
-
-
-def _region(value: Any) -> Region:
-    layout = value._layout
-    pending = tuple(Pending(reduction, tuple(layout.mesh.ranks_along((axis,)))) for axis, reduction in layout.partials)
-    return Region(tuple(layout.shape), tuple(interval[0] for interval in layout.local_box()), pending)

@@ -20,7 +20,7 @@ from hyper_parallel.platform.mindspore.versions import ClipByGlobalNorm, Functio
 from hyper_parallel.transport.frontends.mindspore_comm.world import active_world
 from hyper_parallel.transport.real.mindspore.transport import to_host
 from hyper_parallel.verify.frameworks.contract.record_log import ProgramStopped, RecordLog, user_site
-from hyper_parallel.verify.frameworks.contract.records import LocalValue
+from hyper_parallel.verify.frameworks.contract.records import HALF_BITS, LocalValue, used_bits
 from hyper_parallel.verify.frameworks.mindspore.case_changes import AppliedChanges
 from hyper_parallel.verify.frameworks.mindspore.local_values import read_tensor, write_tensor
 from hyper_parallel.verify.frameworks.mindspore.modules import ModelNames, is_wrapper
@@ -399,9 +399,8 @@ class Recorder:
             return "bfloat16" if tensor.dtype == mindspore.bfloat16 else "float16"
         if not self._cast_to or type(tensor) is not Tensor or tensor.dtype != mindspore.float32:
             return ""
-        used = int(np.bitwise_or.reduce(np.array(to_host(tensor)).view(np.uint32), axis=None))
-        low = (1 << (16 if self._cast_to == "bfloat16" else 13)) - 1
-        return self._cast_to if used and not used & low else ""
+        used = used_bits(to_host(tensor))
+        return self._cast_to if used and not used & ((1 << HALF_BITS[self._cast_to]) - 1) else ""
 
     def _rounded_output(self, path: str, output: Any) -> Any:
         """Note half-precision tensors of a cell's output, and perturb them and their gradients."""

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.torch.intercept import RECORDED
-from hyper_parallel.platform.torch.versions import function_table, loader_iterator, transforms_active
+from hyper_parallel.platform.torch.versions import function_table, loader_iterator, stand_in, transforms_active
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
 from hyper_parallel.verify.frameworks.torch import thresholds
@@ -167,7 +167,7 @@ class _Installation:
             for handle in self._handles:
                 handle.remove()
             for owner, name, plain in reversed(self._plain):
-                function_table._get_builtin_table().pop(id(getattr(owner, name)), None)  # noqa: SLF001 - as below
+                function_table._get_builtin_table().pop(id(getattr(owner, name)), None)  # noqa: SLF001 - undoes stand_in
                 setattr(owner, name, plain)
             self._plain, self._imported = [], 0
 
@@ -221,9 +221,7 @@ class _Installation:
         replacement = functools.wraps(plain)(make(plain))
         setattr(replacement, RECORDED, plain)
         setattr(owner, name, replacement)
-        operator = function_table._find_builtin(plain)  # noqa: SLF001 - where TorchScript looks functions up
-        if operator:  # it goes on to take them for operators: PyTorch itself compiles its optimizers when imported
-            function_table._register_builtin(replacement, operator)  # noqa: SLF001 - as above
+        stand_in(replacement, plain)
 
 
 _INSTALLATION = _Installation()

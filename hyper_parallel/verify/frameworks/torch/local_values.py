@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor as TorchDTensor, Partial, Replicate
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.transport.real.c10d import to_host
-from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region
+from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region, region_of
 
 __all__ = ["HALF_TYPES", "lent", "local_of", "read_part", "read_tensor"]
 
@@ -37,7 +37,7 @@ def read_tensor(value: Any) -> LocalValue | None:
     if isinstance(value, (DTensor, TorchDTensor)) and value.device_mesh.get_coordinate() is None:
         return None
     if isinstance(value, DTensor):
-        return _read(value._local, _region_of_ours(value))
+        return _read(value._local, region_of(value))
     if isinstance(value, TorchDTensor):
         if not all(_is_known(placement) for placement in value.placements):
             return None
@@ -94,12 +94,6 @@ def _array(tensor: torch.Tensor) -> Any:
         if plain.dtype in HALF_TYPES:
             plain = plain.float()
         return np.array(to_host(plain))
-
-
-def _region_of_ours(value: Any) -> Region:
-    layout = value._layout
-    pending = tuple(Pending(reduction, tuple(layout.mesh.ranks_along((axis,)))) for axis, reduction in layout.partials)
-    return Region(tuple(layout.shape), tuple(interval[0] for interval in layout.local_box()), pending)
 
 
 def _is_known(placement: Any) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hyper_parallel.platform.torch.versions import storage_number
+
 __all__ = ["FULLY_SHARDED", "counted_for_backward"]
 
 FULLY_SHARDED = "_hyper_parallel_fully_sharded"
@@ -72,5 +74,5 @@ class _Saved:
 
 def _storage(tensor: Any) -> tuple[int, int]:
     """Return a key and the size in bytes of the storage of a tensor, of a DTensor that of the local one."""
-    storage = getattr(tensor, "_local", tensor).untyped_storage()
-    return storage._cdata, storage.nbytes()  # noqa: SLF001 - storages without values have no address
+    local = getattr(tensor, "_local", tensor)
+    return storage_number(local), local.untyped_storage().nbytes()

@@ -12,7 +12,7 @@ from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_parallel.platform.torch.tensors import TorchTensors
-from hyper_parallel.platform.torch.versions import device_constructors, device_context, function_table
+from hyper_parallel.platform.torch.versions import device_constructors, device_context, stand_in
 from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice
 
 __all__ = ["replace_placement"]
@@ -230,6 +230,4 @@ def _replace_function(owner: Any, name: str, make: Callable[[Any], Any]) -> None
     """Replace a function of PyTorch, which TorchScript goes on to take for the operator."""
     plain = getattr(owner, name)
     _replace(owner, name, make)
-    operator = function_table._find_builtin(plain)  # noqa: SLF001 - where TorchScript looks functions up
-    if operator:
-        function_table._register_builtin(getattr(owner, name), operator)  # noqa: SLF001 - as above
+    stand_in(getattr(owner, name), plain)
