@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "CONTAINERS",
     "SEQUENCES",
+    "as_list",
     "at_path",
     "leaves",
     "named_leaves",
@@ -29,6 +30,11 @@ Path = tuple[Any, ...]
 
 SEQUENCES: Types = (list, tuple)
 CONTAINERS: Types = (list, tuple, Mapping)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the items of a list or tuple, such as the outputs of a function; anything else as the only item."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def leaves(tree: Any, containers: Types = SEQUENCES) -> list[Any]:

@@ -40,6 +40,7 @@ __all__ = [
     "active_transport",
     "active_transport_of",
     "after_dropped",
+    "by_rank",
     "check_ranks",
     "check_reduction",
     "unknown_group",
@@ -392,6 +393,11 @@ def unknown_group(group: Any, known: Iterable[Ranks]) -> MeshError:
         f"{group!r} is not a group of this world, or was destroyed; "
         f"known are the groups of ranks {[list(ranks) for ranks in known]}; create_group builds one"
     )
+
+
+def by_rank(ranks: Ranks) -> list[int]:
+    """Return positions in ``ranks`` in the order of a group's members, that is, of their numbers."""
+    return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
 def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.core.dtensor.events import Event, EventLog, PendingRedistribution, module_path, watching
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.transition import dual
@@ -118,7 +118,7 @@ def run_parallel_step(
     return ParallelStep(
         parameter_layouts(parameters),
         {path: short_dtype(parameter.dtype) for path, parameter in parameters.items()},
-        {path: platform.itemsize(_local(parameter)) for path, parameter in parameters.items()},
+        {path: platform.itemsize(to_local(parameter)) for path, parameter in parameters.items()},
         log.named(harness_of(platform).collective_owners(run.model)),
         memory,
         len(gradients) - len(wrong),
@@ -226,12 +226,8 @@ _COLLECTIVES = {
 """Position of the members among the arguments of a transport's collectives."""
 
 
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _local_bytes(platform: Platform, values: Any) -> int:
-    return sum(math.prod(_local(value).shape) * platform.itemsize(_local(value)) for value in values)
+    return sum(math.prod(to_local(value).shape) * platform.itemsize(to_local(value)) for value in values)
 
 
 def _wrong_duals(parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyper_parallel.verify.engine.noise import DISPLACED_MULTIPLE, MULTIPLE
+from hyper_parallel.verify.engine.verdict import finite
 from hyper_parallel.verify.report import Report
 from hyper_parallel.verify.spec import from_user_frames
 
@@ -267,15 +267,15 @@ class ModelReport(Report):
             "headline": self.verdict(),
             "compared": self.counts,
             "values": sum(check.values for check in self.checks),
-            "first_divergence": None if first is None else {**asdict(first), "error": _finite(first.error)},
+            "first_divergence": None if first is None else {**asdict(first), "error": finite(first.error)},
             "faulty_module": self.faulty_module,
             "explanation": self.explanation,
             "plan_notes": self.plan_notes,
             "differing": [str(check) for check in self.checks if not check.ok][:100],
-            "largest_error": _finite(self.worst.error) if self.worst is not None else None,
+            "largest_error": finite(self.worst.error) if self.worst is not None else None,
             "allowed_error": self.bound,
             "losses": self.losses,
-            "parallel_losses": [_finite(loss) for loss in self.parallel_losses],
+            "parallel_losses": [finite(loss) for loss in self.parallel_losses],
             "settings": self.settings,
             "not_compared": self.skipped,
             "incomplete": self.incomplete,
@@ -358,8 +358,3 @@ def _plural(kind: str) -> str:
         "saved": "saved tensors",
     }
     return plurals.get(kind, f"{kind}s")
-
-
-def _finite(number: float) -> float | None:
-    """Return None for what JSON cannot write."""
-    return number if math.isfinite(number) else None

@@ -42,6 +42,7 @@ __all__ = [
     "require_dense",
     "resolve_mesh",
     "takes_no_part",
+    "to_local",
     "varying_axes",
     "without_elements",
 ]
@@ -403,6 +404,11 @@ def _wrap_callers(local: Any, platform: Platform, layout: Layout) -> DTensor:
     if not platform.loses_writes_through_views and platform.needs_grad(local) and not platform.passes_gradient(local):
         tensor._is_callers_leaf = True
     return tensor
+
+
+def to_local(value: Any) -> Any:
+    """Return the local tensor of a DTensor, and other values unchanged."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def takes_no_part(platform: Platform, mesh: DeviceMesh) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hyper_parallel.core.dtensor.boxes import volume, whole_box
-from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh, takes_no_part
+from hyper_parallel.core.dtensor.dtensor import DTensor, require_dense, resolve_mesh, takes_no_part, to_local
 from hyper_parallel.core.dtensor.exchange import pack
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import ravel
@@ -209,13 +209,9 @@ def place_parameter(
     else:
         moved = distribute_tensor(platform.detach(value), mesh, layout, src_data_rank=src_data_rank)
     if name in parameters:
-        moved = platform.new_parameter(moved, requires_grad=platform.needs_grad(_local(value)))
+        moved = platform.new_parameter(moved, requires_grad=platform.needs_grad(to_local(value)))
         note_replacement(value, moved, module, name)
     platform.set_parameter(module, name, moved)
-
-
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def local_data_for(parameter: Any, data: Any) -> Any:

@@ -22,7 +22,15 @@ from hyper_parallel.errors import LayoutError, MeshMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cost", "Transition", "clear_transition_cache", "dual", "plan_gradient", "plan_transition"]
+__all__ = [
+    "Cost",
+    "Transition",
+    "average_divisor",
+    "clear_transition_cache",
+    "dual",
+    "plan_gradient",
+    "plan_transition",
+]
 
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _TRANSITIONS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
@@ -237,7 +245,7 @@ def _with_avg_as_sum(layout: Layout) -> Layout:
     )
 
 
-def _average_divisor(layout: Layout) -> int:
+def average_divisor(layout: Layout) -> int:
     """Return the number of ranks over which ``layout`` averages."""
     return math.prod(layout.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
 
@@ -251,7 +259,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     middle = steps[-1].target if steps else before
     if before is source and after is target:  # nothing is averaged
         return (*steps, ToPartial(middle, target, new)) if new else steps
-    factor = Fraction(_average_divisor(target), _average_divisor(source))
+    factor = Fraction(average_divisor(target), average_divisor(source))
     if new:
         # The average of equal values is that value: along axes that were replicated it is kept, not scaled as a sum.
         replicated = {axis for axis in new if not any(axis in axes for axes in middle.dim_axes)}
@@ -259,7 +267,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
             (axis, "avg" if op == "avg" and axis in replicated else summed)
             for (axis, op), (_, summed) in zip(target.partials, after.partials, strict=True)
         ]
-        factor /= _average_divisor(Layout.of(target.mesh, (), [pair for pair in ops if pair[0] in new]))
+        factor /= average_divisor(Layout.of(target.mesh, (), [pair for pair in ops if pair[0] in new]))
         partial = Layout.of(target.mesh, target.dim_axes, ops, target.shape)
         steps = (*steps, ToPartial(middle, partial, new))
     if factor < 1:
@@ -309,7 +317,7 @@ def _adjoint_of(forward: Transition) -> Transition:
     varying = tuple(sorted(tied | {axis for axis in forward.varying if forward.source.mesh.shape[axis] > 1}))
     start, end = dual(target, varying), dual(source)
     steps = _linear_steps(start, end)
-    factor = Fraction(_average_divisor(target), _average_divisor(source))
+    factor = Fraction(average_divisor(target), average_divisor(source))
     if factor != 1:
         steps = (*steps, Scale(end, end, (), factor))
     return Transition(start, end, tuple(axis for axis, _ in source.partials), steps, adjoint=forward)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.select import platform_of_argument
 
@@ -35,16 +35,12 @@ def load_balancing_loss(probabilities: Any, experts: Any) -> Any:
         )
         raise PlanError(msg)
     platform = platform_of_argument(probabilities, "load_balancing_loss: probabilities")
-    every = platform.arange(0, shape[1], device=platform.device_of(_local(experts)))
+    every = platform.arange(0, shape[1], device=platform.device_of(to_local(experts)))
     if isinstance(experts, DTensor):
         every = DTensor.from_local(every, experts.device_mesh)
     assigned = (experts.unsqueeze(-1) == every).sum((0, 1))
     fractions = assigned.to(probabilities.dtype) / (chosen[0] * chosen[1])
     return (fractions * probabilities.mean(0)).sum() * shape[1]
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def router_z_loss(logits: Any) -> Any:

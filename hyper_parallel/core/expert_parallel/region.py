@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import to_local
 from hyper_parallel.core.expert_parallel.layouts import RegionLayouts, region_layouts
 from hyper_parallel.core.expert_parallel.plan import DispatchPlan, expert_capacity, local_routing, plan_dispatch
 from hyper_parallel.errors import PlanError
@@ -76,7 +76,7 @@ def routed_experts(
         raise PlanError(msg)
     layouts = region_layouts(x, experts, weights, parameters, partial_sums=partial_sums)
     local_x, local_weights, local_parameters = layouts.enter(x, weights, parameters)
-    choices = platform.tensor_to_numpy(platform.detach(_local(experts)))
+    choices = platform.tensor_to_numpy(platform.detach(to_local(experts)))
     capacity = None
     if capacity_factor is not None:
         capacity = expert_capacity(int(x.shape[0]) * int(experts.shape[1]), count, capacity_factor)
@@ -223,7 +223,3 @@ def _check_shapes(x: Any, experts: Any, weights: Any, parameters: Sequence[Any])
         )
         raise PlanError(msg)
     return counts.pop()
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

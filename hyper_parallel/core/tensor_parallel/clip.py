@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.platform.select import current_platform, platform_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def clip_grad_norm_(
         return norm
     factor = platform.clamp_max(max_norm / (norm + _EPSILON), 1.0)
     for gradient in gradients:
-        platform.scale_(_local(gradient), factor)
+        platform.scale_(to_local(gradient), factor)
         if isinstance(gradient, DTensor):
             gradient.drop_views()
     return norm
@@ -123,16 +123,12 @@ def _reduced_gradient(platform: Platform, parameter: Any) -> Any:
     return gradient
 
 
-def _local(gradient: Any) -> Any:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
 def _global_norm(platform: Platform, gradients: list[Any], order: float) -> Any:
     """Return the global norm: power sums per set of sharding axes are reduced over these axes, then added."""
     join = platform.maximum if order == math.inf else lambda first, second: first + second
     power_sums: dict[ShardAxes, Any] = {}
     for gradient in gradients:
-        power_sum = platform.power_sum(_local(gradient), order)
+        power_sum = platform.power_sum(to_local(gradient), order)
         shard_axes = _shard_axes(gradient)
         power_sums[shard_axes] = power_sum if shard_axes not in power_sums else join(power_sums[shard_axes], power_sum)
     total = None

@@ -15,7 +15,7 @@ from mindspore.common import initializer as initializers
 from mindspore.nn.utils import no_init_parameters
 
 from hyper_parallel.core.dtensor import random, sampling
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.sampling import Distribution
 from hyper_parallel.errors import PlanError
@@ -87,7 +87,7 @@ def materialize(places: Sequence[Place], stage_index: int) -> None:
     Raises:
         PlanError: an initializer of a DTensor that cannot sample a shard.
     """
-    places = [place for place in places if is_delayed(_local(place.parameter))]
+    places = [place for place in places if is_delayed(to_local(place.parameter))]
     unknown = [f"{place.name} ({type(_init_of(place.parameter)).__name__})" for place in places
                if isinstance(place.parameter, DTensor) and type(_init_of(place.parameter)) not in _VALUES]  # fmt: skip
     if unknown:
@@ -116,12 +116,8 @@ def _initialized(param: Any) -> Any:
     return Parameter(whole, name=param.name, requires_grad=param.requires_grad)
 
 
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _init_of(param: Any) -> Any:
-    local = _local(param)
+    local = to_local(param)
     return (local.init_mode if isinstance(local, Parameter) else local).init
 
 

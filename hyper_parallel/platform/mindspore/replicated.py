@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, mint, ops
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import to_local
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.platform.contract.fully_sharded import ACCUMULATED
 from hyper_parallel.platform.contract.replicated import bucketed, check_unchanged
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.replicated import ReplicatedOptions
 
 __all__ = ["ReplicatedGradients"]
-
-
-def _local(parameter: Any) -> Tensor:
-    """Return the tensor that has this rank's gradient: of a DTensor its local tensor."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class ReplicatedGradients:
@@ -48,13 +43,13 @@ class ReplicatedGradients:
             for value in (*parameters, *buffers):
                 platform.update_param_data(value, platform.broadcast(_data(value), options.source, options.ranks))
         trained = [parameter for parameter in reversed(parameters) if parameter.requires_grad]
-        sizes = [(each.dtype, _local(each).size * each.itemsize) for each in trained]
+        sizes = [(each.dtype, to_local(each).size * each.itemsize) for each in trained]
         groups = bucketed(sizes, options.bucket_bytes)
         self.buckets = [[trained[index] for index in group] for group in groups]
         self._accumulated: dict[int, Tensor] = {}
         for parameter in trained:
             setattr(parameter, AVERAGED, self)
-            setattr(_local(parameter), AVERAGED, self)  # tells that its reduction is not to be deferred
+            setattr(to_local(parameter), AVERAGED, self)  # tells that its reduction is not to be deferred
         self._trained = {id(parameter) for parameter in trained}
         module.register_forward_pre_hook(self._before_forward)
 
@@ -97,7 +92,7 @@ class ReplicatedGradients:
         accumulated = self._accumulated.pop(id(parameter), None)
         if gradient is None or accumulated is None:
             present = accumulated if gradient is None else gradient
-            return self._platform.zeros_like(_local(parameter)) if present is None else present
+            return self._platform.zeros_like(to_local(parameter)) if present is None else present
         return accumulated + gradient
 
     @staticmethod
@@ -105,14 +100,14 @@ class ReplicatedGradients:
         """Return each parameter's part of a bucket's row, in storage of its own."""
         averages, start = {}, 0
         for parameter in bucket:
-            local = _local(parameter)
+            local = to_local(parameter)
             averages[id(parameter)] = mint.cat([mint.narrow(row, 0, start, local.size)]).reshape(local.shape)
             start += local.size
         return averages
 
 
 def _data(value: Any) -> Tensor:
-    return ops.stop_gradient(_local(value))
+    return ops.stop_gradient(to_local(value))
 
 
 def _unique(values: Any) -> list[Any]:

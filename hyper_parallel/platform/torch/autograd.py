@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.transition import dual
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -62,7 +63,7 @@ def backward(
 ) -> None:
     """``torch.autograd.backward`` for DTensors and plain tensors."""
     roots, seeds = _rooted(tensors, grad_tensors if grad_tensors is not None else grad_variables, "backward")
-    only = None if inputs is None else [_watched(leaf, "backward: inputs") for leaf in _sequence(inputs)]
+    only = None if inputs is None else [_watched(leaf, "backward: inputs") for leaf in as_list(inputs)]
     if only is not None:  # of a parameter of fully_shard, what the module computed with has the gradient
         only += [whole for whole in map(computed_with, only) if whole is not None]
     torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
@@ -81,7 +82,7 @@ def grad(
         msg = "torch.autograd.grad: is_grads_batched is not supported for DTensors; call it once per cotangent"
         raise UnsupportedOperatorError(msg)
     roots, seeds = _rooted(outputs, grad_outputs, "grad")
-    leaves = _sequence(inputs)
+    leaves = as_list(inputs)
     refuse_unreduced(roots, leaves)
     if options.get("create_graph"):
         for leaf in leaves:
@@ -94,8 +95,8 @@ def grad(
 
 
 def _rooted(tensors: Any, seeds: Any, what: str) -> tuple[list[Any], list[Any]]:
-    outputs = _sequence(tensors)
-    cotangents = [None] * len(outputs) if seeds is None else _sequence(seeds)
+    outputs = as_list(tensors)
+    cotangents = [None] * len(outputs) if seeds is None else as_list(seeds)
     if len(cotangents) != len(outputs):
         msg = f"{what}: {len(outputs)} tensors and {len(cotangents)} gradients given"
         raise RuntimeError(msg)
@@ -118,10 +119,6 @@ def _refuse_partial(tensor: Any, what: str) -> None:
 
 def _watched(tensor: Any, what: str) -> Any:
     return tensor._watched(what) if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
-
-
-def _sequence(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 # -- custom functions --------------------------------------------------------------------------------------------------
@@ -156,7 +153,7 @@ def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         raise TypeError(msg)
     call = _Application(tuple(map(reduced, args)))
     result = _native(cls).apply(*(local_value(arg) for arg in call.args), call)
-    outs = [_wrapped(out, layout, call.args) for out, layout in zip(_sequence(result), call.outputs, strict=True)]
+    outs = [_wrapped(out, layout, call.args) for out, layout in zip(as_list(result), call.outputs, strict=True)]
     return tuple(outs) if call.many else outs[0]
 
 
@@ -225,7 +222,7 @@ def _forward_of(cls: Any) -> Any:
         ctx.call, user_ctx = call, _Context(ctx)
         out = cls.forward(*call.args) if split else cls.forward(user_ctx, *call.args)
         call.many = isinstance(out, (list, tuple))
-        outs = list(map(reduced, _sequence(out)))
+        outs = list(map(reduced, as_list(out)))
         if split:
             cls.setup_context(user_ctx, call.args, tuple(outs) if call.many else outs[0])
         call.outputs = [output._layout if isinstance(output, DTensor) else None for output in outs]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hyper_parallel.core.dtensor import random
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.errors import PlanError
 
 __all__ = ["materialise", "parameters_on"]
@@ -60,14 +60,14 @@ def materialise(module: nn.Module, stage_index: int) -> None:
 def _replace(module: nn.Module, allocated: dict[int, Any]) -> None:
     for tensors in (module._parameters, module._buffers):
         for name, value in tensors.items():
-            if value is not None and _local(value).is_meta:
+            if value is not None and to_local(value).is_meta:
                 if id(value) not in allocated:
                     allocated[id(value)] = _with_storage(value)
                 tensors[name] = allocated[id(value)]
 
 
 def _with_storage(value: Any) -> Any:
-    local = _local(value)
+    local = to_local(value)
     device = value.device_mesh.device_type if isinstance(value, DTensor) else _default_device()
     fresh = torch.empty(local.shape, dtype=local.dtype, device=device)
     tensor = value._platform.wrap(fresh, value.layout) if isinstance(value, DTensor) else fresh
@@ -81,11 +81,7 @@ def _default_device() -> torch.device:
 
 def _delayed(module: nn.Module) -> bool:
     tensors = [*module._parameters.values(), *module._buffers.values()]
-    return any(tensor is not None and _local(tensor).is_meta for tensor in tensors)
-
-
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
+    return any(tensor is not None and to_local(tensor).is_meta for tensor in tensors)
 
 
 @contextmanager

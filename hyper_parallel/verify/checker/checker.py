@@ -8,7 +8,6 @@ and each output and the gradient of each operand is compared. Values are exact o
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.boxes import coordinates
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.core.dtensor.transition import average_divisor, dual
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
 from hyper_parallel.platform.select import platform_of
 from hyper_parallel.verify.checker.difference import difference, rounding_bound
@@ -42,7 +41,6 @@ __all__ = [
     "PlacementChecker",
     "Places",
     "Problem",
-    "as_list",
     "on_other_device",
     "seedable",
 ]
@@ -206,8 +204,7 @@ class DTensors(DistributedTensors):
         layout = operand.layout
         if any(op in EXTREMA for _, op in layout.partials):
             return extremum_gradients(gradient, layout, operand.shards)[self.rank]
-        averaged = math.prod(self.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
-        return np.asarray(self._box(gradient, layout) / averaged, gradient.dtype)
+        return np.asarray(self._box(gradient, layout) / average_divisor(layout), gradient.dtype)
 
     def _box(self, array: Any, layout: Layout) -> Any:
         """Return this rank's part of a cotangent or gradient of a tensor with ``layout``."""
@@ -355,8 +352,3 @@ def on_other_device(tensors: Sequence[Any], device: str) -> str:
         if elsewhere:
             return f"{index} is on {elsewhere}, and --device is {device}"
     return ""
-
-
-def as_list(out: Any) -> list[Any]:
-    """Return the outputs of a function that returns one or several."""
-    return list(out) if isinstance(out, (list, tuple)) else [out]

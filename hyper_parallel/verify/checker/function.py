@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.attempt import Raised, attempt
@@ -23,7 +24,6 @@ from hyper_parallel.verify.checker.checker import (
     Expected,
     PlacementChecker,
     Places,
-    as_list,
     on_other_device,
 )
 from hyper_parallel.verify.checker.choices import all_placements

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.noise import as_wide
+
 __all__ = ["Box", "Match", "box_positions", "compact", "find_part", "positions_of", "rows_of"]
 
 _SIDE = 1 << 22
@@ -156,7 +158,7 @@ class _Search:
         if self.allowed is None:
             return np.array_equal(expected, self.part, equal_nan=self.part.dtype.kind in "fc")
         with np.errstate(invalid="ignore"):
-            close = np.abs(_wide(expected) - _wide(self.part)) <= self.allowed.reshape(-1)[positions]
+            close = np.abs(as_wide(expected) - as_wide(self.part)) <= self.allowed.reshape(-1)[positions]
         return bool((close | (expected == self.part)).all())
 
     def candidates(self) -> Iterator[tuple[Any, bool]]:
@@ -205,7 +207,7 @@ class _Search:
         if int((last - first).sum()) * (self.part.size // len(first)) > 4 * _SIDE:
             return np.minimum.reduceat(np.append(order, len(order)), np.stack([first, last], 1).reshape(-1))[::2]
         own, rows = (
-            _wide(np.moveaxis(array, dim, 0)).reshape(array.shape[dim], -1) for array in (self.part, self.whole)
+            as_wide(np.moveaxis(array, dim, 0)).reshape(array.shape[dim], -1) for array in (self.part, self.whole)
         )
         nearest = []
         for row, start, end in zip(own, first, last, strict=True):
@@ -222,8 +224,8 @@ class _Search:
 
     def _flat(self) -> Iterator[tuple[Any, bool]]:
         """Yield contiguous pieces of the raveled array."""
-        flat, size = _wide(self.whole.reshape(-1)), self.part.size
-        first = _wide(self.part.reshape(-1))[0]
+        flat, size = as_wide(self.whole.reshape(-1)), self.part.size
+        first = as_wide(self.part.reshape(-1))[0]
         starts = np.flatnonzero(np.abs(flat[: flat.size - size + 1] - first) <= self.tolerance)
         fits = [start + np.arange(size) for start in starts[:_STARTS]]
         fits = [positions for positions in fits if self.equal(positions)]
@@ -234,9 +236,9 @@ class _Search:
         """Yield places found by single values: rows of several dims, and any order if all values are distinct."""
         if self.part.dtype.kind != "f":
             return
-        flat = _wide(self.whole.reshape(-1))
+        flat = as_wide(self.whole.reshape(-1))
         order = np.argsort(flat, kind="stable")
-        values = _wide(self.part.reshape(-1))
+        values = as_wide(self.part.reshape(-1))
         first = np.searchsorted(flat[order], values - self.tolerance, side="left")
         last = np.searchsorted(flat[order], values + self.tolerance, side="right")
         sure = (last - first == 1).reshape(self.part.shape)
@@ -275,11 +277,7 @@ def _progressions(own: Any, rows: Any, starts: Any, tolerance: float) -> Iterato
 
 def _project(rows: Any) -> Any:
     """Return one number per row: equal for equal rows, and different for others but for chance."""
-    flat = _wide(rows.reshape(rows.shape[0], -1))
+    flat = as_wide(rows.reshape(rows.shape[0], -1))
     flat = np.where(np.isfinite(flat), flat, 7.25)
     weights = np.random.default_rng(11).standard_normal(flat.shape[1])
     return (flat * weights).sum(axis=1)
-
-
-def _wide(array: Any) -> Any:
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

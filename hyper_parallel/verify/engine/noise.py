@@ -48,6 +48,7 @@ __all__ = [
     "NOISE_SHARE",
     "ROUNDED_MULTIPLE",
     "allowed_movement",
+    "as_wide",
     "displace",
     "movement",
     "multiple_of",
@@ -194,7 +195,7 @@ def _largest_moves(reference: Any, repeats: Sequence[Any]) -> Any:
     moved = np.zeros(reference.shape, dtype=np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         for repeat in repeats:
-            distance = np.abs(_wide(_same_shape(repeat, reference)) - _wide(reference))
+            distance = np.abs(as_wide(_same_shape(repeat, reference)) - as_wide(reference))
             moved = np.maximum(moved, np.where(np.isnan(distance), np.inf, distance))
     return np.where(np.isfinite(reference), moved, 0.0)
 
@@ -325,7 +326,8 @@ def _magnitude(array: Any, dtype: np.dtype[Any]) -> Any:
     return np.where(np.isfinite(magnitude), magnitude, dtype.type(0))
 
 
-def _wide(array: Any) -> Any:
+def as_wide(array: Any) -> Any:
+    """Return an array in float64, or complex128."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 

@@ -301,8 +301,8 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
     held then. A module that has no weight of its own in the reference, such as an output layer with the embedding's, is
     called alike on the rank: its weight alone has another name.
     """
-    weights = {record.name: record.value for record in reference if _initial(record)}
-    own = [{record.name: record.value for record in records if _initial(record)} for records in ranks]
+    weights = {record.name: record.value for record in reference if record.is_initial_weight}
+    own = [{record.name: record.value for record in records if record.is_initial_weight} for records in ranks]
     plain: list[dict[str, str]] = [{} for _ in ranks]
     if not weights or set(weights) <= {name for index in own for name in index}:
         return plain
@@ -332,10 +332,6 @@ def _same(weights: Mapping[str, Any], name: str, value: Any) -> bool:
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _initial(record: Record) -> bool:
-    return record.kind == "weight" and record.step == -1
 
 
 def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[str]:

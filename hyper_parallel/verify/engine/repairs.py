@@ -148,9 +148,7 @@ def _own_name(runs: PairedRuns, rank: int, name: str) -> str:
     """Return what a rank calls a parameter: stages count their own layers."""
     records: Sequence[Record] = runs.parallel.ranks[rank].records
     return next(
-        record.name
-        for record in records
-        if record.kind == "weight" and record.step == -1 and renamed(record, runs.names[rank]).name == name
+        record.name for record in records if record.is_initial_weight and renamed(record, runs.names[rank]).name == name
     )
 
 

@@ -14,7 +14,7 @@ from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.engine.power import Power, percent
 from hyper_parallel.verify.engine.wording import count_words, ranks_words, summary, value_words, when_words
 
-__all__ = ["Difference", "UnequalReplicas", "Verdict"]
+__all__ = ["Difference", "UnequalReplicas", "Verdict", "finite"]
 
 _FOLLOWING = 4
 """Differences after the first that get a line of their own."""
@@ -191,12 +191,12 @@ class Verdict:
             "world_size": self.world_size,
             "compared": dict(self.counts),
             "elements": self.checked,
-            "largest_error_of_allowed": _finite(self.largest),
+            "largest_error_of_allowed": finite(self.largest),
             "power": {
-                "median": _finite(self.power.median),
+                "median": finite(self.power.median),
                 "weakest": self.power.weakest,
-                "largest": _finite(self.power.largest),
-                "weak": {name: _finite(error) for name, error in self.power.weak.items()},
+                "largest": finite(self.power.largest),
+                "weak": {name: finite(error) for name, error in self.power.weak.items()},
                 "unjudged": list(self.power.unjudged),
             },
             "first": None if self.first is None else _plain(self.first),
@@ -256,9 +256,9 @@ def _listed(title: str, lines: list[str]) -> list[str]:
 
 
 def _plain(difference: Difference) -> dict[str, Any]:
-    return {**asdict(difference), "error": _finite(difference.error), "bound": _finite(difference.bound)}
+    return {**asdict(difference), "error": finite(difference.error), "bound": finite(difference.bound)}
 
 
-def _finite(number: float) -> float | None:
+def finite(number: float) -> float | None:
     """Return None for what JSON cannot write."""
     return number if math.isfinite(number) else None

@@ -18,7 +18,7 @@ import numpy as np
 from hyper_parallel.core.dtensor.placements import Partial
 from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.difference import difference, is_dyadic
-from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, movement
+from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE, as_wide, movement
 from hyper_parallel.verify.fuzz.execution import Key, execute, plain_leaves
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Truth:
             return np.where(_any(reference.shape, [repeat != reference for repeat in repeats]), np.inf, 0.0)
         finite = np.isfinite(reference)
         unstable = _any(reference.shape, [np.isfinite(repeat) != finite for repeat in repeats])
-        wide = np.abs(np.where(finite, _wide(reference), 0.0))
+        wide = np.abs(np.where(finite, as_wide(reference), 0.0))
         floor = NOISE_SHARE * self._largest(key[0])
         least = _EPS[result.dtype] * np.maximum(wide, floor)
         multiple = HALF_MULTIPLE if result.dtype in _HALF else MULTIPLE
@@ -142,7 +142,7 @@ class Truth:
         largest = 0.0
         for key, result in self.results.items():
             if key[0] == kind and result is not None and result.dtype in _EPS and result.array.size:
-                magnitudes = np.abs(_wide(result.array))
+                magnitudes = np.abs(as_wide(result.array))
                 largest = max(largest, float(np.where(np.isfinite(magnitudes), magnitudes, 0.0).max()))
         return largest
 
@@ -215,7 +215,3 @@ def _shares_round(program: Program) -> bool:
 def _any(shape: tuple[int, ...], masks: list[Any]) -> Any:
     """Return where one of the masks is true; nowhere without masks."""
     return np.logical_or.reduce([np.zeros(shape, dtype=bool), *masks])
-
-
-def _wide(array: Any) -> Any:
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor.placements import Placement, Replicate
 from hyper_parallel.core.shard.entry import binder
 from hyper_parallel.core.shard.rule import find_rule
@@ -21,7 +22,7 @@ from hyper_parallel.transport.base import active_transport
 from hyper_parallel.transport.simulated.endpoint import RankAbortedError
 from hyper_parallel.verify.attempt import Raised, attempt
 from hyper_parallel.verify.checker.batch import Failed, World, run_batch
-from hyper_parallel.verify.checker.checker import DistributedTensors, PlacementChecker, as_list
+from hyper_parallel.verify.checker.checker import DistributedTensors, PlacementChecker
 from hyper_parallel.verify.checker.choices import possible_placements
 from hyper_parallel.verify.ops.audit import OUTCOMES, TARGETS, WORLDS, AuditFinding, OperatorAudit
 from hyper_parallel.verify.ops.claims import mesh_of

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.shard.entry import OpEntry, binder
 from hyper_parallel.core.shard.rule import Rule, find_rule
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.checker.batch import Failed, World, run_batch
-from hyper_parallel.verify.checker.checker import DTensors, Expected, PlacementChecker, Places, as_list
+from hyper_parallel.verify.checker.checker import DTensors, Expected, PlacementChecker, Places
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.reference import SEED
 from hyper_parallel.verify.ops.user_operators import UserOperator, resolve

@@ -7,7 +7,6 @@ recognized by name (operand, box, split), never by their values, so that nothing
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel.core.dtensor.boxes import coordinates
-from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.core.dtensor.transition import average_divisor, dual
 from hyper_parallel.verify.checker.checker import EXTREMA
 from hyper_parallel.verify.checker.difference import difference, rounding_bound
 from hyper_parallel.verify.checker.shards import (
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.reference import Caller, Reference
     from hyper_parallel.verify.ops.values import FilledSample
 
-__all__ = ["CallCache", "ComputedCall", "LocalShard", "averaged", "name_of"]
+__all__ = ["CallCache", "ComputedCall", "LocalShard", "name_of"]
 
 
 class LocalShard:
@@ -118,13 +117,13 @@ class CallCache:
 
     def cotangent(self, index: int, layout: Layout) -> list[LocalShard]:
         """Return the cotangent of output ``index`` on all ranks, in the dual layout."""
-        return self._plain_shards("cotangent", index, self.reference.cotangents[index], layout, averaged(layout))
+        return self._plain_shards("cotangent", index, self.reference.cotangents[index], layout, average_divisor(layout))
 
     def expected_gradient(self, index: int, layout: Layout, split: int) -> list[LocalShard]:
         """Return what the gradient of operand ``index`` must be on all ranks."""
         gradient = self.reference.grads[index]
         if not any(op in EXTREMA for _, op in layout.partials):
-            return self._plain_shards("gradient", index, gradient, layout, averaged(layout))
+            return self._plain_shards("gradient", index, gradient, layout, average_divisor(layout))
         key = ("gradient", index, layout, split)
         shards = self._shards_by_layout.get(key)
         if shards is None:
@@ -290,11 +289,6 @@ def _summed_magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) ->
         return 0.0
     total = np.sum([np.abs(part) for part in parts], 0)
     return float(np.max(total, initial=0.0, where=np.isfinite(total)))
-
-
-def averaged(layout: Layout) -> int:
-    """Return the number of ranks over which ``layout`` averages."""
-    return math.prod(layout.mesh.shape[axis] for axis, op in layout.partials if op == "avg")
 
 
 def name_of(value: Any) -> Hashable:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.shard.rule import LocalCall, Ref, Strategies
-from hyper_parallel.verify.checker.checker import Expected, as_list
+from hyper_parallel.verify.checker.checker import Expected
 from hyper_parallel.verify.checker.difference import coarsest_eps, is_dyadic, is_single_precision
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.ops.claims import SampleCall, bind_sample, mesh_of, with_operands

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from hyper_parallel.core.dtensor.layout import Box, Layout
-from hyper_parallel.core.dtensor.mesh import DeviceMesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, ravel
 from hyper_parallel.verify.pages import svg
 
 __all__ = ["layout_svg", "mesh_svg"]
@@ -41,7 +41,7 @@ def mesh_svg(mesh: DeviceMesh) -> Markup:
     """
 
     def box(coordinate: Coordinate) -> list[Markup]:
-        rank = mesh.ranks[_flat(coordinate, mesh.shape)]
+        rank = mesh.ranks[ravel(coordinate, mesh.shape)]
         return [svg.text(26, 22, rank, anchor="middle", bold=True)]
 
     title = f"mesh {_axes(mesh)}"
@@ -67,7 +67,7 @@ def layout_svg(layout: Layout) -> Markup:
     height = outline.height + 58
 
     def box(coordinate: Coordinate) -> list[Markup]:
-        rank = layout.mesh.ranks[_flat(coordinate, layout.mesh.shape)]
+        rank = layout.mesh.ranks[ravel(coordinate, layout.mesh.shape)]
         return outline.draw(coordinate, layout.box_at(coordinate), rank, width)
 
     placements = ", ".join(f"{name}: {layout.placement_on(axis)}" for axis, name in enumerate(layout.mesh.names))
@@ -238,7 +238,7 @@ class _Outline:
 def _in_words(layout: Layout, coordinate: Coordinate) -> str:
     """Return the local shard at a coordinate in words."""
     box = layout.box_at(coordinate)
-    rank = layout.mesh.ranks[_flat(coordinate, layout.mesh.shape)]
+    rank = layout.mesh.ranks[ravel(coordinate, layout.mesh.shape)]
     if any(start == stop for start, stop in box):
         return f"rank {rank}: empty"
     ranges = ", ".join(f"{start}:{stop}" for start, stop in box)
@@ -256,11 +256,3 @@ def _axes(mesh: DeviceMesh) -> str:
 
 def _coordinates(shape: Sequence[int]) -> itertools.product[Coordinate]:
     return itertools.product(*map(range, shape))
-
-
-def _flat(coordinate: Coordinate, shape: Sequence[int]) -> int:
-    """Return the row-major number of a coordinate."""
-    number = 0
-    for index, size in zip(coordinate, shape, strict=True):
-        number = number * size + index
-    return number

@@ -22,7 +22,7 @@ from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.sinks import KeepSink
 from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.engine.wording import value_words
-from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
+from hyper_parallel.verify.frameworks.contract.records import RankRecords, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.isolation import run_folder
 from hyper_parallel.verify.program.program import Program
@@ -146,7 +146,7 @@ def resumed_step(first: RankRecords, second: RankRecords, expected: int) -> int:
         second: of the same rank, started again.
         expected: the step after which it should be saved; another must be much closer.
     """
-    weights = {record.name: np.asarray(record.value) for record in second.records if _initial(record)}
+    weights = {record.name: np.asarray(record.value) for record in second.records if record.is_initial_weight}
     distances: dict[int, float] = {}
     for step in range(-1, expected + 1):
         known = {
@@ -161,10 +161,6 @@ def resumed_step(first: RankRecords, second: RankRecords, expected: int) -> int:
     if expected in distances and distances[nearest] >= _MUCH_CLOSER * distances[expected]:
         return expected
     return nearest
-
-
-def _initial(record: Record) -> bool:
-    return record.kind == "weight" and record.step == -1
 
 
 def _distance(one: Any, other: Any) -> float:

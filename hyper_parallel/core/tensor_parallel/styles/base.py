@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundaryLayout", "LayerStyle", "ParallelStyle", "ReplicatedStyle", "convert_first", "first_argument", "options",
-    "style_of", "to_local",
+    "style_of",
 ]  # fmt: skip
 
 _STYLED = "_hyper_parallel_style"
@@ -264,11 +264,6 @@ class ReplicatedStyle(ParallelStyle):
 def options(style: Any, *names: str) -> str:
     """``ColwiseParallel(input_layouts=…, …)``."""
     return f"{type(style).__name__}({', '.join(f'{name}={getattr(style, name)}' for name in names)})"
-
-
-def to_local(value: Any) -> Any:
-    """The local tensor of a DTensor; other values unchanged."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def convert_first(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options, to_local
+from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options
 from hyper_parallel.core.tensor_parallel.styles.boundary import parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.heads import HeadCounts, attention_among
 

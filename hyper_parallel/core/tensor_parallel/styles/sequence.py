@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel.core.dtensor.dtensor import to_local
 from hyper_parallel.core.dtensor.placements import Shard
-from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options, to_local
+from hyper_parallel.core.tensor_parallel.styles.base import ReplicatedStyle, options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

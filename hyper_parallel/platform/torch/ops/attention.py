@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.errors import UnsupportedOperatorError
@@ -60,14 +61,10 @@ def _recurrent(op: str) -> None:
             msg = f"{op}: packed sequences of DTensors are not supported; pad them, and mask what the padding gives"
             raise UnsupportedOperatorError(msg)
         weights = [*(params or ()), *rest.values()]
-        mesh = next(tensor.layout.mesh for tensor in (x, *_sequence(hx), *weights) if isinstance(tensor, DTensor))
-        states = [_replicated_if_zero(ops, state, mesh) for state in _sequence(hx)]
+        mesh = next(tensor.layout.mesh for tensor in (x, *as_list(hx), *weights) if isinstance(tensor, DTensor))
+        states = [_replicated_if_zero(ops, state, mesh) for state in as_list(hx)]
         state = states if isinstance(hx, (list, tuple)) else states[0]
         return getattr(ops, op)(x, state, **({} if params is None else {"params": params}), **rest)
-
-
-def _sequence(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _replicated_if_zero(ops: Any, state: Any, mesh: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.core.dtensor.events import Cause
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -102,8 +102,8 @@ def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None
     for index, grad in enumerate(x):
         if isinstance(grad, DTensor):
             _require_writable(index, grad)
-    local_inf = _to_local(found_inf)
-    amp_unscale([_to_local(grad) for grad in x], local_inf, _to_local(inv_scale))
+    local_inf = to_local(found_inf)
+    amp_unscale([to_local(grad) for grad in x], local_inf, to_local(inv_scale))
     _mark_written(grads)
     meshes = list(dict.fromkeys(grad.device_mesh for grad in grads))
     for mesh in meshes * len(meshes):  # repeat, so that a maximum on one mesh reaches all
@@ -130,7 +130,3 @@ def _maximum_over(platform: Any, mesh: DeviceMesh, value: Any) -> Any:
     pending = Layout.of(mesh, unsharded, tuple((axis, "max") for axis in range(mesh.ndim)), shape)
     target = Layout.of(mesh, unsharded, (), shape)
     return platform.wrap(value.detach(), pending).local_for(target, (), Cause(_UNSCALE, "found_inf"))
-
-
-def _to_local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.errors import CollectiveMismatchError, RendezvousError, UnsupportedOnBackend
-from hyper_parallel.transport.base import WORLD, Channel, Parts, Ranks, Shape, check_ranks, check_reduction
+from hyper_parallel.transport.base import WORLD, Channel, Parts, Ranks, Shape, by_rank, check_ranks, check_reduction
 from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
 from hyper_parallel.transport.host.torch.ops import bytes_of, from_bytes, materialized, reduce_in_order
 from hyper_parallel.transport.real.c10d.gloo import GlooMessages, waiter
@@ -165,7 +165,7 @@ class C10dTransport(C10dRows):
         parts = [torch.empty_like(ours) for _ in ranks]
         work = self._waiter(
             "all_gather", ranks,
-            dist.all_gather([parts[place] for place in _by_rank(ranks)], ours, group=self.group(ranks), async_op=True),
+            dist.all_gather([parts[place] for place in by_rank(ranks)], ours, group=self.group(ranks), async_op=True),
         )  # fmt: skip
 
         def finish() -> list[torch.Tensor]:
@@ -269,7 +269,7 @@ class C10dTransport(C10dRows):
         gathered: list[Any] = [None] * len(ranks)
         with self._naming(f"all_gather_object of ranks {ranks}", ranks):
             dist.all_gather_object(gathered, obj, group=self.group(ranks))
-        ordered = dict(zip(_by_rank(ranks), gathered, strict=True))
+        ordered = dict(zip(by_rank(ranks), gathered, strict=True))
         return [ordered[position] for position in range(len(ranks))]
 
     def barrier(self, ranks: Ranks) -> None:
@@ -291,7 +291,7 @@ class C10dTransport(C10dRows):
         """The engine's own reduce-scatter, on chunks padded to the largest."""
         largest = max(chunk.numel() for chunk in chunks)
         padded = chunks[0].new_zeros((len(chunks), largest))
-        for row, place in enumerate(_by_rank(ranks)):
+        for row, place in enumerate(by_rank(ranks)):
             padded[row, : chunks[place].numel()] = chunks[place].detach().reshape(-1)
         mine = padded.new_empty(largest)
         work = waiter(
@@ -306,11 +306,6 @@ class C10dTransport(C10dRows):
             return kept.div_(len(ranks)) if op == "avg" else kept
 
         return Work("reduce_scatter", finish)
-
-
-def _by_rank(ranks: Ranks) -> list[int]:
-    """Positions in ``ranks`` in the order of a process group's members, that is, of their numbers."""
-    return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
 def _reordered(flat: torch.Tensor, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:

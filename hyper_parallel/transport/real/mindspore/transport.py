@@ -20,6 +20,7 @@ from hyper_parallel.transport.base import (
     Ranks,
     Shape,
     Transport,
+    by_rank,
     check_ranks,
     check_reduction,
     unknown_group,
@@ -290,7 +291,7 @@ class HcclTransport(EngineTransport):
             own = [_unflat(_fresh(flat), x, shape) for shape in shapes]
             return Work("all_gather", lambda: own)
         parts = [_empty_like(flat) for _ in ranks]
-        ordered = [parts[position] for position in _by_rank(ranks)]
+        ordered = [parts[position] for position in by_rank(ranks)]
         work = self._engine.all_gather(ordered, flat, self.group(ranks), async_op=True)
 
         def finish() -> list[Tensor]:
@@ -309,7 +310,7 @@ class HcclTransport(EngineTransport):
             sends, expects = Parts.of(chunk.shape for chunk in chunks), Parts.of([own.shape] * len(ranks))
             exchanged = self._all_to_all(mint.cat([chunk.reshape(-1) for chunk in chunks]), ranks, sends, expects)
             return exchanged.then(lambda flat: _fold(_parts(flat, expects), op))
-        rows = mint.cat([_pad(_flat(chunks[index]), largest) for index in _by_rank(ranks)])
+        rows = mint.cat([_pad(_flat(chunks[index]), largest) for index in by_rank(ranks)])
         mine = mint.zeros((largest,), dtype=own.dtype)
         work = self._engine.reduce_scatter_tensor(mine, rows, _HCCL_OPS[op], self.group(ranks), async_op=True)
 
@@ -326,7 +327,7 @@ class HcclTransport(EngineTransport):
         if len(ranks) == 1:
             kept = _unflat(_fresh(flat), x, shape)
             return Work("all_to_all", lambda: kept)
-        order, width = _by_rank(ranks), _width(x)
+        order, width = by_rank(ranks), _width(x)
         outgoing, incoming = ([size * width for size in parts.of_members(order)] for parts in (sends, expects))
         moved = order != list(range(len(ranks)))
         sent = _reordered(flat, [size * width for size in sends.sizes], order) if moved else flat
@@ -375,7 +376,7 @@ class HcclTransport(EngineTransport):
         check_ranks(ranks, self.rank, self.world_size)
         gathered: list[Any] = [None] * len(ranks)
         self._engine.all_gather_object(gathered, obj, self.group(ranks))
-        ordered = dict(zip(_by_rank(ranks), gathered, strict=True))
+        ordered = dict(zip(by_rank(ranks), gathered, strict=True))
         return [ordered[position] for position in range(len(ranks))]
 
     def barrier(self, ranks: Ranks) -> None:
@@ -535,11 +536,6 @@ def _reordered(flat: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tens
     """The parts of ``flat``, of ``sizes``, in another order."""
     parts = mint.split(flat, list(sizes))
     return mint.cat([parts[index] for index in order])
-
-
-def _by_rank(ranks: Ranks) -> list[int]:
-    """Positions in ``ranks`` in the order of a group's members, that is, of their numbers."""
-    return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 
 def _fold(parts: Sequence[Tensor], op: str) -> Tensor:

@@ -156,6 +156,11 @@ class Record:
         """Kind, name, step and call: the same for this value in other runs and on other ranks."""
         return self.kind, self.name, self.step, self.call
 
+    @property
+    def is_initial_weight(self) -> bool:
+        """Whether it is a weight before training."""
+        return self.kind == "weight" and self.step == -1
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
