@@ -81,14 +81,14 @@ def register(name: str, cache: Any, limit: Callable[[], int] | None = None, *, h
         limit: returns the most entries of a mapping.
         has_layouts: entries hold layouts, and may be dropped at any time, on one rank alone.
     """
-    told = getattr(cache, "cache_info", None)
+    info = getattr(cache, "cache_info", None)
 
     def sizes() -> Iterable[CacheInfo]:
-        if told is not None:
-            return [CacheInfo(name, told().currsize, told().maxsize)]
+        if info is not None:
+            return [CacheInfo(name, info().currsize, info().maxsize)]
         return [CacheInfo(name, len(cache), None if limit is None else limit())]
 
-    empty = None if not has_layouts else cache.clear if told is None else cache.cache_clear
+    empty = None if not has_layouts else cache.clear if info is None else cache.cache_clear
     with _LOCK:
         _REGISTERED.append(_Registered(sizes, empty))
 

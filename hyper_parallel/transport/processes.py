@@ -72,7 +72,7 @@ def search_path() -> list[str]:
 
 
 def local_environment() -> dict[str, str]:
-    """The environment of ranks that are all on this machine: gloo listens on loopback only, unless told otherwise."""
+    """The environment of ranks that are all on this machine: gloo listens on loopback by default."""
     names = {name for _, name in socket.if_nameindex()}
     return {**({_GLOO_INTERFACE: _LOOPBACK} if _LOOPBACK in names else {}), **os.environ}
 

@@ -26,7 +26,7 @@ KINDS = (*REQUIRED, "norm", "state", "buffer", "rate", "mask", "saved", "random"
 _OWNERS = {"loss": "(loss)", "norm": "(optimizer)", "rate": "(optimizer)"}
 """What stands for the module of values that belong to none."""
 
-_UNTOLD = ("unexplained", "components")
+_GENERIC = ("unexplained", "components")
 """Classes of causes that say no more than that values differ."""
 
 
@@ -189,10 +189,10 @@ class ModelReport(Report):
         ]
         self.skipped = [*verdict.skipped, *verdict.unplaced]
         self.incomplete = list(verdict.incomplete)
-        told = [each for each in verdict.differences if each.cause is not None and each.cause.kind not in _UNTOLD]
-        if told:
-            lines = [] if told[0] is verdict.first else [f"{told[0].heading} differs, too"]
-            cause: Any = told[0].cause
+        explained = [each for each in verdict.differences if each.cause is not None and each.cause.kind not in _GENERIC]
+        if explained:
+            lines = [] if explained[0] is verdict.first else [f"{explained[0].heading} differs, too"]
+            cause: Any = explained[0].cause
             self.explanation = [*lines, f"cause: {cause}", f"evidence: {cause.evidence}"]
 
     # -- text and JSON ---------------------------------------------------------------------------------------------

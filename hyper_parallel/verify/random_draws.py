@@ -2,7 +2,7 @@
 
 A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
 run draws the numbers of a single device. Here plain tensors draw by the same rule: whole ones on the single device, and
-in the parallel run the part that a rank has, as told by its shape. The parallel program itself would draw a plain
+in the parallel run the part that a rank has, which its shape tells. The parallel program itself would draw a plain
 tensor from the framework's generator of the rank. The states of these generators are compared between ranks: they must
 be equal where ranks draw for the same elements, and differ where they draw for different ones.
 """

@@ -31,8 +31,8 @@ ALLOWED = {"docs/style.md"}
 """The page that lists the words."""
 
 CEILINGS = {
-    "hyper_parallel": 30,
-    "ci": 3,
+    "hyper_parallel": 0,
+    "ci": 0,
 }
 """Uses of these words under a folder, all of them together: lower a number when a text is rewritten, never raise it."""
 

@@ -47,7 +47,7 @@ class LaunchedRank:
 
 
 def launched_rank() -> LaunchedRank | None:
-    """Return what a launcher such as torchrun or msrun told this process; None if it is the only rank.
+    """Return the rank that a launcher such as torchrun or msrun gave this process; None if it is the only rank.
 
     Raises:
         MeshError: the rank or the number of ranks is not a number.

@@ -224,7 +224,7 @@ class RankFlight:
             time.sleep(_STEP_SECONDS)
 
     def _write(self) -> None:
-        with self._writing, contextlib.suppress(OSError):  # nobody is left who could be told
+        with self._writing, contextlib.suppress(OSError):  # nobody is left who could read an error
             if self.recorder is not None:
                 self.recorder.write_orphaned(self.rank)
                 self.recorder = None

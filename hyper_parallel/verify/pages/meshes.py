@@ -94,7 +94,7 @@ class _Grid:
         width: of a box.
         height: of a box.
         content: what is inside a box, drawn from its upper left corner.
-        key: of what a box shows beside its rank; three or more rows, or grids, of equal keys are drawn once.
+        key: of what is in a box in addition to its rank; three or more rows, or grids, of equal keys are drawn once.
     """
 
     mesh: DeviceMesh

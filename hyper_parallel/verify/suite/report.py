@@ -180,7 +180,7 @@ def _lines(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _below(path: Path, root: Path) -> str:
-    """Return a file relative to the root, with slashes; empty if it is not below it, or is no file."""
+    """Return a file relative to the root, with slashes; empty if it is not below it, or not a file."""
     try:
         full = (root / path).resolve(strict=True)
         return full.relative_to(root.resolve()).as_posix()

@@ -183,10 +183,10 @@ class LostPeers:
         while silent and time.monotonic() < deadline:
             time.sleep(_ROUND_SECONDS)
             silent = [rank for rank in silent if not store.check([str(rank)])]
-        told = [
+        ended = [
             f"rank {rank} has failed, too, in {store.get(str(rank)).decode()}" for rank in others if rank not in silent
         ]
-        return [*told, *(f"rank {rank} does not answer; {self._host_of(rank)}" for rank in silent)]
+        return [*ended, *(f"rank {rank} does not answer; {self._host_of(rank)}" for rank in silent)]
 
     def _connect(self) -> Any:
         return TCPStore(

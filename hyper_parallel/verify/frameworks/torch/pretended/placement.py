@@ -46,7 +46,7 @@ def replace_placement(device: PretendedDevice) -> None:
     _replace(_Torch, "get_autocast_dtype", placed.asked)
     _replace(_Torch, "load", placed.loaded)
     _replace(DeviceMesh, "__init__", placed.first)
-    _replace(TorchTensors, "device_beside", placed.beside)
+    _replace(TorchTensors, "device_beside", placed.same_device)
     _replace(nn.parallel.DistributedDataParallel, "__init__", _without("device_ids", "output_device"))
     _replace(fsdp.FullyShardedDataParallel, "__init__", placed.by_number)
 
@@ -143,7 +143,7 @@ class _Placement:
 
         return load
 
-    def beside(self, plain: Any) -> Any:
+    def same_device(self, plain: Any) -> Any:
         """Replace this library's question whether a tensor is on a mesh's device."""
 
         @functools.wraps(plain)
