@@ -79,7 +79,7 @@ class _Call:
         """Let the cells see the whole parameters."""
         for member, whole in zip(self.group.members, self.exposed, strict=True):
             member.expose(whole)
-        for held in self.group._tuples:  # noqa: SLF001 - one part in two classes
+        for held in self.group.tuples:
             held.show()
 
     def end_forward(self, *, keep: bool) -> None:
@@ -166,7 +166,7 @@ class FullyShardedGroup:
             for _, sharded, owners in parameters:
                 for owner, name in owners:
                     platform.set_parameter(owner, name, sharded)
-        self._tuples = tuples_of(module, self.members)
+        self.tuples = tuples_of(module, self.members)
         self._owners = frozenset(id(owner) for member in self.members for owner, _ in member.owners)
         _GROUPS.add(self)
         module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
@@ -206,7 +206,7 @@ class FullyShardedGroup:
             return
         for member in self.members:
             member.hide()
-        for held in self._tuples:
+        for held in self.tuples:
             held.hide()
 
     # -- recomputation ---------------------------------------------------------------------------------------------

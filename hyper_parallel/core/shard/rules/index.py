@@ -22,7 +22,7 @@ from hyper_parallel.core.shard.rules.dims import normalize_dim
 from hyper_parallel.core.shard.sample import indices, real, sample, size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hyper_parallel.core.dtensor.layout import Layout
 
@@ -170,12 +170,7 @@ def gather(call: OpCall) -> Strategies:
     rows = labelled_rows(labels)
     if x.floating and not call["sparse_grad"] and x.ndim:
         rows = lookup(rows, 0, dim, 2)
-
-    def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
-        arguments = window(targets[0], dim) if targets[0].ndim else {}
-        return LocalCall(arguments) if arguments else None
-
-    return Strategies(rows, (index.shape,), local)
+    return Strategies(rows, (index.shape,), _windowed(dim))
 
 
 def unshared_dims(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[str]:
@@ -200,12 +195,17 @@ def index_select(call: OpCall) -> Strategies:
     rows = labelled_rows(Labels((names, ("i",) * index.ndim), (out,), whole=frozenset({"x"}), each=(0,)))
     if x.floating:
         rows = lookup(rows, 0, dim, 2)
+    return Strategies(rows, ((*x.shape[:dim], count, *x.shape[dim + 1 :]),), _windowed(dim))
+
+
+def _windowed(dim: int) -> Callable[[OpCall, tuple[Layout, ...], tuple[Layout, ...]], LocalCall | None]:
+    """Return the local call of a lookup along ``dim``: the rank's window of the table, where it is sharded."""
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
-        arguments = window(targets[0], dim)
+        arguments = window(targets[0], dim) if targets[0].ndim else {}
         return LocalCall(arguments) if arguments else None
 
-    return Strategies(rows, ((*x.shape[:dim], count, *x.shape[dim + 1 :]),), local)
+    return local
 
 
 @decomposition("take_along_dim", "x, indices, dim=None")
