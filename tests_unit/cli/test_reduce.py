@@ -32,6 +32,7 @@ def test_the_report_lists_what_changed_what_was_kept_and_what_cannot_be_shown(ca
     assert "\n  experts: more than a token chooses, which is 4 instead of 8\n" in text
     assert "\n  every kind of layer, in its order: 5 of the 61 layers\n" in text
     assert "\n  axis pp: stages between the first and the last of 2, as 4 have\n" in text
+    assert "\n  axes tp, dp: some have one size, so a reduction over the wrong one may pass\n" in text
     assert "\n  depth: range and rounding of half precision after 61 layers\n" in text
     assert "\nestimated: 671 G -> " in text
     assert text.endswith(f"\nwrote {path}\n")

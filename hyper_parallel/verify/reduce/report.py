@@ -94,6 +94,9 @@ class ReductionReport(Report):
         for axis, (big, size) in structure.axes.items():
             if size < big:
                 found.append(f"axis {axis}: {_NEEDS_MORE[axis].format(big=big, small=size)}")
+        groups = {axis: size for axis, (_, size) in structure.axes.items() if axis not in {"pp", "ep"} and size > 1}
+        if len(set(groups.values())) < len(groups):
+            found.append(f"axes {', '.join(groups)}: some have one size, so a reduction over the wrong one may pass")
         if any(size == 2 for _, size in structure.axes.values()):
             found.append(
                 "axes of 2: next and previous rank are one rank, so a ring in the wrong direction is unnoticed"

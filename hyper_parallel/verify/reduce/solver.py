@@ -134,11 +134,14 @@ def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int
 
 
 def _experts(sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
-    """Yield numbers of experts: more than a token chooses, at least two for each rank, as many in each group."""
+    """Yield numbers of experts: more than a token chooses, at least two for each rank, as many in each group.
+
+    Where no axis is theirs, they may be shared by the ranks of another, so all axes that divide them still do.
+    """
     top, groups = chosen.get("top_k", 1), chosen.get("groups", 1)
-    small = axes["ep"][1]
+    small = math.lcm(*(axes[axis][1] for axis in axes if axis != "pp" and sizes["experts"] % axes[axis][0] == 0))
     sparse = sizes["experts"] >= 2 * sizes.get("top_k", 1)
-    for number in itertools.count(2 * small):
+    for number in itertools.count(max(2 * axes["ep"][1], small)):
         each_group = number // groups
         least = 1 if groups == 1 else max(2, math.ceil(top / chosen.get("top_groups", groups)))
         if number % small == 0 == number % groups and number >= top * (1 + sparse) and each_group >= least:

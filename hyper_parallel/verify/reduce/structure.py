@@ -99,7 +99,7 @@ def read_structure(document: Document, mesh: Mapping[str, int]) -> Structure:
         for axis in _ASSUMED[document.format]
         if axis not in named and (axis != "ep" or "experts" in sizes) and not (mesh and _names_no_axes(document))
     )
-    axes = {axis: _small(named.get(axis, 2 if axis in assumed else 1)) for axis in AXES}
+    axes = _small_axes({axis: named.get(axis, 2 if axis in assumed else 1) for axis in AXES}, document.format)
     numbers = {key: value for key, value in own.items() if _is_size(value)}
     return Structure(
         document, model, sizes, keys,
@@ -169,9 +169,19 @@ def _axes(document: Document, mesh: Mapping[str, int]) -> tuple[dict[str, str], 
     return keys, sizes
 
 
-def _small(size: int) -> tuple[int, int]:
-    """Return the size of an axis, and its size in the small run: 2, or the least odd prime that divides it."""
-    return size, next((prime for prime in range(3, size + 1, 2) if size % prime == 0), min(size, 2))
+def _small_axes(axes: Mapping[str, int], form: str) -> dict[str, tuple[int, int]]:
+    """Return each axis with its size in the small run: 2, or the least odd prime that divides it.
+
+    Data parallel is 3 next to tensor parallel of 2, so that a group of the wrong axis is noticed, where frameworks
+    permit: experts need an even number of ranks, and MindSpore's parallel modes a power of two.
+    """
+    found = {
+        axis: (size, next((prime for prime in range(3, size + 1, 2) if size % prime == 0), min(size, 2)))
+        for axis, size in axes.items()
+    }
+    if found["tp"][1] == 2 and found["ep"][1] == 1 and form != "mindformers":
+        found |= {axis: (found[axis][0], 3) for axis in ("dp", "dp_shard") if found[axis][0] > 2 == found[axis][1]}
+    return found
 
 
 def _roles(document: Document, model: str) -> Iterator[tuple[str, str]]:

@@ -154,7 +154,7 @@ def test_a_mesh_that_contradicts_the_file_is_refused():
     )
     with pytest.raises(InputError, match=re.escape(message)):
         reduced("gpt2-345m.args", mesh={"pp": 2})
-    assert reduced("gpt2-345m.args", mesh={"pp": 4, "dp": 8}).structure.axes["dp"] == (8, 2)
+    assert reduced("gpt2-345m.args", mesh={"pp": 4, "dp": 8}).structure.axes["dp"] == (8, 3)
 
 
 @pytest.mark.parametrize(

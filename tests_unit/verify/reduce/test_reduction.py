@@ -183,6 +183,15 @@ def test_a_model_with_one_key_head_keeps_it(tmp_path):
     assert reduced(tmp_path, {"num_key_value_heads": 8}, {"tp": 8})["num_key_value_heads"] == 2
 
 
+def test_axes_that_could_be_mistaken_for_each_other_differ():
+    """Data parallel of many ranks is 3 next to tensor parallel of 2; next to experts, and if it was 2, it is 2."""
+    document = read_document(CONFIGS / "qwen3-30b-a3b.json")
+    assert read_structure(document, {"tp": 4, "dp": 8}).axes["dp"] == (8, 3)
+    assert read_structure(document, {"tp": 4, "dp": 2}).axes["dp"] == (2, 2)
+    assert read_structure(document, {"tp": 4, "dp": 8, "ep": 8}).axes["dp"] == (8, 2)
+    assert read_structure(document, {"dp": 8}).axes["dp"] == (8, 2)
+
+
 def test_an_axis_that_is_not_a_power_of_two_has_an_odd_number_of_ranks(tmp_path):
     """Seven ranks stay seven, six become three, and what they divide is divided."""
     small = reduced(tmp_path, {}, {"tp": 7}, base="qwen2.5-7b")
