@@ -6,15 +6,17 @@ Where both take the same steps with the same numbers, sizes that differ are mult
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hyper_parallel.core.dtensor.placements import Shard
+from hyper_parallel.core.shard.rule import Row
 from hyper_parallel.verify.frameworks.contract.primitives import Graph, Primitive, Step
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 from hyper_parallel.verify.prove.laws import UnprovenError
 
-__all__ = ["paired"]
+__all__ = ["conditions_met", "paired"]
 
 _LABEL = "s"
 
@@ -60,3 +62,18 @@ def _step(one: Step, own: Step, label: int) -> Step:
 
 def _without_sizes(does: Any) -> Any:
     return does if not isinstance(does, Primitive) else replace(does, times=(), per=(), values=())
+
+
+def conditions_met(row: Row, shapes: Sequence[Sequence[int]], ranks: int) -> Row:
+    """Return the row with the conditions that these global shapes of the operands meet."""
+    split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
+    sizes = {pair: shapes[pair[0]][pair[1]] for pair in split}
+    even = tuple(pair for pair, size in sizes.items() if size % ranks == 0)
+    full = tuple(pair for pair, size in sizes.items() if size > -(-size // ranks) * (ranks - 1))
+    others = tuple((*pair, other) for pair, size in sizes.items() for other in _divisors(size) if other % ranks == 0)
+    return Row(row.inputs, row.outputs, even=even, full=full, sizes=others)
+
+
+def _divisors(size: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(size) + 1) if size % each == 0]
+    return [*small, *(size // each for each in small)]

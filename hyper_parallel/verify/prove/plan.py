@@ -8,9 +8,11 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._caches import empty_layout_caches
 from hyper_parallel._text import byte_words
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path, watching
@@ -22,12 +24,16 @@ from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.platform.select import current_platform, use_platform
 from hyper_parallel.transport.base import use_transport
 from hyper_parallel.verify.explain import meta_tensors, rehearsed_transport
-from hyper_parallel.verify.explained_step import run_parallel_step
+from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.model_case import ModelCase, as_case
+from hyper_parallel.verify.model_training import plain_tensors
 from hyper_parallel.verify.ops.claims import mesh_of, row_text, with_operands
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.laws import UnprovenError
-from hyper_parallel.verify.prove.paired import paired
+from hyper_parallel.verify.prove.paired import conditions_met, paired
+from hyper_parallel.verify.prove.plain import PlainCalls, prove_plain
 from hyper_parallel.verify.prove.step_checker import TooManyRanksError, check_gradient, check_transition
 from hyper_parallel.verify.report import Report
 from hyper_parallel.verify.spec import user_function
@@ -79,6 +85,7 @@ class Certificate(Report):
         moves: other collectives.
         changes: steps of changes of placement, and of their gradients, by kind and what proves them.
         gradients: gradients that are laid out as their parameters ask.
+        plain: calls with plain tensors that are proven.
         open: what no proof covers: values that enter or leave as plain tensors, with the module.
         wrong: why there is no certificate.
     """
@@ -90,6 +97,7 @@ class Certificate(Report):
     moves: Counter[str] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
     gradients: int = 0
+    plain: int = 0
     open: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -108,6 +116,8 @@ class Certificate(Report):
         lines = [f"{self.model} on {ranks} ranks ({mesh})"]
         lines += [f"no certificate: {line}" for line in self.wrong]
         lines.append(f"proven for these sizes: {levels['proven']} of {len(self.calls)} rows of operators")
+        if self.plain:
+            lines.append(f"proven for these sizes: {self.plain} calls with plain tensors")
         lines += [_line(call) for call in self.calls if call.level != "proven"]
         lines.append(f"{self.gradients} gradients are laid out as their parameters ask")
         lines += [f"reduced: {what}{_times(count)}" for what, count in self.reductions.items()]
@@ -160,25 +170,79 @@ def certify(
     found = Certificate(name or str(spec), dict(zip(names, shape, strict=True)))
     planned: list[tuple[str, OpPlan]] = []
     with use_platform("torch"):
-        transport = rehearsed_transport("torch", math.prod(shape), 0)
+        empty_layout_caches()
         with (
-            use_transport(transport),
-            meta_tensors(),
             observing_plans(lambda each: planned.append((module_path(), each))),
             _border(found),
             watching(_Changes(found)),
         ):
-            step = run_parallel_step(make_case, make_plan, shape, names)
+            step, recorded = _run(make_case, make_plan, shape, names)
         found.gradients = step.gradients
         found.wrong += step.wrong
         for event in step.events:
             _count(found, event)
         _prove_calls(found, current_platform(), planned)
+        _prove_plain(found, partial(_run, make_case, make_plan, names=names), shape, recorded)
         axes = {name for _, each in planned for name in each.call.mesh.names}
         found.open += [f"axis {name}: no operator has DTensors on it" for name in names if name not in axes]
     found.seconds = time.monotonic() - started
     found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
+
+
+def _run(
+    make_case: Callable[[], Any], make_plan: Callable[[Any], Any], shape: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[ParallelStep, PlainCalls]:
+    """Run a step as the first rank of a mesh; return it, and what it does with plain tensors."""
+    transport = rehearsed_transport("torch", math.prod(shape), 0)
+    # What ranks tell each other are sizes of shards, which are taken to be even.
+    transport.all_gather_object = lambda obj, ranks: [obj] * len(ranks)  # type: ignore[method-assign]
+    calls = PlainCalls(current_platform())
+
+    def case() -> ModelCase:
+        made = as_case(make_case())
+        batches = [plain_tensors(calls.platform, batch) for batch in made.batches]
+        calls.batch = [each for batch in batches for each in batch]
+
+        def build() -> Any:
+            calls.model = made.build()
+            return calls.model
+
+        def loss(output: Any, batch: tuple[Any, ...]) -> Any:
+            value = made.loss(output, batch)
+            calls.finish(value)
+            return value
+
+        return replace(made, build=build, batches=batches, loss=loss)
+
+    with use_transport(transport), meta_tensors(), calls.recording():
+        return run_parallel_step(case, make_plan, shape, names), calls
+
+
+def _prove_plain(
+    found: Certificate, run: Callable[..., tuple[ParallelStep, PlainCalls]], shape: tuple[int, ...], own: PlainCalls
+) -> None:
+    """Prove what is computed with plain tensors, on each axis."""
+    if not any(event.kind == "leaves" for event in own.events):
+        return
+    split = [axis for axis, size in enumerate(shape) if size > 1]
+    followed = True
+    try:
+        _, whole = run(shape=(1,) * len(shape))
+        for axis in split:
+            alone = tuple(size if each == axis else 1 for each, size in enumerate(shape))
+            local = own if alone == shape else run(shape=alone)[1]
+            name = list(found.mesh)[axis]
+            proof = prove_plain(current_platform(), local, whole, axis, name, shape[axis])
+            found.plain += proof.proven
+            found.wrong += proof.wrong
+            found.open += proof.open
+            followed = followed and proof.followed
+    except (HyperParallelError, InputError) as error:
+        found.open.append(f"plain tensors: one device does not run the plan: {str(error).splitlines()[0]}")
+        followed = False
+    if followed:
+        found.open = [line for line in found.open if "plain" not in line]
 
 
 def _count(found: Certificate, event: Event) -> None:
@@ -296,7 +360,7 @@ def _prove(
             if id(part) in seen:
                 continue
             seen.add(id(part))
-            proof = prove_row(paired(whole, part), _conditions(row, call.operands, ranks))
+            proof = prove_row(paired(whole, part), conditions_met(row, [each.shape for each in call.operands], ranks))
         except (UnprovenError, HyperParallelError, ValueError) as error:
             return "tested", _on(rank, str(error).splitlines()[0]), ()
         why = proof.forward or (proof.backward and f"backward: {proof.backward}")
@@ -349,21 +413,6 @@ def _graphs(
     local = answer.localize(own, tuple(layouts), outputs) if answer.localize else None
     whole = _graph(platform, call, [each.shape for each in operands], None, graphs)
     return whole, _graph(platform, call, [layout.local_shape for layout in layouts], local, graphs)
-
-
-def _conditions(row: Row, operands: Sequence[Operand], ranks: int) -> Row:
-    """Return the row with the conditions that these sizes meet."""
-    split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
-    sizes = {pair: operands[pair[0]].shape[pair[1]] for pair in split}
-    even = tuple(pair for pair, size in sizes.items() if size % ranks == 0)
-    full = tuple(pair for pair, size in sizes.items() if size > -(-size // ranks) * (ranks - 1))
-    others = tuple((*pair, other) for pair, size in sizes.items() for other in _divisors(size) if other % ranks == 0)
-    return Row(row.inputs, row.outputs, even=even, full=full, sizes=others)
-
-
-def _divisors(size: int) -> list[int]:
-    small = [each for each in range(1, math.isqrt(size) + 1) if size % each == 0]
-    return [*small, *(size // each for each in small)]
 
 
 def _graph(

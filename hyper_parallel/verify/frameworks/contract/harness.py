@@ -283,6 +283,21 @@ class HarnessPlatform(abc.ABC):
         msg = f"{framework} does not decompose operators; proofs are made on PyTorch, for the rules of both"
         raise UnsupportedOnBackend(msg)
 
+    def observed_calls(self, observe: Callable[..., None]) -> AbstractContextManager[Any]:
+        """Call ``observe(func, args, kwargs, result)`` after each function of the framework that the program calls.
+
+        Calls of the library's own code are left out.
+
+        Args:
+            observe: notes a call.
+
+        Raises:
+            UnsupportedOnBackend: (a NotImplementedError) the framework has no such hook.
+        """
+        del observe
+        msg = f"{self.platform.platform_type} does not observe calls; plans are proven on PyTorch"
+        raise UnsupportedOnBackend(msg)
+
     def unknown_optimizer(self, name: str) -> ValueError:
         """Return the error for a name that is not in ``OPTIMIZERS``."""
         return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")

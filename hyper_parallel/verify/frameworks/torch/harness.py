@@ -62,6 +62,12 @@ class TorchHarness(HarnessPlatform):
 
         return traced(run, operands, requires_grad, sizes)
 
+    def observed_calls(self, observe: Callable[..., None]) -> AbstractContextManager[Any]:
+        """By a mode of PyTorch's functions."""
+        from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls
+
+        return ObservedCalls(observe)
+
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
         """PyTorch's own mesh."""
         from torch.distributed.device_mesh import init_device_mesh

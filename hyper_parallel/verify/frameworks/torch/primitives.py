@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from hyper_parallel.platform.torch.versions import ConstantSource, FakeTensorMode, decompositions
 from hyper_parallel.verify.frameworks.contract.primitives import (
@@ -31,12 +34,40 @@ from hyper_parallel.verify.frameworks.torch.primitive_table import (
     shape_of,
 )
 
-__all__ = ["traced"]
+__all__ = ["ObservedCalls", "traced"]
+
+_LIBRARY = str(Path(__file__).parents[3])
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of functions that are not described here."""
     return {function: run for function, run in decompositions.items() if not is_kept(function)}
+
+
+class ObservedCalls(TorchFunctionMode):
+    """Notes each function that the program calls; the library's own calls are left out.
+
+    Args:
+        observe: called with function, arguments, named arguments and result.
+    """
+
+    def __init__(self, observe: Callable[..., None]) -> None:
+        super().__init__()
+        self._observe = observe
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call, and note it."""
+        del types
+        named = kwargs or {}
+        caller: Any = sys._getframe(1)  # noqa: SLF001 - the only way to the caller's file
+        while caller.f_code.co_filename == "<string>":  # a closure that the library has generated
+            caller = caller.f_back
+        result = func(*args, **named)
+        if not caller.f_code.co_filename.startswith(_LIBRARY):
+            self._observe(func, args, named, result)
+        return result
 
 
 # -- tracing -----------------------------------------------------------------------------------------------------------
