@@ -95,6 +95,7 @@ def case_of(script, *args, world_size=2, **options):
     return report, case
 
 
+@pytest.mark.platforms("torch")
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_each_sample_of_an_epoch_is_drawn_once(script, workers):
     """A right program is equal; its evaluation is not compared; a sampler that repeats its order is noted."""
@@ -108,6 +109,7 @@ def test_each_sample_of_an_epoch_is_drawn_once(script, workers):
     ]
 
 
+@pytest.mark.platforms("torch")
 def test_an_epoch_that_is_stopped_is_compared_for_repetitions(script):
     """Of an epoch that is not drawn to its end nothing is called lost."""
     report, case = case_of(script, steps=2)
@@ -117,6 +119,7 @@ def test_an_epoch_that_is_stopped_is_compared_for_repetitions(script):
     ]
 
 
+@pytest.mark.platforms("torch")
 def test_what_one_rank_draws_twice_is_named(script):
     """One rank does what several do, so that they are equal; the samples are wrong all the same."""
     report, case = case_of(script, "--sampler", "same")
@@ -130,6 +133,7 @@ def test_what_one_rank_draws_twice_is_named(script):
     assert first.site.endswith(":57")
 
 
+@pytest.mark.platforms("torch")
 def test_a_sampler_with_replacement_is_not_compared(script):
     """It draws samples twice and leaves some out by design."""
     report, case = case_of(script, "--sampler", "weighted")
@@ -137,6 +141,7 @@ def test_a_sampler_with_replacement_is_not_compared(script):
     assert report.status == 3
 
 
+@pytest.mark.platforms("torch")
 def test_a_sampler_of_ranks_that_repeats_is_named(script):
     """The sample, its ranks and what was lost for it are in the report; so is the difference from one rank."""
     report, case = case_of(script, "--sampler", "again", world_size=4)
@@ -145,6 +150,7 @@ def test_a_sampler_of_ranks_that_repeats_is_named(script):
     assert case.verdict.first.why.startswith("4 samples drawn more than once in one epoch: ")
 
 
+@pytest.mark.platforms("torch")
 def test_samples_without_indices_are_not_compared(script):
     """A stream of samples gives status 3 with the reason, as nothing was compared."""
     report, case = case_of(script, "--sampler", "stream")
