@@ -88,10 +88,21 @@ def _problems(item: pytest.Item) -> Iterator[str]:
     except pytest.UsageError as error:
         yield str(error)
         return
+    yield from _platform_problems(item)
     if ranked and isinstance(item, TestCaseFunction):
         yield "mark world_size has no effect on methods of unittest.TestCase; use a plain class"
     elif ranked and isinstance(item, pytest.Function):
         yield from _fixture_problems(item)
+
+
+def _platform_problems(item: pytest.Item) -> Iterator[str]:
+    """Yield that the frameworks of a test are none of its file's: the file is left out where these are selected."""
+    marks = list(item.iter_markers("platforms"))
+    if len(marks) > 1 and not set(marks[0].args) & set(marks[-1].args):
+        yield (
+            f"mark {spelled(marks[0])}: the file has {spelled(marks[-1])}, and is left out where {marks[0].args[0]} is "
+            "tested; move the test to another file"
+        )
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------

@@ -254,7 +254,21 @@ def lock():
 def test_x(lock): pass
 """
 
+OTHER_FRAMEWORK = """
+pytestmark = pytest.mark.platforms("torch")
+
+@pytest.mark.platforms("mindspore")
+def test_x(): pass
+"""
+
 WRONG_USE = [
+    (
+        OTHER_FRAMEWORK,
+        (
+            "mark platforms('mindspore'): the file has platforms('torch'), and is left out where mindspore is tested; "
+            "move the test to another file"
+        ),
+    ),
     ("def test_x(mesh): pass", "fixture 'mesh' belongs to tests on ranks: mark the test with world_size(n)"),
     ("@pytest.mark.world_size(2)\nasync def test_x(): pass", "the test function is asynchronous"),
     (

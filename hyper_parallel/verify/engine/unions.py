@@ -77,7 +77,10 @@ def adds_up(runs: PairedRuns, key: Key, groups: Sequence[Sequence[int]]) -> bool
             index = runs.ranks[rank]
             if key not in index or np.shape(index[key].value) != after.shape:
                 return False
-            added += np.asarray(index[key].value).astype(np.float64) - before
-        if not np.array_equal(added, after.astype(np.float64) - before) or (added % 1).any():
+            own = np.asarray(index[key].value).astype(np.float64) - before
+            if (own % 1).any():
+                return False
+            added += own
+        if not np.array_equal(added, after.astype(np.float64) - before):
             return False
     return True

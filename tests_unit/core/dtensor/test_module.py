@@ -333,30 +333,6 @@ def test_a_tensor_on_the_graph_is_refused():
     )
 
 
-@pytest.mark.platforms("mindspore")
-def test_an_input_of_a_differentiated_function_is_refused():
-    """On MindSpore distribute_tensor refuses a tensor that the surrounding differentiation tracks."""
-
-    def rank():
-        import mindspore
-
-        mesh = init_device_mesh("cpu", (2,))
-        w = mindspore.Tensor(np.ones((4, 6), np.float32))
-
-        def loss(w):
-            return (
-                DTensor.from_local(w * 2, mesh, [Replicate()]) * distribute_tensor(constant, mesh, [Shard(0)])
-            ).sum()
-
-        constant = mindspore.Tensor(np.full((4, 6), 3, np.float32))
-        for cut in (lambda w: w, lambda w: w * 2):
-            with pytest.raises(ArgumentTypeError, match="would be a leaf"):
-                mindspore.grad(lambda w, cut=cut: distribute_tensor(cut(w), mesh, [Shard(0)]).sum().full_tensor())(w)
-        return float(mindspore.grad(lambda w: loss(w).full_tensor())(w).asnumpy().min())
-
-    assert simulate(rank, 2, "mindspore") == [6.0, 6.0]
-
-
 def outside():
     """The error with which a rank outside of a mesh reads a sum, and the sum that the two ranks of the mesh compute."""
     import torch
@@ -370,28 +346,10 @@ def outside():
     return str(caught.value)
 
 
-def outside_of_mindspore():
-    """The error of a rank outside of a mesh."""
-    import mindspore
-
-    mesh = init_device_mesh("cpu", (2,), rank_list=[0, 1])
-    if mesh.get_coordinate() is not None:
-        return None
-    with pytest.raises(MeshError) as caught:
-        distribute_tensor(mindspore.Tensor([1.0, 2.0]), mesh, [Shard(0)])
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("run", [simulate, launch], ids=["simulated", "processes"])
 def test_a_rank_outside_of_the_mesh(run):
     """A rank outside of the mesh gets an error where it reads values, and the ranks of the mesh do not wait for it."""
     assert run(outside, 3, "torch") == [10.0, 10.0, NOT_IN_MESH]
-
-
-@pytest.mark.platforms("mindspore")
-def test_mindspore_has_no_tensors_outside_of_the_mesh():
-    """MindSpore cannot tell the dtypes of results without computing them: a rank outside gets an error at once."""
-    assert simulate(outside_of_mindspore, 3, "mindspore") == [None, None, NOT_IN_MESH]
 
 
 NOT_IN_MESH = (

@@ -21,7 +21,7 @@ from hyper_parallel import (
     parallelize_module,
     record_events,
 )
-from hyper_parallel.errors import ArgumentTypeError, MeshError, PlanError, UnsupportedOnBackend
+from hyper_parallel.errors import ArgumentTypeError, MeshError, PlanError
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
@@ -330,21 +330,3 @@ def test_with_compile():
         "compile, or call input_reshard, not both"
     )
     assert on_two_ranks(body) == {message}
-
-
-@pytest.mark.platforms("mindspore")
-def test_not_on_mindspore():
-    """MindSpore's cells are refused."""
-    import mindspore
-
-    def body():
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        layer = parallelize_module(mindspore.nn.Dense(4, 6), mesh, ColwiseParallel())
-        with pytest.raises(UnsupportedOnBackend) as caught:
-            input_reshard(layer, mesh, 1)
-        return str(caught.value)
-
-    assert (
-        simulate(body, 2, platform="mindspore")
-        == ["input_reshard: not on MindSpore; recompute the module, or offload what it saves"] * 2
-    )

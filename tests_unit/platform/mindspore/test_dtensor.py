@@ -9,10 +9,25 @@ import re
 import numpy as np
 import pytest
 
+from hyper_parallel import (
+    ColwiseParallel,
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+    input_reshard,
+    parallelize_module,
+)
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
-from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
-from hyper_parallel.errors import HyperParallelError, UnsupportedOperatorError
+from hyper_parallel.errors import (
+    ArgumentTypeError,
+    HyperParallelError,
+    MeshError,
+    UnsupportedOnBackend,
+    UnsupportedOperatorError,
+)
 from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.checker.function import all_placements, check_function
 from hyper_parallel.verify.checker.shards import local_shard
@@ -549,3 +564,63 @@ def test_functions_in_a_block():
         with SkipDTensorDispatch(no_skip=["Exp"]):
             assert isinstance(mint.exp(x), MindSporeDTensor)
             assert not isinstance(mint.tanh(x), MindSporeDTensor)
+
+
+def test_an_input_of_a_differentiated_function_is_refused():
+    """On MindSpore distribute_tensor refuses a tensor that the surrounding differentiation tracks."""
+
+    def rank():
+        import mindspore
+
+        mesh = init_device_mesh("cpu", (2,))
+        w = mindspore.Tensor(np.ones((4, 6), np.float32))
+
+        def loss(w):
+            return (
+                DTensor.from_local(w * 2, mesh, [Replicate()]) * distribute_tensor(constant, mesh, [Shard(0)])
+            ).sum()
+
+        constant = mindspore.Tensor(np.full((4, 6), 3, np.float32))
+        for cut in (lambda w: w, lambda w: w * 2):
+            with pytest.raises(ArgumentTypeError, match="would be a leaf"):
+                mindspore.grad(lambda w, cut=cut: distribute_tensor(cut(w), mesh, [Shard(0)]).sum().full_tensor())(w)
+        return float(mindspore.grad(lambda w: loss(w).full_tensor())(w).asnumpy().min())
+
+    assert simulate(rank, 2, "mindspore") == [6.0, 6.0]
+
+
+def outside_of_mindspore():
+    """The error of a rank outside of a mesh."""
+    import mindspore
+
+    mesh = init_device_mesh("cpu", (2,), rank_list=[0, 1])
+    if mesh.get_coordinate() is not None:
+        return None
+    with pytest.raises(MeshError) as caught:
+        distribute_tensor(mindspore.Tensor([1.0, 2.0]), mesh, [Shard(0)])
+    return str(caught.value)
+
+
+def test_mindspore_has_no_tensors_outside_of_the_mesh():
+    """MindSpore cannot tell the dtypes of results without computing them: a rank outside gets an error at once."""
+    outside = (
+        "rank 2 is not in DeviceMesh(cpu, 2, ranks=[0, 1]): it holds no shard of tensors on that mesh and takes no "
+        "part in its collectives; leave it out with 'if mesh.get_coordinate() is not None:'"
+    )
+    assert simulate(outside_of_mindspore, 3, "mindspore") == [None, None, outside]
+
+
+def test_saved_inputs_are_not_sharded():
+    """input_reshard refuses cells."""
+
+    def rank():
+        import mindspore
+
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        layer = parallelize_module(mindspore.nn.Dense(4, 6), mesh, ColwiseParallel())
+        with pytest.raises(UnsupportedOnBackend) as caught:
+            input_reshard(layer, mesh, 1)
+        return str(caught.value)
+
+    message = "input_reshard: not on MindSpore; recompute the module, or offload what it saves"
+    assert simulate(rank, 2, "mindspore") == [message] * 2
