@@ -84,6 +84,7 @@ class PlainCalls:
     platform: Platform
     batch: Sequence[Any] = ()
     model: Any = None
+    clips: bool = False
     events: list[_Event] = field(default_factory=list)
     values: list[_Value] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)

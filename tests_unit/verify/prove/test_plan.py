@@ -129,3 +129,13 @@ def test_one_rank_for_each_size_of_a_part(sizes, ranks):
 
     assert len(found) <= 2 + 2 * len(sizes)
     assert {parts(rank) for rank in range(ranks)} == {parts(rank) for rank in found}
+
+
+def test_what_no_proof_covers():
+    """Clipping, and collectives of other code than changes of placement, are listed by name."""
+    from hyper_parallel import fully_shard
+
+    clipped = certify(lambda: replace(case(), clip=1.0), plan_of(), (2,), ("tp",))
+    assert (clipped.ok, "gradient clipping" in clipped.open) == (True, True)
+    sharded = certify(case, lambda _: lambda model, mesh: fully_shard(model, mesh=mesh), (2,), ("dp",))
+    assert any(line.startswith("all_gather over dp: no change of placement runs it") for line in sharded.open)
