@@ -367,7 +367,7 @@ class _Walk:
             choices = [_choices(own, one) for own, one in sizes]
             graph = paired(*(self._graph(run, each) for run, each in ((self.whole, other), (self.local, event))))
         except UnprovenError as error:
-            return None, str(error)
+            return None, str(error) if str(error).startswith(_SOFT) else f"not traced: {error}"
         shapes = [self.whole.values[number].shape for number in event.operands]
         reasons = []
         for outputs in itertools.product(*choices):

@@ -4,6 +4,7 @@ import pytest
 
 from hyper_parallel import (
     ColwiseParallel,
+    DTensor,
     HeadNorm,
     Partial,
     PrepareModuleInput,
@@ -214,3 +215,37 @@ def test_local_functions(functions, weights, outputs, mesh, batch, named):
     assert (right.ok, right.wrong) == (True, []), right.text()
     assert not wrong.ok, wrong.text()
     assert any(named in line for line in wrong.wrong), wrong.text()
+
+
+def scaled(finish):
+    """Return a case whose model scales its input and finishes by a function of the DTensor."""
+    import torch
+    from torch import nn
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x):
+            return finish(x * self.weight)
+
+    batch = torch.zeros(BATCH, WIDTH), torch.zeros(BATCH, WIDTH)
+    return ModelCase(Scale, [batch], lambda y, _: (y * y).sum())
+
+
+@pytest.mark.parametrize(
+    "finish, wrong",
+    [
+        (lambda y: DTensor.from_local(y.to_local(), y.device_mesh, [Replicate()]),
+         ["(model): from_local declares Replicate() on tp, but the plain tensor is Shard(1)"]),
+        (lambda y: y.to_local(), ["(loss): the loss is Partial(sum) on tp, not reduced"]),
+        (lambda y: DTensor.from_local(y.to_local(), y.device_mesh, [Shard(1)]), []),
+        (lambda y: y.to_local() * y.to_local().shape[1], []),  # no law says what it is: listed as not covered
+    ],
+)  # fmt: skip
+def test_plain_tensors_of_the_program(finish, wrong):
+    """A shard that the program declares to be another, or leaves in the loss, has no certificate."""
+    found = certify(lambda: scaled(finish), lambda _: ParallelPlan({}, batch={"tp": Shard(1)}), (2,), ("tp",))
+    assert found.wrong == wrong
+    assert not found.open or any("mul on tp: not traced" in line for line in found.open)
