@@ -46,7 +46,8 @@ _DESCRIPTION = """\
 Check on this machine that a parallel model trains like the single-device one, before it runs on accelerators.
 
 Exit status of every command: 0 if everything was checked and passed, 1 if a check failed or could not run, 2 for
-invalid input, 130 after Ctrl-C; 3 of verify program if all values match but the case cannot expose a bug."""
+invalid input, 130 after Ctrl-C; 3 of verify, verify program and verify diff if all values match, but the result is
+inconclusive."""
 
 _EXAMPLES = (
     "hyper-parallel verify model my_model.py:case --plan my_model.py:plan --mesh 3",
