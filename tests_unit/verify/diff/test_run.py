@@ -163,3 +163,13 @@ def test_a_compiler_that_was_kept_from_compiling_is_no_proof(script):
     report = verify_diff(DiffSide(script), DiffSide(str(compiled)))  # forked ranks: the compiler counts per process
     assert report.status == 3, report.text()
     assert "INCONCLUSIVE: B asked for compiled functions, and recorded modules run uncompiled" in report.text()
+
+
+def test_ranks_of_a_that_differ_from_a_on_one_rank_are_noted(script):
+    """B is compared with A's ranks as they are, and the report says that these are not equal to A on one rank."""
+    report = diff(
+        script, ("--kind", "tp", "--variant", "no_reduce"), ("--kind", "tp", "--variant", "no_reduce"), (2, 2)
+    )
+    (note,) = report.own[:1]
+    assert note.startswith("A's own ranks are not equal to A on one rank, first ")
+    assert note.endswith("B is compared with A's ranks as they are; hyper-parallel verify program says why")
