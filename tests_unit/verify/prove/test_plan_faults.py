@@ -249,3 +249,37 @@ def test_plain_tensors_of_the_program(finish, wrong):
     found = certify(lambda: scaled(finish), lambda _: ParallelPlan({}, batch={"tp": Shard(1)}), (2,), ("tp",))
     assert found.wrong == wrong
     assert not found.open or any("mul on tp: not traced" in line for line in found.open)
+
+
+@pytest.mark.parametrize(
+    "between, line",
+    [
+        (
+            lambda h, torch: torch.tanh(h) if h.shape[-1] < 4 * WIDTH else torch.sigmoid(h),
+            "plain tensors on tp: a rank does not call what one device calls",
+        ),
+        (
+            lambda h, _: h.T @ h,
+            "(model): matmul on tp: its result is split along several dims",
+        ),
+    ],
+)
+def test_plain_calls_that_no_law_proves_are_open(between, line):
+    """Calls that depend on a rank's sizes, and results that are split along several dims, are listed as not covered."""
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(WIDTH, 4 * WIDTH)
+
+        def forward(self, x):
+            return between(self.up(x), torch).square().sum()
+
+    def case():
+        x = torch.zeros(BATCH, WIDTH)
+        return ModelCase(Model, [(x, x)], lambda value, _: value)
+
+    found = certify(case, lambda _: ParallelPlan({"up": ColwiseParallel()}), (2,), ("tp",))
+    assert line in found.open, found.text()
