@@ -291,7 +291,7 @@ def auxiliary_loss_by_sizes(bug: bool) -> None:
 
 
 def loss_parallel_backward(bug: bool) -> None:
-    """The backward of a sharded log_softmax is left to the loss, which may not do it.
+    """The backward of a sharded log_softmax is left to a fused loss, but the program calls another one.
 
     Under loss parallelism the backward of log_softmax hands on the gradient as it is, because that of the cross-
     entropy has done its part already. Any other consumer, a preference loss for example, gets the identity for a

@@ -49,7 +49,7 @@ def clipping_by_local_norm(bug: bool) -> None:
 
 
 def expert_norm_over_wrong_group(bug: bool) -> None:
-    """The gradient norm leaves out experts, held for replicas over the dense weights' group.
+    """The gradient norm leaves out experts, which it takes for replicas over the dense weights' group.
 
     What is replicated counts on the first rank only. Every rank has experts of its own, but the test for replicas
     asks the tensor-parallel group of the dense weights, and drops the experts of all other ranks. Gradients are
@@ -228,7 +228,7 @@ def hooks_lost(bug: bool) -> None:
 
 
 def stage_local_names(bug: bool) -> None:
-    """A checkpoint names layers by their place in the stage; later stages load the first.
+    """A checkpoint names layers by their index in the stage, so later stages load the layers of the first stage.
 
     Finding 12: written without pipeline parallelism, the checkpoint has all names that any stage asks for, so that
     the strict load of a later stage succeeds. Names must count layers over the whole model.
