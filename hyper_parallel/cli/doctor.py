@@ -92,11 +92,11 @@ def findings() -> list[Finding]:
 
 
 def device_findings(environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[Finding]:
-    """Return the devices of this machine, and what the variables that concern them contradict.
+    """Return the devices of this machine, and environment variables that contradict what is installed.
 
     Args:
-        environment: the variables.
-        folder: that has the nodes of the devices.
+        environment: the environment variables.
+        folder: the folder of device nodes (``/dev``).
     """
     found = []
     for device in ("npu", "cuda"):

@@ -180,7 +180,7 @@ def call_user_function(source: str, function: Callable[..., Any], *args: Any) ->
     with blame_user(source):
         returned = function(*args)
     if inspect.iscoroutine(returned):
-        returned.close()  # nobody awaits it, of which Python would warn; it is not a value that a caller takes
+        returned.close()  # avoids Python's warning that it was never awaited; callers reject it by its type
     return returned
 
 
@@ -205,7 +205,7 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an exception as one line: its type and the first line of its message below rules and their titles."""
+    """Return an exception as one line: its type, and the first line of its message after separators and titles."""
     lines = str(error).splitlines()
     framed = [line for line in lines if line.strip("- ") and not (line.startswith("- ") and line.endswith(":"))]
     first = (framed or lines or [""])[0]

@@ -284,7 +284,7 @@ def set_module_path(path: str) -> None:
     _MODULE.set(path)
 
 
-# The variables' own methods, since every operation asks.
+# Bound methods of the context variables instead of functions, because every operation calls them.
 module_path: Callable[[], str] = _MODULE.get
 """Return the path of the module that runs, or ``""``."""
 watchers: Callable[[], tuple[Watcher, ...]] = _WATCHERS.get

@@ -45,13 +45,13 @@ def name_modules(platform: Platform, root: Any) -> None:
 
 
 def name_entry(module: Any, mesh: DeviceMesh, entry: str, fix: str) -> None:
-    """Record on a module, which has its path, the entry of the plan that it has its style by.
+    """Record on a module, whose path is known, the entry of the plan that gave it its style.
 
     Args:
         module: the module.
         mesh: its mesh.
         entry: pattern and style.
-        fix: the end of the clause, on what makes the output a plain tensor; or ``""``.
+        fix: the end of the message: what makes the output a plain tensor; or ``""``.
     """
     clause = (
         f"the last DTensor that a style returned is the output of {module_label(module)}, entry {entry} of the plan"

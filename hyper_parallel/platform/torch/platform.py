@@ -120,8 +120,8 @@ class TorchGroups(GroupsFacet):
 
     def _join(self, asked: dict[str, Any]) -> None:
         """``torch.distributed.init_process_group``."""
-        # Imported later, as every optimizer of PyTorch does, it keeps the world's group alive for good: threads of gloo
-        # then outlive the world, and may abort the process when it ends.
+        # Every optimizer of PyTorch imports torch._dynamo. If that happens after the world's group was made, the group
+        # is never freed: threads of gloo then outlive the world, and may abort the process at its end.
         importlib.import_module("torch._dynamo")
         join_world(**{name: value for name, value in asked.items() if value is not None})
 
@@ -132,7 +132,7 @@ class TorchGroups(GroupsFacet):
             devices.set_device(int(os.environ["LOCAL_RANK"]))
 
     def _barrier_tensor(self) -> Any:
-        """A tensor for the world's engine: of the process's device for NCCL and HCCL, which is none in a rehearsal."""
+        """A tensor for the world's engine: on the process's device for NCCL and HCCL, except in a rehearsal; else on CPU."""
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
         return torch.zeros(1, device=device if device == self.device_type() else "cpu")
 
@@ -214,15 +214,15 @@ class TorchPlatform(
         return local.requires_grad
 
     def passes_gradient(self, plain: Any) -> bool:
-        """Unless it is a leaf: a leaf's own ``grad`` is where gradients end."""
+        """False for a leaf: gradients end in its ``grad``."""
         return not plain.is_leaf
 
     def is_parameter(self, tensor: Any) -> bool:
-        """``nn.Parameter``, while nothing was written into it on the tape."""
+        """An ``nn.Parameter`` that is a leaf, so no write to it was recorded by autograd."""
         return isinstance(tensor, torch.nn.Parameter) and bool(tensor.is_leaf)
 
     def accumulates_grad(self, local: Any) -> bool:
-        """Unless the leaf has hooks, or ``torch.autograd.grad`` runs, which adds nothing to ``grad``."""
+        """False if the leaf has hooks, or ``torch.autograd.grad`` runs, which adds nothing to ``grad``."""
         if _has_hooks(local):
             return False
         try:
@@ -231,7 +231,7 @@ class TorchPlatform(
             return False
 
     def accumulate_grad(self, local: Any, grad: Any) -> None:
-        """By a backward of its own; added directly to a leaf that is frozen or has hooks (of later passes)."""
+        """By a separate backward; if the leaf is frozen or has hooks (of later passes), by adding to ``grad``."""
         if local.requires_grad and not _has_hooks(local):
             torch.autograd.backward(local, grad)
         elif local.grad is None:
@@ -249,7 +249,7 @@ class TorchPlatform(
         return version
 
     def replaying_views(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """PyTorch makes a view anew by strides when it is written, and of an empty one that has no second gradient."""
+        """Makes PyTorch repeat a written view's operator: an empty view recreated by strides has no second gradient."""
 
         def replaying(*args: Any) -> Any:
             with force_original_view_tracking(True):
@@ -258,7 +258,7 @@ class TorchPlatform(
         return replaying
 
     def may_cache_view(self, tensor: Any) -> bool:
-        """Unless ``.data`` was handed out: other writes change the version, those through it do not."""
+        """False if ``.data`` was handed out: writes through it do not change the version, other writes do."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:

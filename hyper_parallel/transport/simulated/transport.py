@@ -78,8 +78,8 @@ class SimulatedTransport(Transport):
     Every method raises :class:`CollectiveMismatchError` at once when members call it differently.
 
     Attributes:
-        refused: what a thread that the rank started was refused; the error of the rank at its end, since a thread's own
-            error ends that thread only.
+        refused: the error of a call that was refused in a thread of the rank. It is raised when the rank ends, since in
+            the thread it would end only that thread.
         count: called with the name of each collective, for tools of the framework that count them; or None.
 
     Args:
@@ -271,7 +271,7 @@ class SimulatedTransport(Transport):
         return self._groups.setdefault(tuple(ranks), SimulatedGroup(tuple(ranks)))
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
-        """See :meth:`Transport.build_of`; one that follows a destroyed one is another."""
+        """See :meth:`Transport.build_of`; a group built after a destroyed one has another number."""
         del group
         return after_dropped(self._dropped.get(ranks, 0))
 

@@ -1,7 +1,7 @@
-"""``--harden`` of a model verification: the case is changed before it is trained, so that it can show errors.
+"""``--harden`` of a model verification: the case is changed before it is trained, so that it hides fewer errors.
 
-Equal axis sizes, rows that divide evenly, one step and constant parameters hide errors. They are repaired where the
-user's functions allow it; every change is said in the report, and the comparison lists what is left.
+Equal axis sizes, rows that divide evenly, one step and constant parameters hide errors. They are changed where the
+user's functions allow it; the report lists every change, and the blind spots that remain.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.model_case import ModelCase, ParallelPlan
 
-__all__ = ["Attempt", "CaseLook", "attempts", "fewer_rows", "with_fewer_rows"]
+__all__ = ["Attempt", "CaseInspection", "attempts", "fewer_rows", "with_fewer_rows"]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run that is tried, and what is said where its ranks fail and the next one is tried.
+    """A hardened run to try; if its ranks fail, the next one is tried.
 
     Attributes:
         shape: sizes of the mesh.
         rows: whether batches may lose rows.
         weights: whether constant parameters are spread.
         changes: of mesh and steps, in words.
-        blind: what cannot be shown if it fails.
+        blind: the blind spot that remains if it fails, for the report.
     """
 
     shape: tuple[int, ...]
@@ -94,8 +94,8 @@ def with_fewer_rows(platform: Platform, case: ModelCase, sizes: Sequence[int]) -
 
 
 @dataclass
-class CaseLook:
-    """Changes the case where it may; every rank comes to the same result.
+class CaseInspection:
+    """Inspects a case and changes it as far as the attempt allows; every rank gets the same result.
 
     Attributes:
         platform: framework.

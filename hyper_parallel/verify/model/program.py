@@ -22,7 +22,7 @@ from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.record_log import active_log
 from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.model.hardening import Attempt, CaseLook, with_fewer_rows
+from hyper_parallel.verify.model.hardening import Attempt, CaseInspection, with_fewer_rows
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.model_training import ParallelRun, SingleDeviceRun, build_model, plan_notes
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
@@ -132,7 +132,7 @@ class ModelProgram:
         case = as_case(self.make_case())
         mesh, plan = self._plan()
         _require_parallel(plan, self.names)
-        look = CaseLook(platform, self.attempt, dict(zip(self.names, self.attempt.shape, strict=True)), self.seed)
+        look = CaseInspection(platform, self.attempt, dict(zip(self.names, self.attempt.shape, strict=True)), self.seed)
         case = look.case(case, plan)
         model = build_model(platform, case, self.seed)
         parameters = first_paths(platform.parameters_dict(model))

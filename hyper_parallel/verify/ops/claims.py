@@ -134,7 +134,7 @@ def case_strategies(
 ) -> tuple[SampleCall, Strategies] | None:
     """Return the call of a case on a mesh of ``shape`` and the rule's strategies for it.
 
-    None where ``rule`` is no rule, answers with whole layouts or a decomposition, or refuses the call.
+    None where ``rule`` is not a :class:`Rule`, returns layouts of the mesh or a decomposition, or refuses the call.
     """
     if not isinstance(rule, Rule):
         return None

@@ -74,7 +74,7 @@ def _run_in_worker(task: dict[str, Any], out: int, run: Any) -> str:
 
 
 def _operators(task: dict[str, Any]) -> int:
-    """Return the most operators of a task; the worker itself limits the time of each, as long as it can."""
+    """Return how many operators a task may have, for its time limit; the worker also limits each one."""
     return _MOST_OPERATORS if task["ops"] == ["*"] else len(task["ops"]) + 1
 
 

@@ -1,4 +1,4 @@
-"""What to give `verify program` instead, or as well: after an error of a stack, of a program that starts its ranks.
+"""Advice on what to pass to `verify program`: after errors of stacks, for programs that start ranks, on further checks.
 
 Errors are found by their text, programs that start their own ranks by their file, which is read and not run, and
 checks that fit a program and were not requested by what it has recorded.

@@ -1,8 +1,8 @@
 """The laws: how a value that ranks hold relates to the value of one device, after one primitive.
 
 `docs/proofs.md` states them in words; `tests_unit/verify/prove/test_laws.py` checks each on every small case. One mesh
-axis of ``n`` ranks is looked at, along which one label of size ``s`` is split: a rank has ``l`` of its elements, none
-included.
+axis of ``n`` ranks is looked at, along which one label of size ``s`` is split: a rank has ``l`` of its elements,
+possibly zero.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _power(sizes: Sequence[Size], split: str) -> int:
 
 
 def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Relation:
-    """Row-major order: a part stays one where the elements before it and those of one of its rows are as many."""
+    """Law of row-major order: a part stays one if the numbers of elements before its dim and per index of it stay."""
     if x.kind != "part" or x.zero:
         return x if x.zero else _checked(step, x, split)
     if tuple(source) == step.shape:

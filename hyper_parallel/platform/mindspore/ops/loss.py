@@ -127,7 +127,7 @@ def _reduced(ops: Any, rows: Any, reduction: Any) -> Any:
 
 @decomposition("NLLLoss")
 def _nll_loss(ops: Any, _: Any, x: Any, target: Any, weight: Any, reduction: Any = 1, ignore_index: int = -100) -> Any:
-    """Without the total weight in second place, which no caller in MindSpore uses."""
+    """The loss; the second result, the total weight, is None, since no caller in MindSpore uses it."""
     weight = unless_constant(weight, 1)
     loss = ops.nll_loss(x, target, weight, ignore_index=ignore_index, reduction=_reduction_name(reduction))
     return loss, None
@@ -159,7 +159,7 @@ def _with_logits(
 ) -> Any:
     weights = {"weight": unless_constant(weight, 1), "pos_weight": unless_constant(pos_weight, 1)}
     dtype = target.dtype
-    if x.dtype != dtype or dtype == bfloat16:  # computed in float32, for which there are kernels; the target decides
+    if x.dtype != dtype or dtype == bfloat16:  # computed in float32, which has kernels; the result has the target's dtype
         x, target = (ops.cast(each, dtype=float32) for each in (x, target))
     loss = ops.binary_cross_entropy_with_logits(x, target, **weights, reduction=_reduction_name(reduction))
     return ops.cast(loss, dtype=dtype) if loss.dtype != dtype else loss
@@ -200,10 +200,10 @@ def _legacy_with_logits(ops: Any, _: Any, x: Any, target: Any) -> Any:
 
 @decomposition("SoftmaxCrossEntropyWithLogits")
 def _softmax_cross_entropy(ops: Any, _: Any, x: Any, target: Any) -> Any:
-    """With the derivative by ``x``, as the primitive returns it; it is also the one that backward uses.
+    """Return the loss and, as the primitive does, its derivative by ``x``, which backward uses as well.
 
-    For targets that do not add up to 1 that is not the loss' own derivative, but MindSpore's. Its derivative takes the
-    target and the second output for constants.
+    It is the derivative that MindSpore defines: for targets that do not add up to 1 it is not that of the loss. In a
+    second derivative, the target and the second output are constants.
     """
     rows, fixed = ops.log_softmax(ops.detach(x), -1), ops.detach(target)
     slope = ops.sub(ops.exp(rows), fixed)

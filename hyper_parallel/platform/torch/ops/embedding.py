@@ -97,8 +97,8 @@ def _counts(x: Any, weight: Any) -> Any:
 
 
 def _without_ids(x: Tensor, weight: Tensor) -> Tensor:
-    """Nothing, on the graph of ``weight``; PyTorch cannot differentiate a look-up of no ids twice."""
-    return weight[:0].reshape(*x.shape, weight.shape[1]).clone()  # no view: it may be written
+    """An empty result on the graph of ``weight``, since PyTorch cannot differentiate a look-up of no ids twice."""
+    return weight[:0].reshape(*x.shape, weight.shape[1]).clone()  # a copy, because the caller may write to it
 
 
 def _local_padding(padding_idx: int | None, window: Window) -> int | None:

@@ -49,8 +49,8 @@ OBSERVED = ("input", "collective")
 """Kinds of records of recordings alone: inputs of models, and what a rank gives collectives."""
 
 DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
-"""Kinds of records that are no results: the rows that an operator such as top-k chooses from, the indices that it chose
-in each of them (:mod:`hyper_parallel.verify.engine.decisions`), random numbers that a module drew, and thresholds."""
+"""Kinds of records that are not compared as results: the rows that an operator such as top-k chooses from, the indices
+that it chose in each row (:mod:`hyper_parallel.verify.engine.decisions`), random numbers of modules, and thresholds."""
 
 
 OWN_GRADIENTS = "gradients as backward has left them"
@@ -82,8 +82,8 @@ class Region:
         shape: of the global tensor.
         start: first index of the box in each dim; its sizes are those of the value.
         pending: reductions that the value still awaits.
-        spans: of several pieces of a flattened tensor, which the value has one after the other, their first elements
-            and sizes; empty for a box.
+        spans: if the value concatenates several pieces of a flattened tensor: the first element and the size of each;
+            empty for a box.
     """
 
     shape: tuple[int, ...]
@@ -164,7 +164,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group that the program made: an axis of its mesh, if it said so.
+    """A process group that the program made; the axis of its mesh, if it named one.
 
     Attributes:
         name: of the mesh axis, ``world``, or the group's description; never empty.
@@ -197,7 +197,7 @@ class LoaderPass:
         trains: whether the model is trained with its samples; None if no model was called.
         indexed: whether samples have indices.
         indices: what was drawn, in order.
-        last: how many were drawn last, at once.
+        last: number of indices in the last batch that was drawn.
         complete: whether the sampler has come to its end.
     """
 

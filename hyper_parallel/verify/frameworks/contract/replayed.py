@@ -48,7 +48,7 @@ class Replayed:
 
 
 def _mark(array: Any) -> tuple[Any, ...]:
-    """Return what equal arrays share."""
+    """Return a key that is the same for equal arrays."""
     array = np.ascontiguousarray(array)
     return array.shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
 

@@ -20,7 +20,7 @@ __all__ = ["AppliedChanges"]
 
 
 class AppliedChanges(BaseAppliedChanges):
-    """Applies the changes of a log to weights, strides of inputs, and outputs; notes what the case is.
+    """Applies the changes of a log to weights, strides of inputs, and outputs; notes properties of the case.
 
     Args:
         log: of the rank; ``log.changes`` says what is changed.
@@ -54,7 +54,8 @@ class AppliedChanges(BaseAppliedChanges):
         Args:
             args: of the call.
             kwargs: likewise.
-            evaluates: whether nothing is differentiated, as where a cell takes gradients: these are no samples.
+            evaluates: whether the call is not differentiated, such as a call with gradients as arguments, which are not
+                samples.
         """
         if self._log.changes.strided:
             args, kwargs = tree_map(_strided, (args, kwargs), CONTAINERS)

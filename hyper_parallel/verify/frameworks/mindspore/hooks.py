@@ -56,9 +56,10 @@ def recording(log: RecordLog) -> Iterator[None]:
     for owner, name in places_of(serialization.save_checkpoint):
         replace(owner, name, lambda plain: _function(log, recorder.save, plain))
     replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))
-    for function, served in UNCOMPILED.items():  # a recorded program compiles nothing, so no guard of jit serves them
+    # A recorded program compiles nothing, so the guard of jit, which serves these functions, is never called.
+    for function, served in UNCOMPILED.items():
         replace(amp, function.__name__, functools.partial(_served, served))
-    if not log.limits.pretend:  # else what stands in for these functions is right
+    if not log.limits.pretend:  # with --pretend these functions are replaced by correct ones
         for defect in DEFECTS:
             replace(defect.owner, defect.name, functools.partial(reporting, log, defect))
     try:
