@@ -132,7 +132,7 @@ class TorchGroups(GroupsFacet):
             devices.set_device(int(os.environ["LOCAL_RANK"]))
 
     def _barrier_tensor(self) -> Any:
-        """A tensor for the world's engine: on the process's device for NCCL and HCCL, except in a rehearsal; else on CPU."""
+        """A tensor for the world's engine: on the device for NCCL and HCCL, except in a rehearsal; else on CPU."""
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
         return torch.zeros(1, device=device if device == self.device_type() else "cpu")
 

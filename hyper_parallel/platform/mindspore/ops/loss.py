@@ -159,7 +159,7 @@ def _with_logits(
 ) -> Any:
     weights = {"weight": unless_constant(weight, 1), "pos_weight": unless_constant(pos_weight, 1)}
     dtype = target.dtype
-    if x.dtype != dtype or dtype == bfloat16:  # computed in float32, which has kernels; the result has the target's dtype
+    if x.dtype != dtype or dtype == bfloat16:  # float32 has kernels; the result is cast to the target's dtype
         x, target = (ops.cast(each, dtype=float32) for each in (x, target))
     loss = ops.binary_cross_entropy_with_logits(x, target, **weights, reduction=_reduction_name(reduction))
     return ops.cast(loss, dtype=dtype) if loss.dtype != dtype else loss
