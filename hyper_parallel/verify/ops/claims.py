@@ -19,12 +19,14 @@ from hyper_parallel.verify.checker.shards import can_be_partial
 from hyper_parallel.verify.ops.values import FilledSample, Slot, substitute
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.reference import Case
 
 __all__ = [
     "Claim",
     "SampleCall",
+    "axis_rows",
     "bind_sample",
     "case_strategies",
     "claims",
@@ -200,3 +202,12 @@ def row_text(row: Row) -> str:
     """Return the row as reports write it."""
     outputs = row.outputs[:1] if len(set(row.outputs)) == 1 else row.outputs
     return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, outputs))}"
+
+
+def axis_rows(plan: OpPlan) -> Iterator[tuple[int, Row]]:
+    """Yield the row of a planned call on each axis of several ranks that do not all have the whole of everything."""
+    for axis, ranks in enumerate(plan.call.mesh.shape):
+        inputs = tuple(layout.placement_on(axis) for layout in plan.choice.targets)
+        outputs = tuple(layout.placement_on(axis) for layout in plan.choice.outputs)
+        if ranks > 1 and not all(place.is_replicate() for place in (*inputs, *outputs)):
+            yield axis, Row(inputs, outputs)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.ops.claims import SampleCall
 
-__all__ = ["LEVELS", "ProvenRow", "SampleGraph", "family_of", "graphs_of", "prove_operator"]
+__all__ = ["LEVELS", "ProvenRow", "SampleGraph", "answered", "family_of", "graphs_of", "prove_operator"]
 
 LEVELS = ("proven", "tested", "assumed", "refuted")
 HINTS = (11, 13, 17, 19, 23, 29, 31)
@@ -140,9 +140,9 @@ def _why(proof: Proof) -> str:
     return proof.forward or f"backward: {proof.backward}"
 
 
-def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -> SampleGraph | None:
-    letters = _letters(sample)
-    sizes = dict(zip(letters, HINTS, strict=False))
+def answered(platform: Platform, rule: Rule, number: int, sample: Sample) -> tuple[SampleCall, Strategies] | None:
+    """Return a sample as a call on one rank with the rows of its rule; None if it has none of its own."""
+    sizes = dict(zip(_letters(sample), HINTS, strict=False))
     seed = seed_of(rule.op, number)
     filled = None
     for integral in (False, True):
@@ -157,13 +157,17 @@ def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -
         answer = rule.strategies(sample_call.call)
     except (ValueError, HyperParallelError):
         return None
-    if not isinstance(answer, Strategies) or answer.open:
+    return (sample_call, answer) if isinstance(answer, Strategies) and not answer.open else None
+
+
+def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -> SampleGraph | None:
+    found = answered(platform, rule, number, sample)
+    if found is None:
         return None
     if sample.random:
-        return SampleGraph(number, sample_call, answer, None, "it draws random numbers")
-    made = SampleGraph(
-        number, sample_call, answer, None, sample=sample, letters=dict(zip(letters, HINTS, strict=False))
-    )
+        return SampleGraph(number, *found, None, "it draws random numbers")
+    letters = dict(zip(_letters(sample), HINTS, strict=False))
+    made = SampleGraph(number, *found, None, sample=sample, letters=letters)
     made.graph, made.why = _traced(platform, made, None)
     return made
 

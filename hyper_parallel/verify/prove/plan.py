@@ -29,7 +29,7 @@ from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.model_case import ModelCase, as_case
 from hyper_parallel.verify.model_training import plain_tensors
-from hyper_parallel.verify.ops.claims import mesh_of, row_text, with_operands
+from hyper_parallel.verify.ops.claims import axis_rows, mesh_of, row_text, with_operands
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.laws import UnprovenError
 from hyper_parallel.verify.prove.paired import conditions_met, paired
@@ -319,15 +319,10 @@ def _prove_calls(found: Certificate, platform: Platform, planned: Sequence[tuple
     known: dict[Any, CallProof] = {}
     for module, plan in planned:
         mesh = plan.call.mesh
-        for axis in range(mesh.ndim):
-            inputs = tuple(layout.placement_on(axis) for layout in plan.choice.targets)
-            outputs = tuple(layout.placement_on(axis) for layout in plan.choice.outputs)
-            if mesh.shape[axis] == 1 or all(place.is_replicate() for place in (*inputs, *outputs)):
-                continue
+        for axis, row in axis_rows(plan):
             shapes = tuple(operand.shape for operand in plan.call.operands)
-            key = (plan.call.op, inputs, outputs, shapes, mesh.shape[axis], repr(plan.call.args))
+            key = (plan.call.op, row, shapes, mesh.shape[axis], repr(plan.call.args))
             if key not in known:
-                row = Row(inputs, outputs)
                 level, why, conditions = _prove(platform, plan.call, row, mesh.shape[axis], graphs)
                 known[key] = CallProof(
                     plan.call.op, module, mesh.names[axis], row_text(row), shapes, level, why, conditions
