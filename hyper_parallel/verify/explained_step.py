@@ -38,7 +38,7 @@ class Memory:
         gradients: of the trained parameters, when the optimizer sees them.
         optimizer: tensors of the optimizer's state, after the step.
         activations: the most that is kept for backward at one time, weights left out; what checkpointed regions keep is
-            not counted. None where the framework does not tell.
+            not counted. None where the framework does not report them.
     """
 
     weights: int

@@ -45,7 +45,7 @@ def launch(
         RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
         UnsupportedOnBackend: the framework sees no such device, or MindSpore fewer than there are ranks.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
-            timeout is no time.
+            timeout is not a time.
     """
     require_ranks(world_size)
     timeout = positive_seconds(timeout, f"timeout={timeout!r}")

@@ -1,10 +1,10 @@
 """Random draws of both runs: plain tensors draw by the rule of DTensors, and each program's own masks are checked.
 
 A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
-run draws the numbers of a single device. Here plain tensors draw by the same rule: whole ones on the single device, and
-in the parallel run the part that a rank has, which its shape tells. The parallel program itself would draw a plain
-tensor from the framework's generator of the rank. The states of these generators are compared between ranks: they must
-be equal where ranks draw for the same elements, and differ where they draw for different ones.
+run draws the numbers of a single device. Here plain tensors draw by the same rule: the complete tensor on the single
+device, and in the parallel run the shard of a rank, which is inferred from its shape. The parallel program itself would
+draw a plain tensor from the framework's generator of the rank. The states of these generators are compared between
+ranks: they must be equal where ranks draw for the same elements, and differ where they draw for different ones.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class ParallelDraws:
         self.draws: dict[int, Draw] = {}
 
     def place(self, tensor: Any) -> Place:
-        """Return the part of the single device's tensor that ``tensor`` is, as its shape tells.
+        """Return which part of the single device's tensor ``tensor`` is, inferred from its shape.
 
         Raises:
-            InputError: the shape does not tell, or the single device draws for no tensor in this call.
+            InputError: the shape is ambiguous, or the single device draws for no tensor in this call.
         """
         shape, call = tuple(tensor.shape), random.get_rng_state()[1]
         module = module_path() or "(model)"

@@ -38,7 +38,7 @@ def folded(rows: Iterable[tuple[str, Hashable, Any]]) -> list[Folded]:
     result = []
     for (pattern, _), members in groups.items():  # type: ignore[misc] # the keys are these pairs
         sizes = [len(set(column)) for column in zip(*(numbers for numbers, _ in members), strict=True)]
-        if len(members) != math.prod(sizes):  # such as experts of which each layer has others
+        if len(members) != math.prod(sizes):  # such as experts, if each layer has experts of other numbers
             result += [Folded(_path(pattern, map(str, numbers)), (row,)) for numbers, row in members]
             continue
         columns = [_spans(sorted(set(column))) for column in zip(*(numbers for numbers, _ in members), strict=True)]

@@ -1,4 +1,4 @@
-"""The values of a command's report by name, each with what is good about it: for comparing runs, and over nights."""
+"""The values of a command's report by name, and whether more or less is better: for comparing runs, and over nights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report_values(document: Mapping[str, Any]) -> tuple[str, dict[str, Measured]
 
 
 def report_totals(document: Mapping[str, Any]) -> dict[str, Measured]:
-    """Return the few values of a report that are followed over many runs; none if it is of no such command."""
+    """Return the few values of a report that are followed over many runs; empty for reports of other commands."""
     kind = _kind(document)
     return dict(_KINDS[kind][2](document)) if kind else {}
 

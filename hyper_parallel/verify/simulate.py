@@ -67,7 +67,7 @@ def simulate(
             maps ranks to their exceptions and ``__cause__`` is the first of them.
         UnsupportedOnBackend: the framework sees no such device.
         ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
-            timeout is no time.
+            timeout is not a time.
     """
     timeout = rank_seconds() if timeout is None else positive_seconds(timeout, f"timeout={timeout!r}")
     require_ranks(world_size)

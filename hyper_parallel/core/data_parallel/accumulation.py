@@ -21,10 +21,10 @@ __all__ = ["global_mean", "no_sync", "set_requires_gradient_sync"]
 def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
     """Set whether the next backward passes reduce gradients.
 
-    Of fully sharded modules, gradients of passes that do not are kept whole on each rank, in ``reduce_dtype``, until
-    one does, and ``zero_grad`` does not reach them; of replicated ones they are in ``grad``. On MindSpore, where
-    gradients are returned, passes that do not reduce return zeros, and the next one that does returns the gradients of
-    all. An optimizer step before a pass that reduces raises PlanError.
+    A pass that does not reduce keeps the gradients: those of fully sharded modules complete on each rank, in
+    ``reduce_dtype``, out of reach of ``zero_grad``; those of replicated modules in ``grad``. The next pass that reduces
+    adds them. On MindSpore, where gradients are returned, passes that do not reduce return zeros, and the next one that
+    does returns the gradients of all. An optimizer step before a pass that reduces raises PlanError.
 
     Args:
         module: a module to which ``fully_shard`` or ``replicate`` was applied.
@@ -114,11 +114,11 @@ def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> An
     total = sum(counts)
     mean = platform.all_reduce(platform.detach(loss_sum), ranks) / total
     share = loss_sum * (len(ranks) / total)
-    return mean + (share - platform.detach(share))  # of which the second part is exactly zero
+    return mean + (share - platform.detach(share))  # the second term is exactly zero and only has a gradient
 
 
 def _number(count: Any) -> float:
-    """Return a count as a number; NaN if it is none, so that all ranks hear of it."""
+    """Return a count as a number; NaN if it is not one, so that the error is raised on all ranks."""
     try:
         return float(count.item() if hasattr(count, "item") else count)
     except (TypeError, ValueError, RuntimeError):

@@ -33,7 +33,7 @@ DEVICE_TYPES = ("cpu", "cuda", "npu")
 """What a rank may compute on."""
 
 _MAX_PRINTED_RANKS = 64
-# Weak references, and yet whatever is cached by layout keeps its mesh: with many meshes, those caches are emptied.
+# The references are weak, but caches by layout keep meshes alive: with many meshes, those caches are emptied.
 _INTERNED: WeakValueDictionary[tuple[Any, ...], DeviceMesh] = WeakValueDictionary()
 _MAX_MESHES = 256
 _LOCK = threading.Lock()
@@ -366,8 +366,8 @@ class DeviceMesh:
             dim: index or name of the axis.
             mesh_sizes: sizes of the new axes.
             mesh_dim_names: their names.
-            backend_override: ``"fake"`` per new axis of which no group is asked. Nothing follows from it: groups are
-                created when ``get_group`` is first called.
+            backend_override: accepted only as ``"fake"``, for axes whose group is not used. It has no effect, because
+                groups are created when ``get_group`` is first called.
 
         Raises:
             MeshError: (a ValueError) sizes that do not multiply to that of the axis, names that do not fit, or another
@@ -537,7 +537,7 @@ def common_mesh(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
     """Return the mesh of the axes of two slices of one mesh, in the order of that mesh.
 
     Raises:
-        MeshError: (a ValueError) they share an axis, or no mesh, or several different ones, have both as slices.
+        MeshError: (a ValueError) they have an axis in common, or not exactly one mesh has both as slices.
     """
     names = (*first.names, *second.names)
     with _LOCK:

@@ -80,7 +80,7 @@ class _Node:
         self._tensors, self._what = tensors, what
 
     def register_hook(self, hook: Call) -> Any:
-        """Register ``hook(grad_inputs, grad_outputs)``, of PyTorch's own."""
+        """Register a hook of PyTorch's own code, ``hook(grad_inputs, grad_outputs)``."""
 
         def on_locals(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
             result = hook(self._wrapped(inputs), self._wrapped(outputs))

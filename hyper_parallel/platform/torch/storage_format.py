@@ -1,4 +1,4 @@
-"""Functions that PyTorch composes of others and that read ``x.layout``: to them it is the storage format."""
+"""Composite functions of PyTorch that read ``x.layout``: they get the storage format, not a layout of this library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 
 
 def with_storage_format(function: Call) -> Call:
-    """``function``, whose own constants are taken for replicated ones where all its tensors are DTensors."""
+    """``function``; if all its tensor arguments are DTensors, constants that it creates count as replicated."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -281,7 +281,7 @@ def _silence(worker: Worker) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process; False where the system does not tell."""
+    """Whether a signal or a debugger has stopped a process; False where the system does not report it."""
     return process_state(pid) in ("T", "t")
 
 

@@ -14,7 +14,7 @@ from hyper_parallel.verify.bugs.facts import FACTS
 __all__ = ["CALLS", "Bug", "bugs_named", "find_bugs"]
 
 CALLS = "calls"
-"""Kind of a difference that is no value: ranks call different collectives, or one that another has not joined."""
+"""Kind of a difference in calls: ranks call different collectives, or one that another rank has not joined."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Finds the class of an error by testing hypotheses on the numbers, in the order in which they convince."""
+"""Finds the class of an error by testing hypotheses on the numbers, the most convincing first."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
 
 
 def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A tensor that is wrong as a whole, with each element within its bounds: a factor, if it is a size."""
+    """A tensor off by a factor, with each element within its bound; the factor must be a size of the mesh."""
     if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
         return None
     if all(value.size < 2 for value in evidence.actual.values()):  # compared in combinations of ranks
@@ -189,7 +189,7 @@ def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause
 
 
 def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A value of other samples, or one that is right in itself, but has other rows than the values before."""
+    """A value of other samples, or one whose rows are right, but not those of the values before it."""
     foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
     if foreign and set(foreign) == set(wrong[key].ranks):
         rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())

@@ -73,8 +73,8 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apar
 def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int], *, weak: bool) -> bool:
     """Return whether the weight after the step is right on all ranks, and would not be with another gradient.
 
-    With ``weak`` it may be right with any: nobody has seen the gradient that the weight was updated by, and what that
-    leaves open is said by the power of the gradients' own bounds.
+    With ``weak`` it may also be right with another gradient. The gradient by which the weight was updated was not
+    recorded; the power of the gradients' bounds says which errors would then go unnoticed.
     """
     reference = runs.bounds.reference
     before, after = (("weight", key[1], key[2] + step, 0) for step in (-1, 0))

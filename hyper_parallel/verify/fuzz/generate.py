@@ -223,7 +223,7 @@ class _Maker:
         return None
 
     def steps_end(self) -> None:
-        """Leave out what a write made too large: nothing may be read any more."""
+        """Make all tensors unreadable for later steps, after a write that made values too large."""
         self.tensors = {}
 
     # -- operands ----------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class _Maker:
         """Choose what the gradients are differentiated with, where they depend on something."""
         plain = plain_leaves(program, self.platform, self.language)
         results = attempt(execute, program, plain, self.platform, self.language)
-        if isinstance(results, Raised):  # the single device cannot: it will be asked again
+        if isinstance(results, Raised):  # the single device raises: the run of the program will, too
             return program
         leaves, second = dict(program.leaves), []
         for number in program.differentiated:

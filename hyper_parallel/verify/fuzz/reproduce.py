@@ -28,20 +28,20 @@ MOST_LINES = 20
 """Lines that a reproducer should have: if it would have more, it has several statements on a line."""
 
 SHOWN_SECONDS = 120.0
-"""After which a reproducer that does not end shows a hang."""
+"""Time limit of a reproducer; one that exceeds it counts as a hang."""
 
 _MOVED = "x.redistribute(placements=p) if isinstance(x, DTensor) else x"
 _WIDTH = 110
 _BOUNDS = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-3}
-"""What reproducers compare with. They show findings, and do not make them: a smaller difference is not confirmed."""
+"""Tolerances of reproducers by dtype. They confirm findings; a finding with a smaller difference is not confirmed."""
 
 
 def source_of(program: Program, outcome: Outcome, framework: str, language: Language) -> str:
-    """Return a program as source; it is short where the program is.
+    """Return a program as source.
 
     Args:
         program: what to run.
-        outcome: what became of it.
+        outcome: of the program.
         framework: name of the framework.
         language: its language.
     """
@@ -66,7 +66,7 @@ def _body(program: Program, language: Language) -> list[str]:
 
 
 def _joined(lines: Sequence[str], surplus: int) -> list[str]:
-    """Return statements with as many on one line as have room, as long as ``surplus`` (negative) lines are too many."""
+    """Return the statements, joined to long lines while there are too many lines (``surplus`` is minus the excess)."""
     joined: list[str] = []
     for line in lines:
         statement = line.lstrip()

@@ -316,7 +316,7 @@ def _distance(actual: Any, expected: Any) -> float:
 
 
 def _failure(failed: Failed) -> _Outcome:
-    """Return what became of a check in which the ranks did not do the same: the error of a rank that left it alone."""
+    """Return the outcome of a check in which the ranks did not do the same: the error of a rank that left it alone."""
     for outcome in failed.results:
         if outcome.error:
             text = f"rank {outcome.rank} alone raises {outcome.text}; the others wait for it"

@@ -18,7 +18,7 @@ __all__ = ["page", "render", "renderer"]
 
 _OWN = "hyper_parallel.verify.pages"
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that turn the direction of the text around them: what a name shows must be its name."""
+"""Control characters, and those that reverse the direction of text: a name must look like what it is."""
 
 
 def page(title: str, body: Markup | str, *, footer: str = "") -> str:
@@ -35,7 +35,7 @@ def page(title: str, body: Markup | str, *, footer: str = "") -> str:
 def renderer(package: str) -> Callable[..., Markup]:
     """Return a function that fills a template of ``package``, or of this package, with values.
 
-    Values that are no Markup are escaped, control characters in all.
+    Values other than Markup are escaped; control characters are escaped in all values.
     """
 
     def render(template: str, **values: Any) -> Markup:

@@ -101,7 +101,7 @@ def _half_of_the_digits(record: Record) -> float:
 
 
 def _units(mine: Record, again: Record, floor: float = 0.0) -> float:
-    """Return the difference of two arrays in units of their largest number; infinity where it is no rounding.
+    """Return the difference of two arrays in units of their largest number; infinity if it is more than rounding.
 
     Args:
         mine: a value.

@@ -380,7 +380,7 @@ def _cummin(ops: Any, _: Any, x: Any, dim: int) -> Any:
 
 @decomposition("Median")
 def _median(ops: Any, primitive: Any, x: Any) -> Any:
-    """With the index; of all elements together without one, as nobody reads it."""
+    """With the index along a dim; over all elements without one, since no caller reads it."""
     whole, axis, keep, skip = (
         primitive.init_attrs[name] for name in ("global_median", "axis", "keep_dims", "ignore_nan")
     )

@@ -73,7 +73,7 @@ class TensorFacts:
 def missing_ascend() -> str:
     """Return why MindSpore cannot compute on Ascend here, and what to do, in one line; empty if it can.
 
-    Nothing is initialised: MindSpore loads its plugin when it is imported, and this asks what became of that.
+    Nothing is initialised: MindSpore loads its plugin when it is imported; this returns the result.
     """
     context, version = MSContext.get_instance(), mindspore.__version__
     if context.is_pkg_support_device("Ascend"):
@@ -120,7 +120,7 @@ def exact_products() -> None:
     """Let products of float32 be computed in float32 on Ascend, for as long as the process lives: without HF32.
 
     Raises:
-        UnsupportedOnBackend: the program has allowed HF32, which MindSpore lets nobody take back.
+        UnsupportedOnBackend: the program has allowed HF32, which cannot be undone in MindSpore.
     """
     try:
         ascend.op_precision.matmul_allow_hf32(False)

@@ -1,4 +1,4 @@
-"""What random programs leave out on MindSpore, whose own results are no truth there; each with the reason."""
+"""Calls that random programs leave out, since MindSpore's own result is wrong or undefined; each with the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNSOUND_IN_FLOAT64 = {
     **dict.fromkeys((".fmax", ".fmin", "celu", ".sort", "huber_loss"), _IN_FLOAT32),
     **dict.fromkeys(("ops.masked_fill", "addcmul", "addcdiv", "hypot"), "it, or its gradient, is rounded to float32"),
 }
-"""Calls in float64 whose results are no truth."""
+"""Calls whose results are wrong in float64."""
 
 _UNSOUND_IN_FLOAT16 = {"lerp": "its gradient is float32"}
 """Calls in float16 likewise."""
@@ -68,7 +68,7 @@ _UNSOUND = {
     "selu": "its gradient is wrong for negative values",
     "mish": "its gradient is made of a tanh that is off by 1e-4 in float32",
 }
-"""Calls whose results are no truth at all."""
+"""Calls whose results are wrong in every dtype."""
 
 
 def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:

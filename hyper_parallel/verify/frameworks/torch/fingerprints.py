@@ -51,7 +51,7 @@ class TorchFingerprints:
         rows, columns = grid(size)
         main, rest = flat[: rows * columns].view(rows, columns), flat[rows * columns :].to(wide)
         row_signs, column_signs = self._of("rows", rows + 1, device), self._of("columns", columns, device)
-        norms = torch.linalg.vector_norm(main, dim=1).to(wide)  # of rows first, which keeps the digits of float32
+        norms = torch.linalg.vector_norm(main, dim=1).to(wide)  # norms of rows first, which is more exact in float32
         norm = torch.linalg.vector_norm(torch.cat([norms, rest]))
         total = main.sum(1).to(wide).sum() + rest.sum()
         least, most = torch.aminmax(flat)
