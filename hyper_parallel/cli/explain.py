@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.cli.arguments import add_device, int_range
@@ -123,6 +124,7 @@ def _of_platform(
     """
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.explanation import ranking
+    from hyper_parallel.verify.prove.table import proven_calls, rows_of_call
 
     explanations, errors = [], []
     for plan in arguments.plan:
@@ -133,7 +135,8 @@ def _of_platform(
                 arguments.spec, plan, shape, names, platform=platform, name=name, links=tuple(arguments.link),
                 device=arguments.device,
             )  # fmt: skip
-            explanations.append(explanation)
+            proofs = proven_calls(platform, map(rows_of_call, explanation.plans))
+            explanations.append(replace(explanation, proofs=proofs))
         except (ValueError, NotImplementedError) as error:
             if len(arguments.plan) == 1:
                 raise

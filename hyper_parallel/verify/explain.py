@@ -117,7 +117,7 @@ def explain_model(
     return Explanation(
         name or str(spec), platform, dict(zip(names, shape, strict=True)), step.parameter_layouts, step.dtypes,
         step.itemsizes, traffic(step.events), step.memory, priced, checked, wrong, step.notes, why, str(plan),
-        device, peak,
+        device, peak, step.plans,
     )  # fmt: skip
 
 

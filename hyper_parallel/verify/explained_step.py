@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._caches import empty_layout_caches
 from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
 from hyper_parallel.core.dtensor.events import Event, EventLog, PendingRedistribution, module_path, watching
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.core.shard.op_plan import observing_plans
 from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import Ranks, Transport
@@ -23,6 +25,7 @@ from hyper_parallel.verify.spec import blame_user
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
+    from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
 
@@ -65,6 +68,7 @@ class ParallelStep:
         gradients: number of gradients in the layout that their parameter's asks for.
         wrong: gradients that are not, in words.
         notes: what is probably unintended, in words.
+        plans: of the operator calls on DTensors, each once.
     """
 
     parameter_layouts: list[ParameterLayout]
@@ -75,6 +79,7 @@ class ParallelStep:
     gradients: int
     wrong: list[str]
     notes: list[str]
+    plans: tuple[OpPlan, ...]
 
 
 def run_parallel_step(
@@ -103,8 +108,12 @@ def run_parallel_step(
     log = _StepLog(mesh, platform.transport())
     run.training.loss = log.forward_and_backward(run.training.loss)  # type: ignore[method-assign] # of this run
     parameters = run.parameters()
+    plans: list[OpPlan] = []
+    empty_layout_caches()  # a call with a plan of an earlier run would not be noted
     recorded = (watching(log), log.calls(), harness_of(platform).saved_for_backward(run.model))
-    with recorded[0], recorded[1], recorded[2] as saved, blame_user("SPEC: the model under PLAN", HyperParallelError):
+    observed = observing_plans(plans.append)
+    blamed = blame_user("SPEC: the model under PLAN", HyperParallelError)
+    with recorded[0], recorded[1], recorded[2] as saved, observed, blamed:
         run.step(0)
     gradients = {path: value for path, value in run.training.gradients.items() if value is not None}
     wrong = _wrong_duals(parameters, gradients)
@@ -124,6 +133,7 @@ def run_parallel_step(
         len(gradients) - len(wrong),
         wrong,
         [*run.plan_notes, *_without_gradient(harness_of(platform).trainable(run.model), gradients)],
+        tuple(plans),
     )
 
 

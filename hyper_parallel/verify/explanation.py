@@ -13,8 +13,10 @@ from hyper_parallel.verify.model_report import Traffic, aligned, table
 from hyper_parallel.verify.repeated_layers import folded
 
 if TYPE_CHECKING:
+    from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.verify.explained_step import Memory
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
+    from hyper_parallel.verify.prove.table import ProvenCalls
 
 __all__ = ["Explanation", "duration", "ranking", "ranking_text"]
 
@@ -40,6 +42,8 @@ class Explanation:
         plan: name of the plan.
         device: where the step ran.
         peak: most bytes that were in use there; 0 where none were counted.
+        plans: of the operator calls on DTensors.
+        proofs: how many of these use rows that are proven; None if they were not looked up.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Explanation:
     plan: str = ""
     device: str = "cpu"
     peak: int = 0
+    plans: tuple[OpPlan, ...] = ()
+    proofs: ProvenCalls | None = None
 
     @property
     def mesh(self) -> str:
@@ -113,6 +119,8 @@ class Explanation:
         lines += self._memory_lines()
         lines += table(self.traffic, self.folded_traffic())
         lines += self._axis_lines()
+        if self.proofs is not None:
+            lines += [f"  {self.proofs.line()}", *(f"    {line}" for line in self.proofs.row_lines())]
         lines += [f"  checked: {line}" for line in self.checked]
         lines += [f"  WRONG: {line}" for line in self.wrong]
         return "\n".join([*lines, *(f"  plan: {note}" for note in self.notes)])
@@ -143,6 +151,7 @@ class Explanation:
             "bytes": self.bytes,
             "seconds": seconds,
             "unpriced": self.unpriced(),
+            "proofs": None if self.proofs is None else self.proofs.json(),
             "checked": self.checked,
             "wrong": self.wrong,
             "notes": self.notes,

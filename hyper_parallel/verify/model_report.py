@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.engine.checks import TensorCheck
     from hyper_parallel.verify.engine.verdict import Verdict
     from hyper_parallel.verify.parameter_layouts import ParameterLayout
+    from hyper_parallel.verify.prove.table import ProvenCalls
     from hyper_parallel.verify.step_timeline import StepCall
 
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "bound_words", "table", "traffic"]
@@ -107,6 +108,7 @@ class ModelReport(Report):
             processor of its own and transfers took no time.
         explanation: of the first divergence: its cause and the numbers that show it, in lines; empty if none is known.
         plan_notes: what is probably unintended about the plan, in words.
+        proofs: how many operator calls use rows that are proven; None if the ranks ended early.
     """
 
     has_page: ClassVar[bool] = True
@@ -134,6 +136,7 @@ class ModelReport(Report):
     timeline: list[list[StepCall]] = field(default_factory=list)
     explanation: list[str] = field(default_factory=list)
     plan_notes: list[str] = field(default_factory=list)
+    proofs: ProvenCalls | None = None
 
     @property
     def ok(self) -> bool:
@@ -228,6 +231,8 @@ class ModelReport(Report):
             lines.append(f"  device: {self.settings['device']}")
         if self.bound:
             lines.append(f"  allowed error: {self.bound}")
+        if self.proofs is not None:
+            lines.append(f"  {self.proofs.line()}")
         lines.extend(f"  incomplete: {line}" for line in self.incomplete)
         lines.extend(f"  not compared: {line}" for line in self.skipped)
         lines.extend(f"  hardened: {line}" for line in self.hardened)
@@ -271,6 +276,7 @@ class ModelReport(Report):
             "faulty_module": self.faulty_module,
             "explanation": self.explanation,
             "plan_notes": self.plan_notes,
+            "proofs": None if self.proofs is None else self.proofs.json(),
             "differing": [str(check) for check in self.checks if not check.ok][:100],
             "largest_error": finite(self.worst.error) if self.worst is not None else None,
             "allowed_error": self.bound,

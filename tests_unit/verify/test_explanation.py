@@ -10,6 +10,7 @@ from hyper_parallel.verify.explained_step import Memory
 from hyper_parallel.verify.explanation import Explanation, duration, ranking
 from hyper_parallel.verify.links import Link
 from hyper_parallel.verify.model_report import Traffic
+from hyper_parallel.verify.prove.table import ProvenCalls
 
 
 def explained(plan, axes, size, wrong=()):
@@ -48,3 +49,15 @@ def test_memory_that_the_framework_does_not_tell():
     """What is kept for backward is told to be unknown, and left out of the sum."""
     text = explained("p", ("tp",), 1).text()
     assert "    kept for backward  unavailable\n    sum                3\n" in text
+
+
+def test_rows_that_are_not_proven_are_listed():
+    """The line with the numbers is followed by each row that is not proven, with its operator and level."""
+    rows = (("tested", "relu", "Shard(0) -> Shard(0)"),)
+    told = replace(explained("p", ("tp",), 1), proofs=ProvenCalls("2026-11-30", {"proven": 2, "tested": 1}, rows, ()))
+    assert (
+        "  rows of 3 operator calls: 2 proven for every size, 1 tested on small sizes\n"
+        "    tested: relu: Shard(0) -> Shard(0)\n"
+    ) in told.text() + "\n"
+    assert told.json()["proofs"]["rows"] == [{"level": "tested", "op": "relu", "row": "Shard(0) -> Shard(0)"}]
+    assert explained("p", ("tp",), 1).json()["proofs"] is None

@@ -7,6 +7,7 @@ import pytest
 from hyper_parallel.core.dtensor.events import Event
 from hyper_parallel.verify.engine.checks import TensorCheck
 from hyper_parallel.verify.model_report import REQUIRED, ModelReport, traffic
+from hyper_parallel.verify.prove.table import ProvenCalls
 
 
 def check(kind="output", module="a", step=0, rank=0, why="", values=3, error=0.0):
@@ -110,3 +111,13 @@ def test_json_is_json(error):
     assert document["ok"] is False
     assert document["faulty_module"] == "a"
     assert document["compared"] == {"output": 1, "loss": 0, "gradient": 0, "weight": 0}
+
+
+def test_how_much_is_proven_is_one_line():
+    """A report says how many operator calls use proven rows; one whose ranks ended early has no such line."""
+    proofs = ProvenCalls("2026-11-30", {"proven": 2, "tested": 1}, (("tested", "relu", "Shard(0) -> Shard(0)"),), ())
+    told = report(*(check(kind) for kind in REQUIRED), proofs=proofs)
+    assert "  rows of 3 operator calls: 2 proven for every size, 1 tested on small sizes" in told.text().splitlines()
+    assert told.json()["proofs"]["calls"] == {"proven": 2, "tested": 1}
+    assert report().json()["proofs"] is None
+    assert "operator calls" not in report().text()

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._caches import empty_layout_caches
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import record_events
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.shard.op_plan import observing_plans
 from hyper_parallel.core.tensor_parallel.plan import flat_plan
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 from hyper_parallel.platform.select import current_platform
@@ -26,6 +28,7 @@ from hyper_parallel.verify.model.hardening import Attempt, CaseInspection, with_
 from hyper_parallel.verify.model_case import ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.model_training import ParallelRun, SingleDeviceRun, build_model, plan_notes
 from hyper_parallel.verify.parameter_layouts import ParameterLayout, parameter_layouts
+from hyper_parallel.verify.prove.table import RowsOfCall, rows_of_call
 from hyper_parallel.verify.step_timeline import StepCall, recorded_calls
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ class Trained:
         events: collectives of the training steps.
         layouts: of the parallel model's parameters.
         plan_notes: what is probably unintended about the plan, in words.
+        calls: operator calls on DTensors in the training steps, each once.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -85,6 +89,7 @@ class Trained:
     events: list[Event] = field(default_factory=list)
     layouts: list[ParameterLayout] = field(default_factory=list)
     plan_notes: list[str] = field(default_factory=list)
+    calls: dict[RowsOfCall, None] = field(default_factory=dict)
 
 
 def trained(notes: Mapping[str, Any]) -> Trained:
@@ -173,8 +178,13 @@ class ModelProgram:
         notes = _noted()
         notes.layouts, notes.plan_notes = parameter_layouts(run.parameters()), run.plan_notes
         calls = list[StepCall]()
+        empty_layout_caches()  # a call with a plan of an earlier run would not be noted
         for number in range(self.steps):
-            with record_events() as log, recorded_calls(platform.transport()) as made:
+            with (
+                record_events() as log,
+                recorded_calls(platform.transport()) as made,
+                observing_plans(lambda plan: notes.calls.setdefault(rows_of_call(plan))),
+            ):
                 log.step = number
                 loss = run.step(number)
             notes.events, calls = [*notes.events, *log], made

@@ -23,6 +23,7 @@ from hyper_parallel.verify.model_report import ModelReport, bound_words, traffic
 from hyper_parallel.verify.program.program import Program
 from hyper_parallel.verify.program.reference import compare_with, run_reference
 from hyper_parallel.verify.program.worlds import World, run_world
+from hyper_parallel.verify.prove.table import proven_calls
 from hyper_parallel.verify.random_draws import draw_checks
 from hyper_parallel.verify.run_arguments import LAUNCHES, require_seed
 from hyper_parallel.verify.simulate import require_device, simulate
@@ -211,6 +212,7 @@ class _Verification:
         report.plan_notes, report.parameter_layouts = first.plan_notes, first.layouts
         report.settings.update(facts.settings)
         report.traffic = traffic([event for event in first.events if event.step == 0])
+        report.proofs = proven_calls(self.world.platform, [call for rank in ranks for call in rank.calls])
         report.bound = bound_words(facts.dtype)
         report.hardened = [*self.program.attempt.changes, *facts.changes]
         report.blind = [*verdict.blind, *facts.blind, *_without_work(first), *self.failed]

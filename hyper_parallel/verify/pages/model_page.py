@@ -157,6 +157,7 @@ def _settings(report: ModelReport) -> dict[str, str]:
         "steps": str(report.steps),
         **report.settings,
         "allowed error": report.bound,
+        **({"proofs": report.proofs.line()} if report.proofs is not None else {}),
         "time": f"{report.seconds:.1f} s",
     }
 
