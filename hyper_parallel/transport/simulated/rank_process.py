@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,8 +165,9 @@ def end_by_sigterm() -> None:
     A process that is forked from a measured server has two handlers of coverage, one behind the other, of which the
     second raises: the process would leave as one that failed, or go on where somebody catches that. Processes that this
     one forks, such as workers of a program's pool, end at once: they may have been forked while coverage was locked.
+    They have no handler in Python: a new process drops the signals that Python has noted in it before it is set up.
     """
-    handler, own = signal.getsignal(signal.SIGTERM), os.getpid()
+    handler, own, masks = signal.getsignal(signal.SIGTERM), os.getpid(), threading.local()
     if not callable(handler):
         return
 
@@ -177,7 +179,19 @@ def end_by_sigterm() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def block() -> None:
+        masks.kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.kept)
+
+    def unblock_child() -> None:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
     signal.signal(signal.SIGTERM, end)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=unblock_child)
 
 
 def next_task(line: Connection) -> Any:

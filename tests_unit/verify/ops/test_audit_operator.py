@@ -99,7 +99,7 @@ def test_a_shard_taken_for_the_global_tensor_is_wrong():
     [
         ("raises", "crash", "KeyError: 'relu'"),
         ("unwraps", "plain", "a result is a plain tensor"),
-        ("forgets", "wrong", "gradient of operand 0 is none"),
+        ("forgets", "wrong", "gradient of operand 0 is None"),
         ("bares", "plain", "gradient of operand 0 is a plain tensor"),
     ],
 )

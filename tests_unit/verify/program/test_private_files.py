@@ -248,7 +248,7 @@ def test_what_python_cannot_redirect_is_refused_by_name(user, tmp_path):
             io.FileIO("data/a", "w")
         assert sqlite3.connect(":memory:")
     assert str(caught.value) == (
-        f"{user}/data/a is written by a function that cannot be redirected to the run's private copy; open it by "
+        f"{user}/data/a is written by a function that cannot be redirected to the run's private copy; open it with "
         "open() or pathlib"
     )
 
