@@ -18,10 +18,12 @@ __all__ = [
     "MOST_STEPS",
     "Parser",
     "UsageError",
+    "add_declare",
     "add_device",
     "add_reports",
     "add_run_limits",
     "add_seed",
+    "declared_placements",
     "float_range",
     "int_range",
     "seed",
@@ -249,3 +251,30 @@ def add_run_limits(subparser: Any) -> None:
 def add_device(subparser: Any, help_text: str) -> None:
     """Declare ``--device`` of a command, cpu by default; ``help_text`` says what is on the device."""
     subparser.add_argument("--device", default="cpu", choices=DEVICE_TYPES, help=f"{help_text} (default: cpu)")
+
+
+def add_declare(subparser: Any) -> None:
+    """Declare ``--declare`` of a command, which :func:`declared_placements` reads."""
+    subparser.add_argument(
+        "--declare", action="append", metavar="NAME=PLACEMENT",
+        help="placement of a value, where it cannot be inferred: 'layers.*.wq.weight=shard(0) over tp'; repeatable",
+    )  # fmt: skip
+
+
+def declared_placements(lines: Sequence[str]) -> dict[str, str]:
+    """Return the placements of ``--declare`` by pattern of names.
+
+    Raises:
+        ValueError: a line is not ``NAME=PLACEMENT``, or a name is declared twice.
+    """
+    declared: dict[str, str] = {}
+    for line in lines:
+        name, sign, placement = line.partition("=")
+        if not (name and sign and placement):
+            msg = f"--declare {line!r} must look like NAME=PLACEMENT, such as 'layers.*.wq.weight=shard(0) over tp'"
+            raise ValueError(msg)
+        if name in declared:
+            msg = f"--declare {line!r}: {name} has been declared before, as {declared[name]!r}"
+            raise ValueError(msg)
+        declared[name] = placement
+    return declared

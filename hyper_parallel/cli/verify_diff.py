@@ -6,7 +6,15 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, add_reports, add_run_limits, add_seed, int_range
+from hyper_parallel.cli.arguments import (
+    MOST_STEPS,
+    add_declare,
+    add_reports,
+    add_run_limits,
+    add_seed,
+    declared_placements,
+    int_range,
+)
 from hyper_parallel.cli.output import can_be_written, print_report
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
@@ -26,8 +34,8 @@ A and B are scripts with their arguments, each in one string, or commands: "torc
 Without B, both are A. The ranks of B are compared with those of A. A also runs on one rank, which locates the shards of
 its ranks; repeats of that run, perturbed by one unit in the last place, measure the rounding error.
 
-A or B may be the folder of a recording (hyper-parallel record): two recordings are compared with each other, and one
-with a program that runs simulated on as many ranks.
+A or B may be the folder of a recording (hyper-parallel record) or of a dump of Ascend's msprobe: two recordings are
+compared with each other, and one with a program that runs simulated on as many ranks.
 
 The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
 whether only the order of sums differs, or the computation.
@@ -78,12 +86,17 @@ def add_parser(kinds: Any) -> None:
             f"--{label}-python", default="", metavar="PYTHON",
             help=f"interpreter that runs {name} (default: the one of this command)",
         )  # fmt: skip
+        subparser.add_argument(
+            f"--{label}-mesh", metavar="dp=2,cp=2",
+            help=f"axes of the ranks of recording {name} that --declare names, the last one fastest",
+        )  # fmt: skip
     subparser.add_argument(
         "--a-single-args", metavar="ARGS", help="arguments of A on one rank, in one string (default: its own)"
     )
     subparser.add_argument(
         "--steps", type=int_range(1, MOST_STEPS), metavar="N", help="stop both after N optimizer steps"
     )
+    add_declare(subparser)
     add_seed(subparser, "the perturbations")
     add_run_limits(subparser)
     add_reports(subparser)
@@ -106,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
                 second,
                 steps=arguments.steps,
                 seed=arguments.seed,
+                declared=declared_placements(arguments.declare or ()) or None,
                 timeout=arguments.timeout,
                 scratch=arguments.scratch,
                 budget=None if arguments.budget is None else int(arguments.budget * (1 << 30)),
@@ -133,7 +147,22 @@ def _side(arguments: argparse.Namespace, label: str, text: str) -> DiffSide:
         getattr(arguments, f"{label}_platform"),
         getattr(arguments, f"{label}_rev"),
         getattr(arguments, f"{label}_python"),
+        _mesh(f"--{label}-mesh", getattr(arguments, f"{label}_mesh")),
     )
+
+
+def _mesh(option: str, text: str | None) -> dict[str, int] | None:
+    """Return the sizes of named axes: ``dp=2,cp=2``."""
+    from hyper_parallel.verify.run_arguments import parse_mesh
+
+    if text is None:
+        return None
+    try:
+        sizes, names = parse_mesh(text, None)
+    except ValueError as error:
+        msg = str(error).replace("--mesh", option)
+        raise ValueError(msg) from None
+    return dict(zip(names, sizes, strict=True))
 
 
 def _words(option: str, text: str) -> list[str]:

@@ -7,7 +7,16 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from hyper_parallel.cli.arguments import MOST_STEPS, add_device, add_reports, add_run_limits, add_seed, int_range
+from hyper_parallel.cli.arguments import (
+    MOST_STEPS,
+    add_declare,
+    add_device,
+    add_reports,
+    add_run_limits,
+    add_seed,
+    declared_placements,
+    int_range,
+)
 from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
@@ -82,10 +91,7 @@ def add_parser(kinds: Any) -> None:
         help="stop after N optimizer steps (default: run to the end)",
     )
     subparser.add_argument("--only", action="append", metavar="PATTERN", help="record only these outputs; repeatable")
-    subparser.add_argument(
-        "--declare", action="append", metavar="NAME=PLACEMENT",
-        help="placement of a value, where it cannot be inferred: 'layers.*.wq.weight=shard(0) over tp'; repeatable",
-    )  # fmt: skip
+    add_declare(subparser)
     subparser.add_argument(
         "--harden", action="store_true", help="if all values match, run again in a case that hides fewer errors"
     )
@@ -178,7 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
                 platform=arguments.platform,
                 seed=arguments.seed,
                 launch=arguments.launch,
-                declared=_declared(arguments.declare or ()),
+                declared=declared_placements(arguments.declare or ()),
                 args=script,
                 single_args=_words("--single-args", arguments.single_args),
                 accumulate=_words("--accumulate", arguments.accumulate),
@@ -249,17 +255,3 @@ def _words(option: str, text: str | None) -> list[str] | None:
     except ValueError as error:
         msg = f"{option} {text!r} cannot be split into arguments: {error}"
         raise ValueError(msg) from None
-
-
-def _declared(lines: list[str] | tuple[()]) -> dict[str, str]:
-    declared: dict[str, str] = {}
-    for line in lines:
-        name, sign, placement = line.partition("=")
-        if not (name and sign and placement):
-            msg = f"--declare {line!r} must look like NAME=PLACEMENT, such as 'layers.*.wq.weight=shard(0) over tp'"
-            raise ValueError(msg)
-        if name in declared:
-            msg = f"--declare {line!r}: {name} has been declared before, as {declared[name]!r}"
-            raise ValueError(msg)
-        declared[name] = placement
-    return declared

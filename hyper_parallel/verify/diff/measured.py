@@ -15,14 +15,22 @@ import numpy as np
 
 from hyper_parallel.verify.diff.alignment import CLOSE
 from hyper_parallel.verify.diff.placed import PlacedSide
-from hyper_parallel.verify.diff.recorded import Judged, Pair, of_steps, pairs_of_rank, steps_words, words_of
+from hyper_parallel.verify.diff.recorded import (
+    BACKWARD_OF_DUMPS,
+    Judged,
+    Pair,
+    of_steps,
+    pairs_of_rank,
+    steps_words,
+    words_of,
+)
 from hyper_parallel.verify.diff.start import require_common_names
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.sinks import KeepSink
-from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of, tolerance
+from hyper_parallel.verify.frameworks.contract.fingerprint import SUM, fingerprint_of, tolerance
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.reference import Reference, check_recorded, run_reference
@@ -112,9 +120,11 @@ class MeasuredProgram:
                 f"{label} {steps_words(self._recording.steps)}"
             )
             raise InputError(msg)
-        pairs, left_out, notes = [], [], []
+        pairs, notes = [], []
+        left_out = [BACKWARD_OF_DUMPS] if self._recording.is_dump else []
         for number, (left, right) in enumerate(zip(ran, recorded.ranks, strict=True)):
-            theirs = replace(right, records=[record for record in right.records if _has_counterpart(record)])
+            kept = [record for record in right.records if _has_counterpart(record, self._recording.is_dump)]
+            theirs = replace(right, records=kept)
             found, missing, words = pairs_of_rank(
                 of_steps(left, steps), of_steps(theirs, steps), number, self._placed.label + label
             )
@@ -164,8 +174,10 @@ class MeasuredProgram:
         return replace(judged, off=found.error, allowed=allowed, why=found.why)
 
 
-def _has_counterpart(record: Record) -> bool:
+def _has_counterpart(record: Record, is_dump: bool) -> bool:
     """Return whether a program that is verified has such records: of inputs, those of the first step."""
+    if is_dump and record.kind in ("gradient", "input"):
+        return False  # the input is that of the first module, and not of the model
     return record.kind != "collective" and (record.kind != "input" or record.step == 0)
 
 
@@ -188,11 +200,15 @@ def _judge(pair: Pair, allowed: Any) -> Judged:
     if one.same(other) and pair.record.kind != "gradient":
         return Judged(pair, 0.0, 0.0, limit=np.inf)
     bounds = tolerance(allowed, one)
+    if other.known is not None and np.isfinite(one.norm):
+        bounds = bounds + other.rounding * one.norm * np.where(
+            np.arange(len(bounds)) == SUM, np.sqrt(max(one.size, 1)), 1
+        )
     size = max(one.norm, float(np.finfo(np.float64).tiny)) if np.isfinite(one.norm) else 1.0
     noticed = float(bounds[0]) / size
     if one.same(other):
         return Judged(pair, 0.0, 0.0, noticed, np.inf)
-    if one.shape != other.shape or one.not_finite != other.not_finite:
+    if one.shape != other.shape or not one.finite_alike(other):
         return Judged(pair, np.inf, 0.0, noticed, np.inf)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         off = np.nan_to_num(np.abs(one.numbers - other.numbers), nan=0.0)

@@ -13,7 +13,6 @@ Where this reaches half of a value, nothing is judged any more, and the report s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,14 +21,15 @@ import numpy as np
 
 from hyper_parallel.verify.diff.alignment import align_calls
 from hyper_parallel.verify.diff.start import require_common_names
+from hyper_parallel.verify.diff.together import alike_on_all_ranks, with_declared
 from hyper_parallel.verify.engine.bounds import Key, index_records
+from hyper_parallel.verify.engine.declared import names_value
 from hyper_parallel.verify.engine.distance import distance
 from hyper_parallel.verify.engine.noise import HALF_MULTIPLE, MULTIPLE, NOISE_SHARE
 from hyper_parallel.verify.engine.pairing import last_gradients_aligned
-from hyper_parallel.verify.engine.placement import Placement, region_placement
 from hyper_parallel.verify.engine.store import largest
 from hyper_parallel.verify.engine.wording import value_words
-from hyper_parallel.verify.frameworks.contract.fingerprint import CHOSEN, LARGEST, LEAST, Fingerprint, fingerprint_of
+from hyper_parallel.verify.frameworks.contract.fingerprint import CHOSEN, LARGEST, LEAST, NORM, Fingerprint
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.stored import Recording
@@ -97,21 +97,32 @@ class Judged:
         return self.allowed >= self.limit and np.isfinite(self.off) and self.off > 0
 
 
-def pair_recordings(first: Recording, second: Recording) -> tuple[list[list[Pair]], list[str], list[str]]:
+def pair_recordings(
+    first: Recording,
+    second: Recording,
+    declared: Mapping[str, str] | None = None,
+    meshes: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
+) -> tuple[list[list[Pair]], list[str], list[str]]:
     """Return the values that two recordings share.
 
     Args:
         first: A.
-        second: B; on as many ranks, each is compared with the same rank of A. On another number, values that all
-            ranks of a recording have alike are compared.
+        second: B; on as many ranks, each is compared with the same rank of A. On another number, or with placements
+            that were declared, values that all ranks of a recording have alike are compared, and those whose parts
+            make a whole.
+        declared: placements by pattern of names.
+        meshes: sizes of the axes of A's ranks and of B's, by name.
 
     Returns:
         by rank (one list on other numbers of ranks) the pairs in A's order; what is not compared, in words; notes.
 
     Raises:
-        InputError: they share no name, or no step.
+        InputError: they share no name, or no step, or a declaration does not fit.
     """
+    left_out: list[str] = []
     one, other = first.run, second.run
+    if first.is_dump != second.is_dump:
+        one, other, left_out = _without_backward(one), _without_backward(other), [BACKWARD_OF_DUMPS]
     require_common_names(*([record.key for rank in run.ranks for record in rank.records] for run in (one, other)))
     steps = first.steps & second.steps
     if not steps:
@@ -120,15 +131,19 @@ def pair_recordings(first: Recording, second: Recording) -> tuple[list[list[Pair
             f"{steps_words(second.steps)}"
         )
         raise InputError(msg)
-    left_out: list[str] = []
-    if one.world_size == other.world_size:
+    if one.world_size == other.world_size and not declared:
         sides = list(zip(one.ranks, other.ranks, strict=True))
         numbers = list(range(one.world_size))
     else:
         both = []
-        for run, label in ((one, "A"), (other, "B")):
-            records, own = _alike_on_all_ranks(run)
-            left_out += words_of(own, f"on the ranks of {label} each has its own, or a shard")
+        for run, label in zip(with_declared((one, other), declared or {}, meshes), "AB", strict=True):
+            records, own = alike_on_all_ranks(run)
+            stated = [key for key in own if any(names_value(pattern, *key[:2]) for pattern in declared or ())]
+            left_out += words_of(
+                stated, f"declared parts of {label} make no value: summed later, incomplete or unequal"
+            )
+            rest = [key for key in own if key not in stated]
+            left_out += words_of(rest, f"on the ranks of {label} each has its own, or a shard")
             both.append(RankRecords(0, records))
         sides, numbers = [(both[0], both[1])], [-1]
     pairs: list[list[Pair]] = []
@@ -152,6 +167,20 @@ def pair_recordings(first: Recording, second: Recording) -> tuple[list[list[Pair
     return pairs, list(dict.fromkeys(left_out)), list(dict.fromkeys(notes))
 
 
+BACKWARD_OF_DUMPS = (
+    "gradients: those of a dump are of one backward pass, before sums over ranks and micro-batches and before clipping"
+)
+
+
+def _without_backward(run: Run) -> Run:
+    """Return a run without gradients and inputs: a dump has those of the first module, a recording the model's."""
+    ranks = [
+        replace(rank, records=[each for each in rank.records if each.kind not in ("gradient", "input")])
+        for rank in run.ranks
+    ]
+    return replace(run, ranks=ranks)
+
+
 def of_steps(rank: RankRecords, steps: set[int]) -> RankRecords:
     """Return the records of some steps, and those before training."""
     return replace(rank, records=[record for record in rank.records if record.step < 0 or record.step in steps])
@@ -170,10 +199,13 @@ def pairs_of_rank(
     own = last_gradients_aligned(index_records(again), known)
     pairs: list[Pair] = []
     sharded: list[Key] = []
+    other_numbers: list[Key] = []
     for key, record in known.items():
         if key not in own:
             continue
-        if key[0] == "input":  # another shape is another batch
+        if not record.value.comparable(own[key].value):
+            other_numbers.append(key)
+        elif key[0] == "input":  # another shape is another batch
             pairs.append(Pair(record, record.value, own[key].value, number))
         elif record.value.shape != own[key].value.shape or record.region != own[key].region:
             sharded.append(key)
@@ -181,6 +213,7 @@ def pairs_of_rank(
             pairs.append(Pair(record, record.value, own[key].value, number))
     missing = [key for key in known if key not in own], [key for key in own if key not in known]
     left_out = words_of(sharded, "A and B have other shards, or other shapes of it")
+    left_out += words_of(other_numbers, "A and B have other numbers of it")
     left_out += [
         each for keys, label in zip(missing, labels, strict=True) for each in words_of(keys, f"only {label} has it")
     ]
@@ -188,56 +221,9 @@ def pairs_of_rank(
 
 
 def _numbers_only(record: Record) -> Record:
-    return replace(record, value=record.value.numbers)
-
-
-def _alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
-    """Return the records that all ranks have alike, or of which all elements are there; and the keys of the others."""
-    indices = [index_records(rank.records) for rank in run.ranks]
-    alike: list[Record] = []
-    own: list[Key] = []
-    for key, record in {key: record for index in reversed(indices) for key, record in index.items()}.items():
-        holders = [index[key] for index in indices if key in index]
-        complete = record.region is None or (
-            record.region.shape == record.value.shape and not record.region.pending and not record.region.spans
-        )
-        if complete and len(holders) == len(indices) and all(each.value.same(record.value) for each in holders):
-            alike.append(replace(record, region=None))
-        else:
-            together = _together(holders)
-            alike += [] if together is None else [together]
-            own += [key] if together is None else []
-    return alike, own
-
-
-def _together(parts: Sequence[Record]) -> Record | None:
-    """Return a value that the ranks have parts of; None if elements, or their places, are not all known.
-
-    Args:
-        parts: of the ranks. Those that say their place and have all elements are put together.
-    """
-    places: list[Placement] = []
-    for part in parts:
-        if part.region is None or part.region.pending or part.value.whole is None:
-            return None
-        places.append(region_placement(part.region, part.value.shape))
-    shape = places[0].shape
-    if any(place.shape != shape for place in places):
-        return None
-    value, covered = np.zeros(shape, parts[0].value.whole.dtype), np.zeros(int(np.prod(shape)), dtype=bool)
-    for place, part in zip(places, parts, strict=True):
-        value.reshape(-1)[place.all_positions().reshape(-1)] = part.value.whole.reshape(-1)
-        place.mark(covered)
-    if not covered.all() or not all(map(_has_part, places, itertools.repeat(value), parts)):
-        return None
-    fingerprint = replace(fingerprint_of(value, parts[0].value.dtype), whole=value)
-    return replace(parts[0], value=fingerprint, region=None)
-
-
-def _has_part(place: Placement, value: Any, part: Record) -> bool:
-    """Return whether a rank's part is that of the value: a replica may be another."""
-    own = part.value.whole
-    return np.array_equal(place.take(value), own, equal_nan=own.dtype.kind in "fc")
+    value = record.value
+    numbers = value.numbers if value.known is None else np.where(np.isnan(value.numbers), 0.0, value.numbers)
+    return replace(record, value=numbers)
 
 
 def words_of(keys: Iterable[Key], why: str) -> list[str]:
@@ -274,11 +260,12 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
     for step in sorted({pair.record.step for pair in every}):
         explained: list[tuple[int, float]] = []
         judged: list[tuple[int, Judged]] = []
+        updates = _updates([pair for pair in every if pair.record.step == step and _phase(pair) == 2], earlier)
         for own in pairs:
             largest = grown
             for place, pair in enumerate(pair for pair in own if pair.record.step == step):
                 off = _off(pair, sizes)
-                allowed = _allowed(pair, largest, unit, multiple, earlier)
+                allowed = _allowed(pair, largest, unit, multiple, updates)
                 result = Judged(pair, off, allowed, allowed)
                 judged.append((place, result))
                 if not result.differs:
@@ -287,7 +274,7 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
         for number, (place, result) in enumerate(judged):  # what other ranks had computed before may explain it
             if result.differs:
                 before = [off for phase, off in explained if phase <= _phase(result.pair)]
-                allowed = _allowed(result.pair, max(before, default=grown), unit, multiple, earlier)
+                allowed = _allowed(result.pair, max(before, default=grown), unit, multiple, updates)
                 judged[number] = (place, replace(result, allowed=max(allowed, result.allowed)))
         grown = max([grown, *(off for _, off in explained)])
         found += [_with_elements(result) for _, result in sorted(judged, key=lambda each: each[0])]
@@ -313,33 +300,54 @@ def _weight_key(pair: Pair) -> tuple[int, str, str]:
 
 
 def _rounding(pairs: Iterable[Pair]) -> tuple[float, float]:
-    """Return the unit in the last place and the multiple of the coarsest dtype."""
-    dtypes = {each.dtype for pair in pairs for each in (pair.one, pair.other)} - {""}
+    """Return the unit in the last place and the multiple of the coarsest dtype; statistics are float32 at most."""
+    dtypes = {
+        "float32" if each.known is not None and each.dtype in ("float64", "complex128") else each.dtype
+        for pair in pairs
+        for each in (pair.one, pair.other)
+    } - {""}
     numbers = [dtype for dtype in dtypes if dtype in _UNITS] or ["float32"]
     coarsest = max(numbers, key=_UNITS.__getitem__)
     return _UNITS[coarsest], HALF_MULTIPLE if coarsest in _HALF else MULTIPLE
 
 
 def _allowed(
-    pair: Pair, largest: float, unit: float, multiple: float, earlier: Mapping[tuple[int, str, str], Fingerprint]
+    pair: Pair, largest: float, unit: float, multiple: float, updates: Mapping[tuple[int, str, str], float]
 ) -> float:
     if pair.one.is_exact:
         return 0.0
-    allowed = max(multiple / _WHOLE_SHARE * unit, multiple * largest)
-    before = earlier.get(_weight_key(pair)) if _phase(pair) == 2 and largest else None
-    if before is not None and before.shape == pair.one.shape:
-        update = before.distance(pair.one)
-        allowed += _UPDATE_SHARE * update / max(pair.one.norm, update, float(np.finfo(np.float64).tiny))
-    return allowed
+    allowed = max(multiple / _WHOLE_SHARE * unit, multiple * largest) + max(pair.one.rounding, pair.other.rounding)
+    return allowed + (_UPDATE_SHARE * updates.get(_weight_key(pair), 0.0) if largest else 0.0)
+
+
+def _updates(
+    pairs: Sequence[Pair], earlier: Mapping[tuple[int, str, str], Fingerprint]
+) -> dict[tuple[int, str, str], float]:
+    """Return how far an update has moved each of a step's weights, relative to its norm.
+
+    Statistics alone show too little of an update that keeps a norm: there, the largest of the step counts.
+    """
+    updates: dict[tuple[int, str, str], float] = {}
+    tiny = float(np.finfo(np.float64).tiny)
+    for pair in pairs:
+        before = earlier.get(_weight_key(pair))
+        if before is not None and before.shape == pair.one.shape:
+            update = before.distance(pair.one)
+            updates[_weight_key(pair)] = update / max(pair.one.norm, update, tiny)
+    largest = max(updates.values(), default=0.0)
+    statistics = {_weight_key(pair) for pair in pairs if pair.one.known is not None}
+    return {key: largest if key in statistics else update for key, update in updates.items()}
 
 
 def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
     """Return the largest root mean square of a kind in a step; losses and numbers of all steps together."""
     sizes: dict[tuple[str, int], float] = {}
     for pair in pairs:
-        if pair.one.size and np.isfinite(pair.one.norm):
+        one = pair.one
+        size = one.norm / np.sqrt(max(one.size, 1)) if one.both_have(NORM, one) else one.extreme
+        if one.size and np.isfinite(size):
             key = _size_key(pair)
-            sizes[key] = max(sizes.get(key, 0.0), pair.one.norm / np.sqrt(pair.one.size))
+            sizes[key] = max(sizes.get(key, 0.0), size)
     return sizes
 
 
@@ -352,9 +360,9 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
     one, other = pair.one, pair.other
     if one.same(other):
         return 0.0
-    if one.shape != other.shape or one.is_exact or other.is_exact or one.not_finite != other.not_finite:
+    if one.shape != other.shape or one.is_exact or other.is_exact or not one.finite_alike(other):
         return np.inf
-    norm, extreme = one.norm, one.extreme
+    norm, extreme, has_norm, has_ends = one.norm, one.extreme, one.both_have(NORM, other), one.both_have(LARGEST, other)
     if one.both_whole(other):
         finite = np.isfinite(one.whole)
         with np.errstate(invalid="ignore"):
@@ -364,14 +372,17 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
         if not np.array_equal(one.whole[~finite], other.whole[~finite], equal_nan=True) or not np.isfinite(off).all():
             return np.inf
         apart, most, norm, extreme = float(np.linalg.norm(off)), largest(off), float(np.linalg.norm(own)), largest(own)
-    elif one.not_finite:
+        has_norm = has_ends = True
+    elif one.some_not_finite:
         return 0.0  # both have as many numbers that are not finite, and nothing else is known
     else:
         ends = np.abs(one.numbers - other.numbers)[[LEAST, LARGEST, *range(CHOSEN.start, CHOSEN.stop)]]
-        apart, most = one.distance(other), float(ends.max())
+        apart, most = one.distance(other), float(np.nanmax(ends) if has_ends else 0.0)
     floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
     norm, extreme = max(norm, floor * float(np.sqrt(max(one.size, 1)))), max(extreme, floor)
-    parts: list[Any] = [apart / norm] if norm else [np.inf]
-    if _phase(pair) < 2:  # single elements of a weight may be off by a whole update
+    parts: list[Any] = []
+    if has_norm:
+        parts.append(apart / norm if norm else np.inf)
+    if has_ends and (_phase(pair) < 2 or not parts):  # single elements of a weight may be off by a whole update
         parts.append(most / extreme if extreme else np.inf)
     return float(np.nan_to_num(max(parts), nan=np.inf))

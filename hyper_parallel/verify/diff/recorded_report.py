@@ -14,9 +14,9 @@ from hyper_parallel.verify.diff.report import DiffReport
 from hyper_parallel.verify.engine.causes import Cause
 from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.engine.wording import value_words, when_words
-from hyper_parallel.verify.frameworks.contract.fingerprint import SUM
+from hyper_parallel.verify.frameworks.contract.fingerprint import LARGEST, LEAST, NORM, SUM
 
-__all__ = ["BLIND", "RecordedReport", "element_words", "first_words", "verdict_of"]
+__all__ = ["BLIND", "BLIND_DUMP", "RecordedReport", "element_words", "first_words", "verdict_of"]
 
 BLIND = (
     "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot "
@@ -24,6 +24,12 @@ BLIND = (
     "optimizer states and dropout masks, which are not recorded"
 )
 """What every report of a recording says."""
+
+BLIND_DUMP = (
+    "a dump of statistics has the norm, the mean and the extremes of each tensor, of integers the extremes: these "
+    "cannot expose an error that leaves them as they are, such as elements in another order"
+)
+"""What is said in addition where a dump takes part."""
 
 _START = {
     "other-weights": "seed both runs alike, or load the same checkpoint in both",
@@ -44,11 +50,13 @@ class RecordedReport(DiffReport):
         measured: whether tolerances were measured by repeats of a program.
         grown: from where on rounding explains all, in words; empty if it nowhere does.
         untrained: no gradient and no updated parameter was compared, though a recording has some.
+        blind: what the numbers cannot show.
     """
 
     measured: bool = False
     grown: str = ""
     untrained: bool = False
+    blind: str = BLIND
 
     @property
     def inconclusive(self) -> str:
@@ -84,11 +92,11 @@ class RecordedReport(DiffReport):
 
     def text(self) -> str:
         """Return the report as text."""
-        return f"{super().text()}\n  {BLIND}"
+        return f"{super().text()}\n  {self.blind}"
 
     def json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        return {**super().json(), "fingerprints": True, "cannot_show": BLIND}
+        return {**super().json(), "fingerprints": True, "cannot_show": self.blind}
 
 
 def first_words(judged: Sequence[Judged]) -> str:
@@ -168,10 +176,17 @@ def _why(worst: Judged, where: str, one: Any, other: Any, label: str) -> str:
         return f"{where}{worst.why.replace('the single device', label)}"
     if one.shape != other.shape:
         return f"{where}of the shape {list(other.shape)}, and {label}'s of {list(one.shape)}"
-    if one.not_finite != other.not_finite:
-        missing = other.not_finite, one.not_finite
+    if not one.finite_alike(other):
+        missing = ["some" if each.not_finite is None else each.not_finite for each in (other, one)]
         return f"{where}{missing[0]} of {one.size} elements are not finite, and {missing[1]} of {label}'s"
     if worst.pair.one.is_exact:
-        return f"{where}integers differ: their sum is {other.numbers[SUM]:.9g}, and {label}'s {one.numbers[SUM]:.9g}"
+        place, what = (SUM, "sum") if one.both_have(SUM, other) else (LARGEST, "largest")
+        numbers = other.numbers[place], one.numbers[place]
+        return f"{where}integers differ: their {what} is {numbers[0]:.9g}, and {label}'s {numbers[1]:.9g}"
     norms = f"norm {other.norm:.6g}, {label}'s {one.norm:.6g}"
+    if not one.both_have(NORM, other):
+        ends = [f"{each.numbers[LEAST]:.6g} to {each.numbers[LARGEST]:.6g}" for each in (other, one)]
+        norms = f"numbers from {ends[0]}, {label}'s from {ends[1]}"
+    elif one.known is not None and one.both_have(SUM, other):
+        norms += f"; sum {other.numbers[SUM]:.6g}, {label}'s {one.numbers[SUM]:.6g}"
     return f"{where}off by {worst.off:.2e} of its size ({norms}); rounding explains {worst.allowed:.1e}"

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hyper_parallel.verify.diff.measured import MeasuredProgram
 from hyper_parallel.verify.diff.placed import PlacedSide, check_side
 from hyper_parallel.verify.diff.recorded import Judged, judge, pair_recordings
-from hyper_parallel.verify.diff.recorded_report import RecordedReport, element_words, first_words, verdict_of
+from hyper_parallel.verify.diff.recorded_report import (
+    BLIND,
+    BLIND_DUMP,
+    RecordedReport,
+    element_words,
+    first_words,
+    verdict_of,
+)
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.engine.power import Power
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.wording import when_words
 from hyper_parallel.verify.frameworks.contract.records import Record
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.recording.stored import read_recording
+from hyper_parallel.verify.recording.stored import Recording, read_recording
 
-__all__ = ["compare_recordings", "diff_recordings"]
+__all__ = ["check_no_mesh", "compare_recordings", "diff_recordings"]
 
 _SIDE = DiffSide("")
 
@@ -54,10 +61,13 @@ def diff_recordings(
     if first.is_recording and second.is_recording:
         if steps is not None:
             raise InputError("--steps stops a program; of two recordings all steps that both have are compared")
-        return compare_recordings(str(first.target), str(second.target))
+        return compare_recordings(
+            str(first.target), str(second.target), declared=declared, meshes=(first.mesh, second.mesh)
+        )
     started = time.perf_counter()
     recorded, ran = ("A", "B") if first.is_recording else ("B", "A")
     sides = {"A": first, "B": second}
+    check_no_mesh(sides.values())
     recording = read_recording(str(sides[recorded].target), recorded)
     size, side = len(recording.ranks), sides[ran]
     if side.world_size not in (1, size):
@@ -70,7 +80,7 @@ def diff_recordings(
         words = {recorded: recording.words, ran: placed.words}
         frameworks = {recorded: recording.framework, ran: placed.world.platform}
         names, platforms = ((each["A"], each["B"]) for each in (words, frameworks))
-        report = RecordedReport(names, platforms, seed, measured=True)
+        report = RecordedReport(names, platforms, seed, measured=True, blind=_blind(recording))
         measured = MeasuredProgram(placed, recording, seed, declared, folder, progress)
         judged, left_out, notes = measured.compare()
         report.verdict = verdict = verdict_of(judged, size, ran)
@@ -82,6 +92,18 @@ def diff_recordings(
         report.rounding = measured.rounding
         report.seconds = time.perf_counter() - started
     return report
+
+
+def check_no_mesh(sides: Iterable[DiffSide]) -> None:
+    """Check that no side has a mesh.
+
+    Raises:
+        InputError: one has.
+    """
+    if any(side.mesh for side in sides):
+        raise InputError(
+            "--a-mesh and --b-mesh name the axes of two recordings; a program names its own: leave them out"
+        )
 
 
 def _check_recorded_side(label: str, side: DiffSide) -> None:
@@ -100,12 +122,20 @@ def _check_recorded_side(label: str, side: DiffSide) -> None:
         raise InputError(msg)
 
 
-def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
+def compare_recordings(
+    first: str | Path,
+    second: str | Path,
+    *,
+    declared: Mapping[str, str] | None = None,
+    meshes: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
+) -> RecordedReport:
     """Compare two recordings; nothing is run.
 
     Args:
-        first: folder of recording A.
+        first: folder of recording A, or of a dump of msprobe.
         second: that of B.
+        declared: placements by pattern of names, by which the parts of ranks are put together.
+        meshes: sizes of the axes of A's ranks and of B's that the placements name, the last one fastest.
 
     Raises:
         InputError: (a ValueError) a folder is not a recording, one is damaged or of another version, or they share
@@ -113,9 +143,9 @@ def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
     """
     started = time.perf_counter()
     one, other = read_recording(first, "A"), read_recording(second, "B")
-    pairs, left_out, notes = pair_recordings(one, other)
+    pairs, left_out, notes = pair_recordings(one, other, declared, meshes)
     judged = judge(pairs)
-    report = RecordedReport((one.words, other.words), (one.framework, other.framework), 0)
+    report = RecordedReport((one.words, other.words), (one.framework, other.framework), 0, blind=_blind(one, other))
     report.verdict = verdict = verdict_of(judged, len(other.ranks))
     verdict.skipped += left_out
     verdict.notes += [*notes, *element_words(judged), *one.notes(), *other.notes()]
@@ -127,6 +157,10 @@ def compare_recordings(first: str | Path, second: str | Path) -> RecordedReport:
     report.untrained = any(map(_trained, recorded)) and not any(_trained(each.pair.record) for each in judged)
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _blind(*recordings: Recording) -> str:
+    return "; ".join(dict.fromkeys(BLIND_DUMP if each.is_dump else BLIND for each in recordings))
 
 
 def _trained(record: Record) -> bool:

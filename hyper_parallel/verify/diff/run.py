@@ -14,7 +14,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.timeouts import positive_seconds
 from hyper_parallel.verify.diff.alignment import align_calls
 from hyper_parallel.verify.diff.placed import PlacedSide, check_side
-from hyper_parallel.verify.diff.recordings import diff_recordings
+from hyper_parallel.verify.diff.recordings import check_no_mesh, diff_recordings
 from hyper_parallel.verify.diff.report import DiffReport
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.diff.start import require_common_records, start_differs
@@ -84,6 +84,7 @@ def verify_diff(
             first, second, steps=steps, seed=seed, declared=declared, timeout=timeout, scratch=scratch, budget=budget,
             progress=progress or _nothing,
         )  # fmt: skip
+    check_no_mesh((first, second))
     for label, side in (("a", first), ("b", second)):
         check_side(label, side)
     with contextlib.ExitStack() as stack:

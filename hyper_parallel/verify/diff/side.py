@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ class DiffSide:
         single_args: of A: arguments with which the script runs on one rank, which says where the parts of ranks lie
             and what rounding does; ``args`` by default.
         platform: ``torch`` or ``mindspore``; None takes the one that the file imports.
+        mesh: of a recording that is compared with another one: sizes of the axes that declared placements name.
         python: interpreter that runs it, such as ``/envs/new/bin/python``; empty for this one.
         revision: commit whose files are run, such as ``HEAD~1``; empty for those of the working folder.
     """
@@ -37,6 +38,7 @@ class DiffSide:
     platform: str | None = None
     revision: str = ""
     python: str = ""
+    mesh: Mapping[str, int] | None = None
 
     @property
     def is_recording(self) -> bool:

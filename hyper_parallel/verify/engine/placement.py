@@ -21,6 +21,7 @@ __all__ = [
     "describe",
     "fits",
     "piece_placement",
+    "ranks_along",
     "region_placement",
     "renamed",
     "renamed_path",
@@ -156,7 +157,7 @@ def declared_placement(
     for dim, names in declaration.shards:
         if not -len(shape) <= dim < len(shape):
             raise ValueError(f"the declaration {declaration.words!r} does not fit: the value has {len(shape)} dims")
-        ranks = _line(axes, names, rank)
+        ranks = ranks_along(axes, names, rank)
         sizes = [shapes[other][dim] if other in shapes else 0 for other in ranks]
         if sum(sizes) != shape[dim]:
             raise ValueError(
@@ -166,7 +167,7 @@ def declared_placement(
         start = sum(sizes[: ranks.index(rank)])
         rows[dim] = np.arange(start, start + shapes[rank][dim])
     positions = positions_of(tuple(rows), tuple(shape)) if declaration.shards else None
-    pending = (_line(axes, declaration.pending, rank),) if declaration.pending else ()
+    pending = (ranks_along(axes, declaration.pending, rank),) if declaration.pending else ()
     return Placement(tuple(shape), positions, pending, declaration.words)
 
 
@@ -362,7 +363,7 @@ def _first_values(records: Iterable[Record]) -> dict[str, Record]:
     return first
 
 
-def _line(axes: Axes, names: Sequence[str], rank: int) -> tuple[int, ...]:
+def ranks_along(axes: Axes, names: Sequence[str], rank: int) -> tuple[int, ...]:
     """Return the ranks along axes that ``rank`` is in: the first axis is the slowest."""
     ranks: tuple[int, ...] = (rank,)
     for name in reversed(names):

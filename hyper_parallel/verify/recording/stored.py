@@ -13,6 +13,7 @@ from hyper_parallel.verify.engine.wording import count_words, ranks_words
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.file import RankRecording, file_of_rank, read_rank
+from hyper_parallel.verify.recording.msprobe import is_dump, read_dump
 
 __all__ = ["Recording", "read_recording"]
 
@@ -27,11 +28,13 @@ class Recording:
         folder: where it is.
         label: ``A`` or ``B``.
         ranks: by rank.
+        is_dump: whether msprobe has written it.
     """
 
     folder: Path
     label: str
     ranks: list[RankRecording]
+    is_dump: bool = False
 
     @property
     def run(self) -> Run:
@@ -51,6 +54,8 @@ class Recording:
     @property
     def words(self) -> str:
         """What was recorded, where, and on how many ranks."""
+        if self.is_dump:
+            return f"dump of msprobe {self.folder} of {self.framework}, {count_words('rank', len(self.ranks))}"
         hosts = sorted({str(rank.header.get("host", "")) for rank in self.ranks})
         command = " ".join(map(str, self.header.get("command", ())))
         of = f" of {command}" if command else ""
@@ -87,10 +92,10 @@ class Recording:
 
 
 def read_recording(folder: str | Path, label: str) -> Recording:
-    """Return the recording in a folder.
+    """Return the recording in a folder, or what is read of a dump of msprobe there.
 
     Args:
-        folder: that :func:`~hyper_parallel.verify.record_run` or ``hyper-parallel record`` has written.
+        folder: that :func:`~hyper_parallel.verify.record_run`, ``hyper-parallel record`` or msprobe has written.
         label: ``A`` or ``B``, for messages.
 
     Raises:
@@ -99,20 +104,24 @@ def read_recording(folder: str | Path, label: str) -> Recording:
     """
     path = Path(folder)
     names = sorted(each.name for each in path.iterdir() if _FILE.fullmatch(each.name))
-    if not names:
+    dumped = not names and is_dump(path)
+    if not names and not dumped:
         msg = (
             f"{label}: {folder} is a folder, but not a recording: it has no file rank-0.jsonl; `hyper-parallel record "
-            "-o FOLDER -- torchrun ... train.py` makes one"
+            "-o FOLDER -- torchrun ... train.py` makes one; a dump of msprobe has folders step0 and the like"
         )
         raise InputError(msg)
-    ranks = [read_rank(path / name, label) for name in names]
+    ranks = read_dump(path, label) if dumped else [read_rank(path / name, label) for name in names]
     ranks.sort(key=lambda rank: rank.records.rank)
-    _check_ranks(path, label, ranks)
+    if not dumped:
+        _check_ranks(path, label, ranks)
     empty = [rank.records.rank for rank in ranks if not rank.records.records]
     if empty:
-        msg = f"{label}: {folder} has no record of {ranks_words(empty)}: the program was killed before it trained"
+        reasons = [reason for rank in ranks for reason in (rank.end or {}).get("left out", ())] if dumped else []
+        why = ", ".join(dict.fromkeys(reasons)) or "the program was killed before it trained"
+        msg = f"{label}: {folder} has no record of {ranks_words(empty)}: {why}"
         raise InputError(msg)
-    return Recording(path, label, ranks)
+    return Recording(path, label, ranks, dumped)
 
 
 def _check_ranks(folder: Path, label: str, ranks: Sequence[RankRecording]) -> None:

@@ -75,6 +75,9 @@ _OF_NORM, _OF_SUM, _OF_PROJECTION = 64.0, 32.0, 256.0
 Norms are added up in the dtype of the tensor over :data:`_CHUNK` rows, sums pairwise, projections over as many rows
 with the multiple :data:`TIMES`, all else in float64."""
 
+_OF_STATISTICS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""What statistics of half precision are rounded to: they are sums in float32, and results of the tensor's dtype."""
+
 _SEED = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -88,12 +91,14 @@ class Fingerprint:
         shape: of the tensor on its rank.
         dtype: of the tensor, such as ``bfloat16``.
         whole: all elements, where the recording was asked for them; half precision as float32. None elsewhere.
+        known: places of the numbers that are there, where others wrote fewer (statistics of a dump); None for all.
     """
 
     numbers: Any
     shape: tuple[int, ...]
     dtype: str
     whole: Any = None
+    known: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -111,9 +116,16 @@ class Fingerprint:
         return float(np.abs(self.numbers[[LEAST, LARGEST]]).max())
 
     @property
-    def not_finite(self) -> int:
-        """Number of elements that are not finite."""
-        return int(self.numbers[NOT_FINITE])
+    def not_finite(self) -> int | None:
+        """Number of elements that are not finite; None if it is not known."""
+        return int(self.numbers[NOT_FINITE]) if self.known is None or NOT_FINITE in self.known else None
+
+    @property
+    def some_not_finite(self) -> bool | None:
+        """Whether some elements are not finite; None if it is not known. An extreme shows it where none counted."""
+        if self.not_finite is not None:
+            return self.not_finite > 0
+        return True if self.known is not None and LARGEST in self.known else None
 
     @property
     def is_exact(self) -> bool:
@@ -121,8 +133,9 @@ class Fingerprint:
         return not self.dtype.startswith(("float", "bfloat", "complex"))
 
     def same(self, other: Fingerprint) -> bool:
-        """Return whether shape, numbers, and all elements if both have them, are equal."""
-        if self.shape != other.shape or not np.array_equal(self.numbers, other.numbers, equal_nan=True):
+        """Return whether shape, the numbers of both, and all elements if both have them, are equal."""
+        places = self.shared(other)
+        if self.shape != other.shape or not np.array_equal(self.numbers[places], other.numbers[places], equal_nan=True):
             return False
         return not self.both_whole(other) or np.array_equal(self.whole, other.whole, equal_nan=not self.is_exact)
 
@@ -130,15 +143,49 @@ class Fingerprint:
         """Return whether all elements of both are there, so that they can be compared with each other."""
         return self.whole is not None and other.whole is not None and self.shape == other.shape
 
+    def shared(self, other: Fingerprint) -> Any:
+        """Return the places of the numbers that both have, as an index of ``numbers``."""
+        if self.known is None or other.known is None:
+            found = other.known if self.known is None else self.known
+            return slice(None) if found is None else list(found)
+        return [place for place in self.known if place in other.known]
+
+    def both_have(self, place: int, other: Fingerprint) -> bool:
+        """Return whether both have the number at a place."""
+        return all(each.known is None or place in each.known for each in (self, other))
+
+    def comparable(self, other: Fingerprint) -> bool:
+        """Return whether both have all elements, the norm or the extremes, so that they can be compared."""
+        return self.both_whole(other) or self.both_have(NORM, other) or self.both_have(LARGEST, other)
+
+    def finite_alike(self, other: Fingerprint) -> bool:
+        """Return whether as many elements of both are finite, as far as both know."""
+        if None not in (self.not_finite, other.not_finite):
+            return self.not_finite == other.not_finite
+        some = self.some_not_finite, other.some_not_finite
+        return None in some or some[0] == some[1]
+
     def distance(self, other: Fingerprint) -> float:
         """Return about how far two tensors of one shape are apart, as the norm of their difference.
 
-        The root mean square of the differences of projections, and at least that of the norms.
+        The root mean square of the differences of projections, and at least that of the norms. Without projections, at
+        least what sums show: those of ``n`` elements are off by at most ``sqrt(n)`` times the norm of the difference.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             off = np.where(self.numbers == other.numbers, 0.0, np.abs(self.numbers - other.numbers))
-            apart = max(float(off[NORM]), float(np.sqrt(np.mean(off[PROJECTED] ** 2))))
+            apart = float(off[NORM]) if self.both_have(NORM, other) else 0.0
+            if self.both_have(PROJECTED.start, other):
+                apart = max(apart, float(np.sqrt(np.mean(off[PROJECTED] ** 2))))
+            elif self.both_have(SUM, other):
+                apart = max(apart, float(off[SUM]) / np.sqrt(max(self.size, 1)))
         return np.inf if np.isnan(apart) else apart
+
+    @property
+    def rounding(self) -> float:
+        """What a norm is off by, relative to it, that others have computed in the tensor's dtype and order of sums."""
+        if self.known is None:
+            return 0.0
+        return float(2.0**-24 * np.sqrt(max(self.size, 1)) + _OF_STATISTICS.get(self.dtype, 0.0))
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS, first
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.frameworks.contract.primitives import Graph
@@ -60,6 +61,19 @@ class HarnessPlatform(abc.ABC):
     @abc.abstractmethod
     def fingerprints(self) -> Fingerprints:
         """Return what computes the fingerprints of a recording."""
+
+    def saved_array(self, path: Path) -> Any:
+        """Return the tensor in a file of the framework as a NumPy array; half precision as float32.
+
+        Args:
+            path: of a file with one tensor. Nothing in it is executed.
+
+        Raises:
+            ValueError: it has something else.
+            UnsupportedOnBackend: (a NotImplementedError) the framework has no file of one tensor.
+        """
+        msg = f"{self.platform.platform_type} has no file of one tensor, and {path} is one of PyTorch"
+        raise UnsupportedOnBackend(msg)
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """Return a context in which a program that initialises its world gets the one that the process has joined."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,12 @@ class TorchHarness(HarnessPlatform):
         from hyper_parallel.verify.frameworks.torch.fingerprints import TorchFingerprints
 
         return TorchFingerprints()
+
+    def saved_array(self, path: Path) -> Any:
+        """Of ``torch.save``."""
+        from hyper_parallel.verify.frameworks.torch.local_values import read_saved
+
+        return read_saved(path)
 
     def inherited_world(self) -> AbstractContextManager[None]:
         """``init_process_group`` of a program that the process has joined already."""

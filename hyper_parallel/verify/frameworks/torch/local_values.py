@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.transport.real.c10d import to_host
 from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pending, Region, region_of
 
-__all__ = ["HALF_TYPES", "lent", "local_of", "read_part", "read_tensor"]
+__all__ = ["HALF_TYPES", "lent", "local_of", "read_part", "read_saved", "read_tensor"]
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 """Types that are recorded as float32: NumPy has no bfloat16."""
@@ -43,6 +44,22 @@ def read_tensor(value: Any) -> LocalValue | None:
             return None
         return _read(_parts(value), _region(value))
     return _read(value) if isinstance(value, torch.Tensor) else None
+
+
+def read_saved(path: Path) -> Any:
+    """Return the tensor in a file of ``torch.save`` as a NumPy array; types that NumPy lacks as float32.
+
+    Raises:
+        ValueError: the file is damaged, or has anything but one tensor; nothing of it was executed.
+    """
+    try:
+        tensor = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged pickles raise whatever their damage leads to
+        raise ValueError("the file does not have tensors alone") from error
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError("the file does not have one tensor")  # noqa: TRY004 - the file is wrong, not an argument
+    plain = tensor.detach()
+    return np.array((plain.float() if plain.is_floating_point() and plain.dtype != torch.float64 else plain).numpy())
 
 
 @contextmanager
