@@ -102,7 +102,7 @@ def pair_recordings(
     second: Recording,
     declared: Mapping[str, str] | None = None,
     meshes: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
-) -> tuple[list[list[Pair]], list[str], list[str]]:
+) -> tuple[list[list[Pair]], list[str], list[str], list[str]]:
     """Return the values that two recordings share.
 
     Args:
@@ -114,12 +114,14 @@ def pair_recordings(
         meshes: sizes of the axes of A's ranks and of B's, by name.
 
     Returns:
-        by rank (one list on other numbers of ranks) the pairs in A's order; what is not compared, in words; notes.
+        by rank (one list on other numbers of ranks) the pairs in A's order; what is not compared, in words; notes;
+        what contradicts the declarations, in words.
 
     Raises:
         InputError: they share no name, or no step, or a declaration does not fit.
     """
     left_out: list[str] = []
+    contradicted: list[str] = []
     one, other = first.run, second.run
     if first.is_dump != second.is_dump:
         one, other, left_out = _without_backward(one), _without_backward(other), [BACKWARD_OF_DUMPS]
@@ -138,12 +140,9 @@ def pair_recordings(
         both = []
         for run, label in zip(with_declared((one, other), declared or {}, meshes), "AB", strict=True):
             records, own = alike_on_all_ranks(run)
-            stated = [key for key in own if any(names_value(pattern, *key[:2]) for pattern in declared or ())]
-            left_out += words_of(
-                stated, f"declared parts of {label} make no value: summed later, incomplete or unequal"
-            )
-            rest = [key for key in own if key not in stated]
-            left_out += words_of(rest, f"on the ranks of {label} each has its own, or a shard")
+            words, wrong = _not_together(run, own, declared or {}, label)
+            left_out += words
+            contradicted += wrong
             both.append(RankRecords(0, records))
         sides, numbers = [(both[0], both[1])], [-1]
     pairs: list[list[Pair]] = []
@@ -164,12 +163,25 @@ def pair_recordings(
         for label, own in (("A", first.steps), ("B", second.steps))
         if own - steps
     ]
-    return pairs, list(dict.fromkeys(left_out)), list(dict.fromkeys(notes))
+    return pairs, list(dict.fromkeys(left_out)), list(dict.fromkeys(notes)), contradicted
 
 
 BACKWARD_OF_DUMPS = (
     "gradients: those of a dump are of one backward pass, before sums over ranks and micro-batches and before clipping"
 )
+
+
+def _not_together(run: Run, own: Sequence[Key], declared: Mapping[str, str], label: str) -> tuple[list[str], list[str]]:
+    """Return in words what of a run is not compared, and what of that contradicts a declaration."""
+    stated = {key for key in own if any(names_value(pattern, *key[:2]) for pattern in declared)}
+    pending = {record.key for rank in run.ranks for record in rank.records if record.region and record.region.pending}
+    wrong = words_of(
+        [key for key in own if key in stated - pending],
+        f"declared parts make no value on the ranks of {label}: copies differ, or parts are missing",
+    )
+    words = words_of([key for key in own if key in stated & pending], f"on the ranks of {label} a sum is pending")
+    others = [key for key in own if key not in stated]
+    return [*words, *wrong, *words_of(others, f"on the ranks of {label} each has its own, or a shard")], wrong
 
 
 def _without_backward(run: Run) -> Run:

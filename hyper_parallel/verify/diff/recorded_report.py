@@ -50,17 +50,21 @@ class RecordedReport(DiffReport):
         measured: whether tolerances were measured by repeats of a program.
         grown: from where on rounding explains all, in words; empty if it nowhere does.
         untrained: no gradient and no updated parameter was compared, though a recording has some.
+        contradicted: what declared placements do not fit, in words; empty if they fit all values.
         blind: what the numbers cannot show.
     """
 
     measured: bool = False
     grown: str = ""
     untrained: bool = False
+    contradicted: str = ""
     blind: str = BLIND
 
     @property
     def inconclusive(self) -> str:
         """Why little can be said of recordings that are equal; empty if enough was judged."""
+        if self.equal and self.contradicted:
+            return self.contradicted
         if self.equal and self.grown:
             return self.grown
         if self.equal and self.untrained:

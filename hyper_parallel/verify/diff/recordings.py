@@ -143,7 +143,7 @@ def compare_recordings(
     """
     started = time.perf_counter()
     one, other = read_recording(first, "A"), read_recording(second, "B")
-    pairs, left_out, notes = pair_recordings(one, other, declared, meshes)
+    pairs, left_out, notes, contradicted = pair_recordings(one, other, declared, meshes)
     judged = judge(pairs)
     report = RecordedReport((one.words, other.words), (one.framework, other.framework), 0, blind=_blind(one, other))
     report.verdict = verdict = verdict_of(judged, len(other.ranks))
@@ -153,6 +153,7 @@ def compare_recordings(
     report.first_bits = first_words(judged)
     report.steps = len(one.steps & other.steps)
     report.grown = _grown(judged)
+    report.contradicted = "; ".join(contradicted)
     recorded = (record for run in (one.run, other.run) for rank in run.ranks for record in rank.records)
     report.untrained = any(map(_trained, recorded)) and not any(_trained(each.pair.record) for each in judged)
     report.seconds = time.perf_counter() - started

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from hyper_parallel.cli import main
-from hyper_parallel.verify.diff.recorded import Judged, Pair, _together, judge
+from hyper_parallel.verify.diff.recorded import Judged, Pair, judge
 from hyper_parallel.verify.diff.recordings import compare_recordings
 from hyper_parallel.verify.diff.run import verify_diff
 from hyper_parallel.verify.diff.side import DiffSide
+from hyper_parallel.verify.diff.together import _together
 from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of
 from hyper_parallel.verify.frameworks.contract.records import Pending, Record, Region
 from hyper_parallel.verify.input_error import InputError
