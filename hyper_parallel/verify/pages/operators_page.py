@@ -11,6 +11,8 @@ from markupsafe import Markup
 
 from hyper_parallel.verify.pages.render import render
 from hyper_parallel.verify.pages.tables import Cell, Column, Value, table
+from hyper_parallel.verify.prove.operators import LEVELS
+from hyper_parallel.verify.prove.table import stored_table
 from hyper_parallel.verify.report_files import other_version, read_json
 
 __all__ = ["operators_page", "read_report"]
@@ -101,6 +103,7 @@ def _matrix(operators: Sequence[dict[str, Any]], columns: Sequence[str]) -> Mark
         Column("framework", choice=True),
         Column("outcome", choice=True),
         *(Column(name, number=True, hint=_HINTS.get(name, "")) for name in columns),
+        Column("rows", hint="levels of the rows of the rule in the stored table of proofs"),
         Column("gaps", choice=True, hint="what could have been tried and was not"),
         Column("notes", hint="what was not verified, and why"),
     ]
@@ -157,9 +160,17 @@ def _operator(operator: dict[str, Any], columns: Sequence[str]) -> list[Value]:
         operator["platform"],
         Cell(outcome, kind=_KINDS.get(outcome, "bad")),
         *(_count(coverage.get(name)) for name in columns),
+        _levels(operator["op"]),
         Cell(", ".join(gaps).replace(" a", "\N{NO-BREAK SPACE}a"), key=", ".join(gaps), kind="bad" if gaps else ""),
         _notes(operator),
     ]
+
+
+def _levels(op: str) -> Cell:
+    """Return how many rows of an operator are proven, tested and assumed; most proven ones sort last."""
+    counts = stored_table().counts(op)
+    text = ", ".join(f"{level} {counts[level]}" for level in LEVELS if counts[level])
+    return Cell(text or "no rows", key=counts["proven"], kind="" if text else "quiet")
 
 
 def _count(column: dict[str, Any] | None) -> Cell:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from hyper_parallel.verify.pages.operators_page import operators_page, read_report
+from hyper_parallel.verify.prove.table import stored_table
 
 
 def body(page, caption):
@@ -93,3 +94,14 @@ def test_an_operator_leads_to_its_rule_samples_refusals_and_counts(samples):
     places = [detail.index(line) for line in lines]
     assert places == sorted(places)
     assert "<table" not in page[page.index('<details id="g-torch">') :]
+
+
+def test_levels_of_rows_are_a_column(samples):
+    """A row of the matrix says how many rows of the rule are proven and tested; an unknown operator has none."""
+    page = operators_page([samples.sweep("torch", *map(samples.operator, ("argsort", "f"), ("torch", "torch")))])
+    rows = body(page, "Checks per operator and framework")
+    counts = stored_table().counts("argsort")
+    (argsort,) = [row for row in rows if ">argsort<" in row]
+    assert f"proven {counts['proven']}" in argsort
+    (unknown,) = [row for row in rows if ">f<" in row]
+    assert "no rows" in unknown
