@@ -262,13 +262,6 @@ def test_x(): pass
 """
 
 WRONG_USE = [
-    (
-        OTHER_FRAMEWORK,
-        (
-            "mark platforms('mindspore'): the file has platforms('torch'), and is left out where mindspore is tested; "
-            "move the test to another file"
-        ),
-    ),
     ("def test_x(mesh): pass", "fixture 'mesh' belongs to tests on ranks: mark the test with world_size(n)"),
     ("@pytest.mark.world_size(2)\nasync def test_x(): pass", "the test function is asynchronous"),
     (
@@ -288,6 +281,17 @@ def test_wrong_use_is_an_error_that_says_so(run, code, message):
     result = run("import pytest\n" + code, head="", tail="")
     assert result.ret != 0
     assert message in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.platforms("torch")  # where only the other is tested, the file is left out
+def test_a_test_for_a_framework_that_its_file_is_not_for_is_refused(run):
+    """It would run nowhere: where its framework is tested, its file is left out."""
+    result = run("import pytest\n" + OTHER_FRAMEWORK, head="", tail="")
+    assert result.ret != 0
+    assert (
+        "mark platforms('mindspore'): the file has platforms('torch'), and is left out where mindspore is tested; move "
+        "the test to another file"
+    ) in result.stdout.str() + result.stderr.str()
 
 
 @pytest.mark.parametrize(
