@@ -71,8 +71,13 @@ class NightChanges:
 
     @property
     def ok(self) -> bool:
-        """Whether no test failed, and no suite has lost its report."""
-        return not self.absent() and not any(suite.failed for suite in self.reports.suites)
+        """Whether no test failed, no suite has lost its report, and no proven row failed."""
+        failed = any(suite.failed for suite in self.reports.suites)
+        return not self.absent() and not failed and not self.contradictions()
+
+    def contradictions(self) -> tuple[str, ...]:
+        """Return the rows that failed although they are proven for every size, in words."""
+        return tuple(line for report in self.reports.commands for line in report.contradictions)
 
     def summary(self) -> str:
         """Return numbers of tests in one line."""
@@ -81,7 +86,8 @@ class NightChanges:
         skipped = sum(suite.number("skipped") for suite in suites)
         ran = f"{sum(suite.executed for suite in suites):,} tests ran in {len(suites)} suites"
         lost = f"; {len(self.absent())} suites have no report" if self.absent() else ""
-        return f"{ran}: {len(failures)} failed ({new} new), {skipped} skipped{lost}"
+        proven = "".join(f"; {line}" for line in self.contradictions())
+        return f"{ran}: {len(failures)} failed ({new} new), {skipped} skipped{lost}{proven}"
 
 
 def _executed(night: Night) -> dict[str, int]:

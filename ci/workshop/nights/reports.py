@@ -14,6 +14,7 @@ from hyper_parallel._text import first_line
 from hyper_parallel.verify.report import PROPERTY
 from hyper_parallel.verify.report_files import reading
 from hyper_parallel.verify.report_values import COMMANDS, Measured, report_totals
+from workshop.nights.contradictions import contradictions
 
 __all__ = ["CaseResult", "CommandReport", "NightReports", "SuiteReport", "read_reports", "read_suite"]
 
@@ -89,11 +90,13 @@ class CommandReport:
         name: the file's path in the folder of the night, without its suffix.
         values: what is followed over the nights, by name.
         facts: of the report's header.
+        contradictions: rows that failed although they are proven, in words.
     """
 
     name: str
     values: Mapping[str, Measured]
     facts: Mapping[str, str]
+    contradictions: tuple[str, ...] = ()
 
     def named_values(self) -> dict[str, Measured]:
         """Return the values with the report's folder before their names, if it has one: other cells have the same."""
@@ -160,8 +163,9 @@ def _command(path: Path, name: str, *, required: bool) -> CommandReport | None:
     with reading(path):
         totals = report_totals(document) if isinstance(document, dict) else {}
         facts = _header(document.get("header", {})) if totals else {}
+        failed = contradictions(document) if totals else ()
     if totals:
-        return CommandReport(name, totals, facts)
+        return CommandReport(name, totals, facts, failed)
     if not required:
         return None
     msg = (

@@ -67,6 +67,11 @@ class ProofTable:
         rows = self.levels.get(op, {})
         return rows.get(_ALL) or rows.get(_short(row), UNLISTED)
 
+    def rows_of(self, op: str, inputs: str) -> dict[str, str]:
+        """Return the rows, in short form, that an operator has for placements of its operands, with their levels."""
+        start = f"{_short(inputs)}>"
+        return {row: level for row, level in self.levels.get(op, {}).items() if row.startswith(start)}
+
     def counts(self, op: str) -> Counter[str]:
         """Return the number of rows of an operator by level."""
         return Counter(self.levels.get(op, {}).values())
