@@ -59,7 +59,7 @@ def test_a_tutorial_trains_like_one_device(platform_name):
     report = verify_scenario(scenario_named(TUTORIAL), platform=platform_name, steps=3)
     assert report.ok, report.text()
     counts = {"output": 12, "loss": 3, "gradient": 12, "weight": 16, "state": 12, "rate": 3, "saved": 12}
-    if platform_name == "mindspore":  # which evaluates a second model, before and after it has read the checkpoint
+    if platform_name == "mindspore":  # each step evaluates another model, recorded at its first call and after the step
         counts = {**counts, "output": 24, "weight": 40}
     assert report.counts == {kind: 3 * count for kind, count in counts.items() if count}
     assert report.skipped == []
