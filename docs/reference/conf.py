@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
         "py:class",
         "AbstractContextManager|Cause|Dispatcher|BoundaryLayout|Graph|ModuleT|Names|OpCall|ParameterLayout|Part|Path",
     ),
-    ("py:class", r"Ranks|RecordLog|Report|StepCall|TensorCheck|Training|Transport|_\w+"),
+    ("py:class", r"ProvenCalls|Ranks|RecordLog|Report|StepCall|TensorCheck|Training|Transport|_\w+"),
 ]
 html_theme = "furo"
 html_title = "hyper-parallel"
