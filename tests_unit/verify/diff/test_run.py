@@ -173,3 +173,35 @@ def test_ranks_of_a_that_differ_from_a_on_one_rank_are_noted(script):
     (note,) = report.own[:1]
     assert note.startswith("A's own ranks are not equal to A on one rank, first ")
     assert note.endswith("B is compared with A's ranks as they are; hyper-parallel verify program says why")
+
+
+SMALL = """
+import sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(time.time_ns() if "--unseeded" in sys.argv else 0)
+model = torch.nn.Linear(5, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.arange(30.0).view(6, 5).sin().chunk(world)[rank]
+model(rows).square().mean().backward()
+for parameter in model.parameters():
+    if not ("--alone" in sys.argv and rank):
+        dist.all_reduce(parameter.grad)
+    parameter.grad /= world
+optimizer.step()
+"""
+
+
+def test_ranks_of_b_that_call_different_things_are_a_difference(tmp_path):
+    """A collective that one rank of B leaves out ends the run, and the report says so."""
+    (tmp_path / "train.py").write_text(SMALL)
+    report = diff(str(tmp_path / "train.py"), (), ("--alone",), (1, 2))
+    assert (report.status, report.kind, report.failed_run) == (1, "unequal-calls", "B")
+
+
+def test_a_run_that_is_not_deterministic_is_refused(tmp_path):
+    """A on one rank is repeated; where that gives other numbers, nothing is compared with it."""
+    (tmp_path / "train.py").write_text(SMALL)
+    with pytest.raises(InputError) as caught:
+        diff(str(tmp_path / "train.py"), ("--unseeded",), ("--unseeded",))
+    assert "A runs on one rank, too" not in str(caught.value)
