@@ -226,18 +226,71 @@ def _run_empty(
         return compute(*_replaced(args, rest), **_replaced(kwargs, rest))
 
     off_graph = special.off_graph(kwargs) if callable(special.off_graph) else special.off_graph
-    if off_graph or not any(_carries_gradient(tensor) for tensor in tensors):
-        return tuple(tensors) if many else tensors[0]
     linear = special.shape is not None and not special.product
-    outs = _Constant.apply(_Results(tensors, None if linear else rerun, special.no_gradient), *operands)
+    on_graph = [not off_graph and _carries_gradient(tensor) for tensor in tensors]
+    without = special.no_gradient
+    if not (off_graph or all(on_graph)) and any(map(requires_grad, operands)):
+        elsewhere = [(True, True)] * len(tensors) if linear else _elsewhere(operands, rerun)
+        if not (any(on_graph) or any(reached for _, reached in elsewhere)):
+            without = tuple(range(len(operands)))
+        on_graph = [own or node for own, (node, _) in zip(on_graph, elsewhere, strict=True)]
+    if not any(on_graph):
+        return tuple(tensors) if many else tensors[0]
+    outs = _Constant.apply(_Results(tensors, None if linear else rerun, without), *operands)
     if not many:
         return outs
     results = (outs,) if len(tensors) == 1 else outs
-    return tuple(out if _carries_gradient(own) else own for out, own in zip(results, tensors, strict=True))
+    return tuple(out if kept else own for out, own, kept in zip(results, tensors, on_graph, strict=True))
+
+
+class _Noted(Function):
+    """An operand, and a note when backward reaches it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, reached: Callable[[], None]) -> Any:
+        """Return a copy."""
+        ctx.reached = reached
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Note that there is a gradient."""
+        ctx.reached()
+        return grad, None
+
+
+def _elsewhere(operands: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any]) -> list[tuple[bool, bool]]:
+    """Return of each result, on shards of one element, whether it has a node, and whether backward reaches an operand.
+
+    Results that are not floating may have a node, whose gradient ends there. After a cast, collectives run in backward
+    behind such a node, and in front of it do not: on every rank alike.
+    """
+    positions = [index for index, tensor in enumerate(operands) if requires_grad(tensor)]
+    ones = [ops.stop_gradient(_resized(tensor, 1)) for tensor in operands]
+
+    def look(place: int) -> tuple[bool, bool]:
+        nodes: list[bool] = []
+        notes: list[bool] = []
+
+        def total(*leaves: Tensor) -> Tensor:
+            replaced = list(ones)
+            for index, leaf in zip(positions, leaves, strict=True):
+                replaced[index] = _Noted.apply(leaf, lambda: notes.append(True))
+            outs = rerun(replaced)
+            out = outs[place] if isinstance(outs, (list, tuple)) else outs
+            nodes.append(requires_grad(out))
+            return ops.cast(out, mindspore.float32).sum()
+
+        mindspore.grad(total, tuple(range(len(positions))))(*(ones[index] for index in positions))
+        return nodes[0], bool(notes)
+
+    with no_grad():
+        outs = rerun(ones)
+    return [look(place) for place in range(len(outs) if isinstance(outs, (list, tuple)) else 1)]
 
 
 def _carries_gradient(tensor: Tensor) -> bool:
-    """False for indices, counts and booleans: cast to floating, they have no gradient on the other ranks."""
+    """False for indices, counts and booleans, which have no gradient themselves."""
     return str(tensor.dtype).startswith(("Float", "BFloat", "Complex"))
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyper_parallel import DTensor, Shard, init_device_mesh
-from hyper_parallel.core.dtensor.placements import Partial
-from hyper_parallel.errors import (
-    UnsupportedOperatorError,
-)
+from hyper_parallel import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.select import platform_named, use_platform
 from hyper_parallel.verify.checker.function import check_function
+from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("mindspore")
 
@@ -40,6 +38,24 @@ def test_indices_of_empty_shards_have_no_gradient():
     on_both = [[(Shard(0), Shard(0)), (Shard(1), Shard(1))]]
     report = check_function(placed, [real(5, 3)], (2, 2), platform="mindspore", placements=on_both)
     assert report.all_held, (report.wrong, report.rejected)
+
+
+def test_collectives_behind_a_cast_of_booleans_run_backward_on_every_rank():
+    """A comparison has a gradient of zeros, which a redistribution after the cast moves, on empty shards as well."""
+    import mindspore
+
+    def rank():
+        mesh = init_device_mesh("cpu", (3,))
+        x = distribute_tensor(mindspore.Tensor(real(1, 4)), mesh, [Shard(1)])  # rank 2 has no column
+        y = distribute_tensor(mindspore.Tensor(real(1, 2)), mesh, [Replicate()])
+        functions = [lambda x: x >= 0, lambda x: x != 2, mindspore.ops.isfinite]
+        grad = mindspore.ops.GradOperation(get_all=True, sens_param=True)
+        return [
+            float(grad(lambda x, f=f: f(x).to(mindspore.float32).split(2, -1)[1])(x, y)[0].full_tensor().abs().sum())
+            for f in functions
+        ]
+
+    assert simulate(rank, 3, "mindspore") == [[0.0] * 3] * 3
 
 
 def test_steps_of_empty_shards_have_no_gradient():
