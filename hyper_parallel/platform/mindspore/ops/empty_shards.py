@@ -230,7 +230,7 @@ def _run_empty(
     on_graph = [not off_graph and _carries_gradient(tensor) for tensor in tensors]
     without = special.no_gradient
     if not (off_graph or all(on_graph)) and any(map(requires_grad, operands)):
-        elsewhere = [(True, True)] * len(tensors) if linear else _elsewhere(operands, rerun)
+        elsewhere = [(True, True)] * len(tensors) if linear else _elsewhere(operands, rerun, len(tensors))
         if not (any(on_graph) or any(reached for _, reached in elsewhere)):
             without = tuple(range(len(operands)))
         on_graph = [own or node for own, (node, _) in zip(on_graph, elsewhere, strict=True)]
@@ -259,7 +259,9 @@ class _Noted(Function):
         return grad, None
 
 
-def _elsewhere(operands: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any]) -> list[tuple[bool, bool]]:
+def _elsewhere(
+    operands: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any], results: int
+) -> list[tuple[bool, bool]]:
     """Return of each result, on shards of one element, whether it has a node, and whether backward reaches an operand.
 
     Results that are not floating may have a node, whose gradient ends there. After a cast, collectives run in backward
@@ -284,9 +286,7 @@ def _elsewhere(operands: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], A
         mindspore.grad(total, tuple(range(len(positions))))(*(ones[index] for index in positions))
         return nodes[0], bool(notes)
 
-    with no_grad():
-        outs = rerun(ones)
-    return [look(place) for place in range(len(outs) if isinstance(outs, (list, tuple)) else 1)]
+    return [look(place) for place in range(results)]
 
 
 def _carries_gradient(tensor: Tensor) -> bool:
