@@ -4,11 +4,13 @@ tree-sitter's Groovy grammar parses the file. To Groovy, `stags { }` is a call l
 are compared with a table. The rest are this project's rules: only lost agents are retried, nothing hides a failure,
 reports are published whatever happens, clean-up ends recorded processes only.
 
-Where `groovyc` is on the path (Debian: `apt install groovy`; version 2.4 as in Jenkins), it compiles the file, too.
+Where `groovyc` is on the path (Debian: `apt install groovy`; version 2.4 as in Jenkins), it compiles the file, too;
+`.ci/run` installs it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -296,7 +298,7 @@ def compiled(source: str) -> tuple[str, str]:
     """Compile a Jenkinsfile with Groovy's own compiler; nothing of it runs.
 
     Returns:
-        what was done, or why it was not, and what the compiler refuses, or nothing.
+        what was done, or why it was not, and what the compiler rejects, or nothing.
     """
     compiler = shutil.which("groovyc")
     if compiler is None:
@@ -305,10 +307,23 @@ def compiled(source: str) -> tuple[str, str]:
         script = Path(name) / "Jenkinsfile.groovy"
         script.write_text(source, encoding="utf-8")
         command = [compiler, "-d", str(Path(name) / "classes"), str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILER_SECONDS, check=False, env=_with_java()
+        )
+        said = (done.stderr or done.stdout).strip()
         if done.returncode == 0:
             return "compiled by groovyc", ""
-        return "", "groovyc: " + (done.stderr or done.stdout).replace(f"{script}: ", "line ").strip()
+        if str(script) not in said:  # the compiler did not start: Java is missing, for example
+            first = said.partition("\n")[0]
+            return f"not compiled: {first or f'groovyc ended with status {done.returncode}'}", ""
+        return "", "groovyc: " + said.replace(f"{script}: ", "line ")
+
+
+def _with_java() -> dict[str, str]:
+    """Return the environment with JAVA_HOME, which Debian's groovyc otherwise takes to be /usr/lib/jvm/default-java."""
+    java = shutil.which("java")
+    home = {"JAVA_HOME": str(Path(java).resolve().parents[1])} if java else {}
+    return {**home, **os.environ}
 
 
 def main(args: list[str]) -> int:

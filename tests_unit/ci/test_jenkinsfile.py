@@ -1,8 +1,11 @@
 """The check of `ci/Jenkinsfile` accepts the project's file and rejects each single mistake."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+
+from hyper_parallel.pytest_plugin.capability import SkipReason, skip_without
 
 pytest.importorskip("tree_sitter_groovy", reason="[no-tool] the Groovy grammar comes with the extra `test`")
 
@@ -233,3 +236,37 @@ def test_groovys_own_compiler_is_asked_where_it_is(checker, tmp_path, monkeypatc
     compiler.write_text('#!/bin/sh\necho "$3: 4: unexpected token: }" >&2\nexit 1\n')
     assert checker.main([str(path)]) == 1
     assert capsys.readouterr().err == f"{path}: groovyc: line 4: unexpected token: }}\n"
+
+
+def test_a_compiler_that_does_not_start_says_nothing_of_the_file(checker, tmp_path, monkeypatch, capsys):
+    """Without Java the file is not compiled, and the first line says why; JAVA_HOME follows `java` on the path."""
+    path = tmp_path / "Jenkinsfile"
+    path.write_text(GOOD)
+    compiler = tmp_path / "groovyc"
+    compiler.write_text('#!/bin/sh\necho "JAVA_HOME is ${JAVA_HOME:-unset}" >&2\necho more >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert checker.main([str(path)]) == 0
+    assert capsys.readouterr().out.endswith("hold; not compiled: JAVA_HOME is unset\n")
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("")
+    java.chmod(0o755)
+    (tmp_path / "java").symlink_to(java)
+    assert checker.main([str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"hold; not compiled: JAVA_HOME is {tmp_path / 'jdk'}\n")
+    compiler.write_text("#!/bin/sh\nexit 3\n")
+    assert checker.main([str(path)]) == 0
+    assert capsys.readouterr().out.endswith("hold; not compiled: groovyc ended with status 3\n")
+
+
+@pytest.mark.untraced
+def test_groovy_compiles_the_projects_own_file(checker):
+    """Groovy's own compiler accepts the file of the nightly run, and rejects one with a name declared twice."""
+    if shutil.which("groovyc") is None:
+        skip_without(SkipReason.NO_TOOL, "groovyc is not installed")
+    assert checker.compiled((CI / "Jenkinsfile").read_text()) == ("compiled by groovyc", "")
+    how, error = checker.compiled("def few = 1\ndef few = 2\n")
+    assert how == ""
+    assert "line 2: The current scope already contains a variable of the name few" in error

@@ -1,12 +1,22 @@
-"""`ci/versions.py`: the table of versions is made of the results of the suites."""
+"""`ci/versions.py`: the tables of versions are made of the results of the suites."""
 
 import pytest
 
-PAGE = "# Versions\n\n| environment | suite |\n|---|---|\n| py310-torch210 | unit | 5 | 0 | 1 | 2025-01-01 |\n\nend\n"
-RESULTS = (
-    '<testsuites><testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10" '
-    'timestamp="2026-11-28T15:00:00+00:00"></testsuite></testsuites>'
-)
+HEAD = "| environment | suite | passed | failed | skipped | on |\n|---|---|--:|--:|--:|---|\n"
+PAGE = f"# Versions\n\n{HEAD}| py310-torch210 | unit | 5 | 0 | 1 | 2025-01-01 |\n\nend\n"
+
+
+def results(day, *failed, passed=1):
+    """A JUnit file: these tests failed (in a fixture if their name says so), so many passed, and one was skipped."""
+    kinds = {test: "error" if "fixture" in test else "failure" for test in failed}
+    cases = [f'<testcase classname="pkg.test_a" name="{test}"><{kind}/></testcase>' for test, kind in kinds.items()]
+    cases += ['<testcase classname="pkg.test_a" name="good"/>'] * passed
+    errors = list(kinds.values()).count("error")
+    numbers = f'errors="{errors}" failures="{len(failed) - errors}" skipped="1" tests="{len(cases) + 1}"'
+    return (
+        f'<testsuites><testsuite name="pytest" {numbers} timestamp="{day}T15:00:00+00:00">{"".join(cases)}'
+        '<testcase classname="pkg.test_a" name="left"><skipped/></testcase></testsuite></testsuites>'
+    )
 
 
 @pytest.fixture
@@ -18,30 +28,70 @@ def versions(tmp_path, monkeypatch, script):
     return module
 
 
-def test_new_results_replace_those_of_their_suite_and_others_stay(versions, tmp_path):
+@pytest.fixture
+def write(versions, tmp_path):
+    """`write(environment, text)`: these results and no others; returns the lines of the page afterwards."""
+
+    def run(environment, text):
+        folder = tmp_path / environment
+        folder.mkdir()
+        (folder / "unit.xml").write_text(text)
+        for _ in range(2):  # again changes nothing
+            assert versions.main([str(tmp_path)]) == 0
+        (folder / "unit.xml").unlink()
+        folder.rmdir()
+        return versions.PAGE.read_text().splitlines()
+
+    return run
+
+
+def test_new_results_replace_those_of_their_suite_and_others_stay(write):
     """A row has what passed, failed with errors, and was skipped, and the day; rows without results are kept."""
-    for environment in ("py312-torch214", "py310-torch210-mindspore28"):
-        (tmp_path / environment).mkdir()
-        (tmp_path / environment / "unit.xml").write_text(RESULTS)
-    for _ in range(2):  # again changes nothing
-        assert versions.main([str(tmp_path)]) == 0
-    assert versions.PAGE.read_text().splitlines() == [
+    write("py312-torch214", results("2026-11-28", passed=4))
+    assert write("py310-torch210-mindspore28", results("2026-11-29", passed=7)) == [
         "# Versions",
         "",
-        "| environment | suite | passed | failed | skipped | on |",
-        "|---|---|--:|--:|--:|---|",
+        *HEAD.splitlines(),
         "| py310-torch210 | unit | 5 | 0 | 1 | 2025-01-01 |",
-        "| py310-torch210-mindspore28 | unit | 4 | 3 | 3 | 2026-11-28 |",
-        "| py312-torch214 | unit | 4 | 3 | 3 | 2026-11-28 |",
+        "| py310-torch210-mindspore28 | unit | 7 | 0 | 1 | 2026-11-29 |",
+        "| py312-torch214 | unit | 4 | 0 | 1 | 2026-11-28 |",
+        "",
+        "end",
+    ]
+
+
+def test_a_failure_keeps_the_day_since_which_it_fails(write):
+    """Cases of a test are one row; a test that fails again keeps its day, one that passes leaves the table."""
+    write("py310-torch210", results("2026-11-27", "test_a", "test_b[1]", "test_b[2|x]"))
+    write("py312-torch214", results("2026-11-28", "test_fixture"))
+    lines = write("py310-torch210", results("2026-11-30", "test_b[1]", "test_c"))
+    assert lines[2:] == [
+        *HEAD.splitlines(),
+        "| py310-torch210 | unit | 1 | 2 | 1 | 2026-11-30 |",
+        "| py312-torch214 | unit | 1 | 1 | 1 | 2026-11-28 |",
+        "",
+        "| environment | suite | test that fails | cases | since |",
+        "|---|---|---|--:|---|",
+        "| py310-torch210 | unit | `pkg.test_a.test_b` | 1 | 2026-11-27 |",
+        "| py310-torch210 | unit | `pkg.test_a.test_c` | 1 | 2026-11-30 |",
+        "| py312-torch214 | unit | `pkg.test_a.test_fixture` | 1 | 2026-11-28 |",
+        "",
+        "end",
+    ]
+    write("py310-torch210", results("2026-12-01"))
+    assert write("py312-torch214", results("2026-12-01"))[2:] == [
+        *HEAD.splitlines(),
+        "| py310-torch210 | unit | 1 | 0 | 1 | 2026-12-01 |",
+        "| py312-torch214 | unit | 1 | 0 | 1 | 2026-12-01 |",
         "",
         "end",
     ]
 
 
 def test_without_results_the_page_stays(versions, tmp_path, capsys):
-    """A folder without results is an error that says how to make some; a page without a table is one, too."""
+    """A folder without results is an error that says how to make some; a page without the table is one, too."""
     assert versions.main([str(tmp_path)]) == 1
     assert capsys.readouterr().err == "no results: run `tox run -m edges` or `tox run -m matrix` first\n"
     assert versions.PAGE.read_text() == PAGE
-    with pytest.raises(ValueError, match=r"^versions\.md has no table$"):
-        versions.table("no table", [])
+    with pytest.raises(ValueError, match=r"^versions\.md has no table with the head \| environment \| suite \| passed"):
+        versions.updated("no table", [])

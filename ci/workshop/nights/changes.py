@@ -38,6 +38,10 @@ class NightChanges:
         """Whether a failed test did not fail in the night before; in the first night every failure is new."""
         return self.before is None or case.name not in self.before.failed.get(suite.name, ())
 
+    def since(self, suite: SuiteReport, case: CaseResult) -> str:
+        """Return the day since which a failed test has failed whenever it ran."""
+        return self.history.last.failed[suite.name][case.name]
+
     def failures(self) -> list[tuple[SuiteReport, CaseResult, bool]]:
         """Return suite, test, and whether it is new, of every failed test; new ones come first."""
         failures = [

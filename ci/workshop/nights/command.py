@@ -81,7 +81,8 @@ def _with_new_night(arguments: argparse.Namespace, path: Path, nights: tuple[Nig
     from workshop.nights.reports import read_reports
 
     reports = read_reports([Path(report) for report in arguments.add])
-    history = History((*nights, night_of(reports))[-arguments.keep :])
+    past = nights[-1] if nights else None
+    history = History((*nights, night_of(reports, past))[-arguments.keep :])
     write_text(path, json.dumps(history.json(), indent=1) + "\n", "HISTORY")
     if arguments.night is not None:
         nights_page = _address(arguments.html, arguments.night)

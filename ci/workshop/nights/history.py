@@ -27,13 +27,14 @@ class Night:
         header: of the run that added it: date, revision, versions, platform and command line.
         values: of its reports, by name.
         skipped: per suite of tests, the reasons of skipped tests with their numbers.
-        failed: per suite of tests, the names of those that failed; a history keeps them of its last two nights.
+        failed: per suite of tests, the names of those that failed, each with the day since which it fails whenever it
+            runs; a history keeps them of its last two nights.
     """
 
     header: dict[str, Any]
     values: dict[str, Measured]
     skipped: dict[str, dict[str, int]]
-    failed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def json(self) -> dict[str, Any]:
         """Return the night as a JSON object."""
@@ -119,12 +120,21 @@ def _night(content: Mapping[str, Any]) -> Night:
         str(suite): {str(reason): int(count) for reason, count in reasons.items()}
         for suite, reasons in content["skipped"].items()
     }
-    failed = {str(suite): tuple(map(str, names)) for suite, names in content.get("failed", {}).items()}
-    return Night(dict(content["header"]), values, skipped, failed)
+    header = dict(content["header"])
+    failed = {}
+    for suite, names in content.get("failed", {}).items():
+        dated = names if isinstance(names, dict) else dict.fromkeys(names, _day(header))  # of a file without days
+        failed[str(suite)] = {str(name): str(day) for name, day in dated.items()}
+    return Night(header, values, skipped, failed)
 
 
-def night_of(reports: NightReports) -> Night:
-    """Return what is kept of a night with these reports."""
+def night_of(reports: NightReports, before: Night | None = None) -> Night:
+    """Return what is kept of a night with these reports.
+
+    Args:
+        reports: of the night.
+        before: the night before: what failed then and fails now has its day, and a suite without a report its failures.
+    """
     values: dict[str, Measured] = {}
     for report in reports.commands:
         numbers = report.named_values().items()
@@ -132,5 +142,14 @@ def night_of(reports: NightReports) -> Night:
     for suite in reports.suites:
         values |= suite.values()
     skipped = {suite.name: dict(suite.skipped) for suite in reports.suites if suite.skipped}
-    failed = {suite.name: tuple(case.name for case in suite.failed) for suite in reports.suites if suite.failed}
-    return Night(run_header().json(), values, skipped, failed)
+    header = run_header().json()
+    failed = {} if before is None else dict(before.failed)
+    for suite in reports.suites:
+        known = failed.pop(suite.name, {})
+        if suite.failed:
+            failed[suite.name] = {case.name: known.get(case.name, _day(header)) for case in suite.failed}
+    return Night(header, values, skipped, failed)
+
+
+def _day(header: Mapping[str, Any]) -> str:
+    return str(header.get("date", "unknown date"))[:10]

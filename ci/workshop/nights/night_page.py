@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ __all__ = ["night_page"]
 
 _KINDS = {"worse": "bad", "better": "good", "other": "", "equal": ""}
 _TALL = 20
+_VERSION = re.compile(r"(?:^|/)(?P<environment>py\d+(?:-[a-z]+\d+)+)/(?P<suite>[^/]+)$")
 
 
 def night_page(night: NightChanges, logs: Mapping[tuple[str, str], str], nights: str = "") -> str:
@@ -39,6 +41,7 @@ def night_page(night: NightChanges, logs: Mapping[tuple[str, str], str], nights:
         facts={name: str(text) for name, text in header.items() if name != "versions"},
         versions={str(name): str(version) for name, version in dict(header.get("versions", {})).items()},
         suites=_suites(night),
+        by_version=_by_version(night),
         failures=_failures(night, logs),
         skipped=_skipped(night),
         commands=_commands(night),
@@ -81,6 +84,31 @@ def _suite(night: NightChanges, suite: SuiteReport) -> list[Value]:
             Cell(failed, kind="bad" if failed else ""), suite.number("skipped"), since]  # fmt: skip
 
 
+def _by_version(night: NightChanges) -> Markup:
+    """Return a row for each version of Python and the frameworks, a column for each suite: what failed, since when."""
+    found: dict[str, dict[str, SuiteReport]] = {}
+    for suite in night.reports.suites:
+        if match := _VERSION.search(suite.name):
+            found.setdefault(match["environment"], {})[match["suite"]] = suite
+    names = sorted({name for suites in found.values() for name in suites})
+    rows: list[list[Value]] = [
+        [code(environment), *(_outcome(night, suites.get(name)) for name in names)]
+        for environment, suites in sorted(found.items())
+    ]
+    caption = "Versions of Python and the frameworks; the tests that failed are below"
+    return table(caption, ["environment", *names], rows, tall=len(rows) > _TALL,
+                 empty="no environment of a version has a report")  # fmt: skip
+
+
+def _outcome(night: NightChanges, suite: SuiteReport | None) -> Cell:
+    if suite is None:
+        return Cell("no report", kind="warn")
+    if not suite.failed:
+        return Cell(f"{suite.executed} passed", kind="good" if suite.executed else "warn")
+    since = min(night.since(suite, case) for case in suite.failed)
+    return Cell(f"{len(suite.failed)} of {suite.executed} failed, since {since}", kind="bad")
+
+
 def _failures(night: NightChanges, logs: Mapping[tuple[str, str], str]) -> Markup:
     rows: list[list[Value]] = []
     for suite, case, is_new in night.failures():
@@ -88,8 +116,8 @@ def _failures(night: NightChanges, logs: Mapping[tuple[str, str], str]) -> Marku
         link: Cell = Cell(f"in {suite.name}.xml")
         if address is not None:
             link = Cell(Markup('<a href="{}">log</a>').format(address), key="log")
-        rows.append([code(case.name), code(suite.name), Cell("new" if is_new else "old", kind="bad" if is_new else ""),
-                     case.text, link])  # fmt: skip
+        since = Cell("new", kind="bad") if is_new else Cell(night.since(suite, case))
+        rows.append([code(case.name), code(suite.name), since, case.text, link])
     heads: list[Column | str] = ["test", Column("suite", choice=True), Column("since", choice=True), "failure",
                                  "log of its ranks"]  # fmt: skip
     return table("Tests that failed, new failures first", heads, rows, search=True, tall=len(rows) > _TALL,

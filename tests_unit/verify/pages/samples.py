@@ -259,6 +259,6 @@ def night(text="torch"):
     command = CommandReport(f"{text}/gate", {text: Measured(97.5, "more"), f"{text} gates": Measured(text, "more")}, {})
     suites = (SuiteReport(f"{text}/st", cases, facts), SuiteReport("cpu/unit", cases[2:3], {}))
     values = {"tests of lost: executed": Measured(5, "more"), f"{text}: {text}": Measured(99.5, "more")}
-    before = replace(history(text, 1).last, failed={f"{text}/st": (f"{text} old",)}, values=values)
+    before = replace(history(text, 1).last, failed={f"{text}/st": {f"{text} old": "2026-11-20"}}, values=values)
     reports = NightReports(suites, (command,))
-    return NightChanges(reports, History((before, night_of(reports))))
+    return NightChanges(reports, History((before, night_of(reports, before))))

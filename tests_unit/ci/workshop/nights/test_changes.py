@@ -1,8 +1,11 @@
 """A night beside the night before: what is new, what is gone, and a log for every failed test."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from workshop.commands import main
+from workshop.nights import history
 from workshop.nights.changes import NightChanges, write_logs
 from workshop.nights.history import History, night_of
 from workshop.nights.reports import CaseResult, NightReports, SuiteReport
@@ -19,7 +22,10 @@ def suite(name, failed=(), passed=0, skipped=()):
 def changes(*nights):
     """The changes of the last night; a night is a list of suites."""
     reports = [NightReports(tuple(suites), ()) for suites in nights]
-    return NightChanges(reports[-1], History(tuple(map(night_of, reports))))
+    kept = ()
+    for report in reports:
+        kept = (*kept, night_of(report, kept[-1] if kept else None))
+    return NightChanges(reports[-1], History(kept))
 
 
 def test_what_is_new_since_the_night_before():
@@ -47,6 +53,23 @@ def test_the_first_night_has_nothing_before_it():
     assert good.ok
     assert good.summary() == "2 tests ran in 1 suites: 0 failed (0 new), 1 skipped"
     assert good.new_skips(good.reports.suites[0], "no device") == 1
+
+
+def test_a_failure_has_the_day_since_which_it_fails_whenever_it_runs(monkeypatch):
+    """The day is that of the first failure; a night without a report keeps it, and a pass in between ends it."""
+    header = SimpleNamespace()
+    monkeypatch.setattr(history, "run_header", lambda: header)
+    before = None
+    for day, suites, since in [
+        ("2026-11-01", [suite("a", ["x", "y"])], {"a": {"x": "2026-11-01", "y": "2026-11-01"}}),
+        ("2026-11-02", [suite("b", [], 1)], {"a": {"x": "2026-11-01", "y": "2026-11-01"}}),
+        ("2026-11-03", [suite("a", ["x"], 1)], {"a": {"x": "2026-11-01"}}),
+        ("2026-11-04", [suite("a", ["x", "y"])], {"a": {"x": "2026-11-01", "y": "2026-11-04"}}),
+        ("2026-11-05", [suite("a", [], 2)], {}),
+    ]:
+        header.json = lambda day=day: {"date": f"{day}T02:00:00+00:00"}
+        before = night_of(NightReports(tuple(suites), ()), before)
+        assert before.failed == since
 
 
 def test_a_lost_suite_alone_makes_a_night_bad():
