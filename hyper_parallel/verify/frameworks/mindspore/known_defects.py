@@ -53,9 +53,14 @@ def _broadcast(x: Any, other: Any = None, *_: Any, **__: Any) -> bool:
     return _plain(x) and isinstance(other, Tensor) and tuple(x.shape) != tuple(other.shape)
 
 
+def _all_elements(x: Any, index: Any, value: Any, *_: Any, **__: Any) -> bool:
+    return _plain(x) and index is Ellipsis and isinstance(value, Tensor) and value.dtype == x.dtype
+
+
 _CROSS = "it leaves elements unwritten where an operand is broadcast; call broadcast_to first"
 _SPLIT = "its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
 _INDEX_ADD = "it adds to its first operand, too; pass a copy where that is used again"
+_SHARED = "x and y share storage afterwards, so that a later write to x changes y; write x[:] = y"
 _UNWRITTEN = "it returns the right values and leaves the tensor as it was; assign the result"
 
 DEFECTS = (
@@ -73,6 +78,7 @@ DEFECTS = (
     ),
     Defect(mint, "index_add", "mint.index_add", _plain, _INDEX_ADD),
     Defect(Tensor, "index_add", "Tensor.index_add", _plain, _INDEX_ADD),
+    Defect(Tensor, "__setitem__", "x[...] = y", _all_elements, _SHARED),
     *(Defect(Tensor, name, f"Tensor.{name}", _plain, _UNWRITTEN) for name in ("add_", "sub_", "mul_", "div_", "exp_")),
 )
 """Measured on MindSpore 2.10; those that concern programs alone, since the library's own calls avoid them."""

@@ -398,10 +398,14 @@ def test_known_defects_are_reported_at_the_call():
         mint.cross(rows, rows[:1])
         rows.cross(rows)
         rows.index_add(0, Tensor([1, 0], mindspore.int32), rows[:2])
+        x[:] = x + 1
+        x[...] = 1.0
+        x[...] = x + 1
 
     split = mint.split
     notes = recorded(program).notes["defects of the framework"]
-    assert list(notes) == ["mint.split", "Tensor.copy_", "Tensor.add_", "mint.cross", "Tensor.index_add"]
+    labels = ["mint.split", "Tensor.copy_", "Tensor.add_", "mint.cross", "Tensor.index_add", "x[...] = y"]
+    assert list(notes) == labels
     assert all(f" at {__file__}:" in words for words in notes.values())
     assert notes["mint.split"].endswith(
         ": its gradient is wrong where one of several pieces is transposed; call mint.narrow for each piece"
