@@ -113,7 +113,8 @@ def test_frames_of_what_runs_ranks_are_left_out(monkeypatch):
     paths = ("/env/running.py", "/home/me/train.py", "/env/watching/a.py", "/env/watching/b.py", "/home/me/net.py")
     with pytest.raises(ValueError, match="wrong") as raised:
         failing_through(*paths)()
-    assert trace(raised.value).splitlines()[3:] == [
+    lines = [line for line in trace(raised.value).splitlines() if line.strip(" ~^")]  # Python 3.13 marks calls
+    assert lines[3:] == [
         '  File "/home/me/train.py", line 2, in outer',
         "  (2 frames of /env/watching/ not shown)",
         '  File "/home/me/net.py", line 2, in outer',

@@ -21,6 +21,8 @@ from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 __all__ = ["TorchTensors"]
 
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_WIDER = {"bfloat16": torch.float32, "complex32": torch.complex64, "bcomplex32": torch.complex64}
+_OF_NUMPY = {_DTYPES[name]: wider for name, wider in _WIDER.items() if name in _DTYPES}
 
 
 class TorchTensors(TensorsFacet):
@@ -133,9 +135,9 @@ class TorchTensors(TensorsFacet):
         return data.element_size()
 
     def tensor_to_numpy(self, tensor: Any) -> Any:
-        """Values on the host; bfloat16 becomes float32."""
+        """Values on the host; dtypes that NumPy lacks become wider: bfloat16 float32, complex32 complex64."""
         plain = materialized(tensor.detach()).cpu()
-        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+        return plain.to(_OF_NUMPY.get(plain.dtype, plain.dtype)).numpy()
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
         """A copy; of an empty array, whose strides PyTorch takes to be those of an expanded tensor, with its own."""

@@ -81,9 +81,24 @@ _STEP_SECONDS = 0.1
 
 _LOCK = threading.Lock()
 _IDLE: list[Worker] = []  # in the order of their last ranks
-_SERVERS: dict[str, multiprocessing.forkserver.ForkServer] = {}
+_SERVERS: dict[str, _Server] = {}  # those with packages in the order of their last use
 _WARM: dict[str, str] = {}  # by server, the packages that it imports
+_OPEN: set[Worker] = set()  # those that are not closed
+_ENDING: list[int] = []  # process numbers of servers that were let go
 _ASKING: set[str] = set()
+
+
+class _Server(multiprocessing.forkserver.ForkServer):
+    """A fork server that ends when this process asks for it."""
+
+    def end(self) -> list[int]:
+        """Let the server end, without waiting for it; return its process number if it runs."""
+        with self._lock:
+            running = [] if self._forkserver_pid is None else [self._forkserver_pid]
+            if running:
+                os.close(self._forkserver_alive_fd)  # the server waits for this end of a pipe
+            self._forkserver_pid = self._forkserver_alive_fd = self._forkserver_address = None
+        return running
 
 
 class Worker:
@@ -107,7 +122,7 @@ class Worker:
         *,
         daemon: bool = True,
     ) -> None:
-        self.device = device
+        self.device, self.server = device, framework
         handle, self._stack_path = tempfile.mkstemp(prefix="hyper_parallel_rank_", suffix=".stack")
         os.close(handle)
         self.line, theirs = multiprocessing.Pipe()
@@ -125,6 +140,7 @@ class Worker:
         except BaseException:
             self.close()
             raise
+        _OPEN.add(self)
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -161,6 +177,7 @@ class Worker:
             _join(self.process, _LEAVE_SECONDS)
         end_processes([self.process])
         Path(self._stack_path).unlink(missing_ok=True)
+        _OPEN.discard(self)
 
 
 def check_out(world_size: int, device: int | None = None) -> list[Worker]:
@@ -341,12 +358,14 @@ def _environment(packages: str) -> Iterator[None]:
 @contextmanager
 def _server(framework: str) -> Iterator[None]:
     """Start processes inside from the fork server of this framework, which has not imported the other."""
-    server = _SERVERS.get(framework)
+    server = _SERVERS.pop(framework, None)
     if server is None:
-        server = _SERVERS[framework] = multiprocessing.forkserver.ForkServer()
+        _end_servers()
+        server = _Server()
         usual_modules = ["cloudpickle", "hyper_parallel.transport.real.launched_rank"]
         measuring = ["coverage"] if "coverage" in sys.modules else []
         server.set_forkserver_preload([*_PRELOAD[framework], *usual_modules, *measuring])
+    _SERVERS[framework] = server
     usual = multiprocessing.forkserver.connect_to_new_process
     multiprocessing.forkserver.connect_to_new_process = server.connect_to_new_process
     try:
@@ -354,6 +373,15 @@ def _server(framework: str) -> Iterator[None]:
             yield
     finally:
         multiprocessing.forkserver.connect_to_new_process = usual
+
+
+def _end_servers() -> None:
+    """End idle servers with packages of programs but the last one used: each takes the memory of its packages."""
+    busy = {worker.server for worker in list(_OPEN)}
+    idle = [name for name in _SERVERS if name in _WARM and name not in busy]
+    for name in idle[:-1]:
+        _ENDING.extend(_SERVERS.pop(name).end())
+    _ENDING[:] = [pid for pid in _ENDING if not os.waitpid(pid, os.WNOHANG)[0]]
 
 
 @contextmanager
@@ -382,4 +410,6 @@ def close_workers() -> None:
 atexit.register(close_workers)
 # A forked child has copies of them, but they listen to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)
+os.register_at_fork(after_in_child=_OPEN.clear)
 os.register_at_fork(after_in_child=_SERVERS.clear)
+os.register_at_fork(after_in_child=_ENDING.clear)

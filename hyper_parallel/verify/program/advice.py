@@ -36,6 +36,11 @@ _KERNELS_OF_MINDSPORE = (" unregistered.", "Unsupported op [")
 _NO_KERNEL = "with arguments from the 'CPU' backend"
 _MORE = ". This could be because the operator doesn't exist for this backend"
 
+_OF_TRITON = (
+    "a kernel of triton needs a device: choose the implementation in PyTorch, such as use_liger_kernel=False in "
+    "transformers"
+)
+
 _INSTEAD = {
     _NO_KERNEL: "the CPU has no kernel of this operator: choose the stack's implementation in PyTorch, such as "
     'attn_implementation="sdpa" in transformers',
@@ -47,6 +52,8 @@ _INSTEAD = {
     "parallelism.enable_async_tensor_parallel of torchtitan",
     "has no attribute '_cuda_": "--pretend cuda does not support this query of the device: leave it out on a CPU",
     "has no attribute '_nccl_": "--pretend cuda does not support this query of the device: leave it out on a CPU",
+    "libcuda.so cannot found": _OF_TRITON,
+    "0 active drivers": _OF_TRITON,
     "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
 }
 """Advice by a part of the error's text, if the CPU already stands in for the device or that does not help."""

@@ -407,6 +407,10 @@ class _Entry:
         """See ``os.DirEntry``."""
         return self._is(stat.S_ISLNK, follow_symlinks=False)
 
+    def is_junction(self) -> bool:
+        """Return False: junctions are folders of Windows. ``os.walk`` asks from Python 3.12 on."""
+        return False
+
     def _is(self, kind: Callable[[int], bool], *, follow_symlinks: bool) -> bool:
         try:
             return kind(self.stat(follow_symlinks=follow_symlinks).st_mode)

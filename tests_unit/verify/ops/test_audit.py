@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify.ops import audit
@@ -15,6 +16,7 @@ from hyper_parallel.verify.ops.audit import AuditFinding, OperatorAudit, confirm
 pytestmark = pytest.mark.platforms("torch")
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="[no-tool] cumsum of PyTorch's DTensor is right from 2.14 on")
 def test_pytorchs_own(capsys, tmp_path):
     """Relu is right; cumsum along a sharded dim starts anew on every rank, and a program shows the wrong value."""
     path = tmp_path / "audit.json"
@@ -77,8 +79,6 @@ def test_a_process_that_dies_is_a_crash():
 
 def test_a_wrong_gradient_as_a_program():
     """Gradients, several outputs, methods, properties and non-finite numbers are written; others give no program."""
-    import torch
-
     from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
     from hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer import Finding, RecordedCall, program
 

@@ -15,6 +15,7 @@ from hyper_parallel.errors import CollectiveMismatchError, RankFailedError
 from hyper_parallel.transport.failures import WorldFailedError
 from hyper_parallel.transport.frontends.c10d.forked_world import run_forked
 from hyper_parallel.transport.frontends.c10d.shared_payloads import SharedFiles, pack, unpack
+from hyper_parallel.transport.processes import process_state
 from hyper_parallel.verify import simulate
 from hyper_parallel.verify.simulate import simulate_forked
 
@@ -250,6 +251,29 @@ def test_packages_are_imported_before_the_ranks_are_unless_they_ask_for_one(tmp_
     )
     assert [(own, rank) for _, own, rank in found] == [(True, "0"), (True, "1")]
     assert len({process for process, _, _ in found}) == 1
+
+
+def test_processes_with_the_packages_of_earlier_programs_end(tmp_path, monkeypatch):
+    """Memory does not grow with the number of programs: two processes with imported packages stay, and work again."""
+    names = [f"package_{letter}" for letter in "abcd"]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("import os\nPROCESS = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def process_of(name):
+        body = lambda: __import__(name).PROCESS  # noqa: E731 - travels by value
+        first, second = simulate_forked(body, 2, (), timeout=100.0, packages=[name])
+        assert first == second
+        return first
+
+    processes = [process_of(name) for name in names]
+    assert len(set(processes)) == 4
+    assert process_of(names[3]) == processes[3]
+    deadline = time.monotonic() + 60
+    while any(process_state(process) not in {"", "Z"} for process in processes[:2]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [process_state(process) in {"", "Z"} for process in processes] == [True, True, False, False]
+    assert process_of(names[0]) not in processes
 
 
 def test_a_function_that_a_package_compiles_belongs_to_each_rank(tmp_path, monkeypatch):
