@@ -1,4 +1,4 @@
-"""Rows that fail in a sweep of operators although the stored table says that they are proven for every size."""
+"""Rows that fail in a sweep of operators, or in random programs, although the table says that they are proven."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["contradictions"]
 
 
 def contradictions(document: Mapping[str, Any], table: ProofTable | None = None) -> tuple[str, ...]:
-    """Return the proven rows that a report of ``verify ops`` shows to be wrong, in words with what failed.
+    """Return the proven rows that a report of ``verify ops`` or ``fuzz`` shows to be wrong, in words with what failed.
 
-    A check on several axes contradicts the table if the rows on all of its axes are proven. Other reports have none.
+    A check on several axes contradicts the table if the rows on all of its axes are proven, and a random program if
+    those of all its calls are. Other reports have none.
 
     Args:
         document: a report as JSON.
@@ -32,6 +33,14 @@ def contradictions(document: Mapping[str, Any], table: ProofTable | None = None)
                     f"{operator['op']} on {operator['platform']}: row {row} is proven, and fails on mesh {mesh} with "
                     f"{failed['places']}: {failed['problem']}"
                 ] = None
+    for finding in document.get("findings", ()):
+        calls = [(call["op"], row) for call in finding.get("rows", ()) for row in call["rows"]]
+        if finding["kind"] == "wrong" and calls and all(known.level(*call) == "proven" for call in calls):
+            rows = "; ".join(dict.fromkeys(f"{op}: {row}" for op, row in calls))
+            found[
+                f"program {finding['number']} of seed {finding['seed']} on {finding['framework']}: all rows of its "
+                f"calls are proven ({rows}), and it fails: {finding['text']}"
+            ] = None
     return tuple(found)
 
 

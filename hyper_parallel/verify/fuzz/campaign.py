@@ -20,7 +20,7 @@ from hyper_parallel.verify.fuzz import reproduce
 from hyper_parallel.verify.fuzz.generate import Generator
 from hyper_parallel.verify.fuzz.report import Counts, Finding, FuzzReport
 from hyper_parallel.verify.fuzz.shrink import shrink
-from hyper_parallel.verify.fuzz.world import run_programs
+from hyper_parallel.verify.fuzz.world import rows_used, run_programs
 from hyper_parallel.verify.report_files import write_text
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _finding(
     calls = ", ".join(sorted({step.call for step in program.steps}))
     return Finding(
         framework, outcome.kind, outcome.text, seed, number, program.mesh, source, path, shown, calls=calls,
-        mode=program.mode, look=look,
+        mode=program.mode, look=look, rows=rows_used(framework, program),
     )  # fmt: skip
 
 

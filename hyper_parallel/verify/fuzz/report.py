@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hyper_parallel._text import first_line
 from hyper_parallel.verify.fuzz.program import OUTCOMES
 from hyper_parallel.verify.fuzz.reproduce import MOST_LINES
 from hyper_parallel.verify.report import Report
+
+if TYPE_CHECKING:
+    from hyper_parallel.verify.prove.table import RowsOfCall
 
 __all__ = ["Counts", "Finding", "FuzzReport"]
 
@@ -34,6 +37,7 @@ class Finding:
         calls: of the small program; findings with the same ones look alike.
         mode: what follows the steps of the small program.
         look: what programs with the same defect likely have in common.
+        rows: of rules that the calls of the small program use, if its first rank runs alone.
         left_whole: whether a process ended while its batch ran, which ran again without making findings smaller.
     """
 
@@ -51,6 +55,7 @@ class Finding:
     mode: str = ""
     look: str = ""
     left_whole: bool = False
+    rows: tuple[RowsOfCall, ...] = ()
 
     def is_like(self, other: Finding) -> bool:
         """Whether another finding is likely the same defect: it looks alike, or the same small program is left."""

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._caches import empty_layout_caches
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.shard.op_plan import observing_plans
 from hyper_parallel.errors import CollectiveMismatchError, HyperParallelError, ShardMismatchError
 from hyper_parallel.platform.select import platform_named
+from hyper_parallel.transport.base import use_transport
 from hyper_parallel.transport.simulated.endpoint import unwinding
 from hyper_parallel.verify.checker.batch import Failed, World, run_batch
 from hyper_parallel.verify.checker.shards import printable_shard
@@ -24,11 +27,13 @@ from hyper_parallel.verify.fuzz.truth import Truth, result_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hyper_parallel.core.shard.op_plan import OpPlan
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.fuzz.language import Language
     from hyper_parallel.verify.fuzz.program import Program
+    from hyper_parallel.verify.prove.table import RowsOfCall
 
-__all__ = ["SECONDS", "run_programs"]
+__all__ = ["SECONDS", "rows_used", "run_programs"]
 
 SECONDS = 300.0
 """After which a world that does not end is given up; ranks that wait for each other are noticed at once."""
@@ -99,6 +104,22 @@ def _failure(failed: Failed, truth: Truth) -> Outcome:
         text = f"{type(cause).__name__}: {failed.error if isinstance(cause, TimeoutError) else cause}"
         return Outcome("hang", text)
     return Outcome("internal error", f"{type(cause).__name__}: {cause}")
+
+
+def rows_used(framework: str, program: Program) -> tuple[RowsOfCall, ...]:
+    """Return the rows that the calls of a program use, as its first rank plans them; none if it does not run alone.
+
+    What other ranks send is zero, so a program whose calls depend on values may not run.
+    """
+    from hyper_parallel.verify.explain import rehearsed_transport
+    from hyper_parallel.verify.prove.table import rows_of_call
+
+    plans: list[OpPlan] = []
+    with use_transport(rehearsed_transport(framework, program.world_size, 0)):
+        empty_layout_caches()  # a call with a plan of an earlier run would not be noted
+        with observing_plans(plans.append):
+            run = _prepare(framework)(program)
+    return () if run.error else tuple(dict.fromkeys(map(rows_of_call, plans)))
 
 
 # -- on a rank ---------------------------------------------------------------------------------------------------------

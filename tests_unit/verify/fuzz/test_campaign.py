@@ -97,6 +97,7 @@ def test_what_fails_is_made_small_and_written(small, monkeypatch, tmp_path):
     assert report.outcomes["torch"] == {"equal": 6, "wrong": 6}
     (shrunk,) = report.findings
     assert (shrunk.kind, shrunk.calls, shrunk.mode, shrunk.alike) == ("wrong", "torch.broken", "forward", 6)
+    assert [call.op for call in shrunk.rows] == ["mul"]
     assert not report.ok
     assert "wrong: value of x1 is " in report.text()
     assert (tmp_path / "torch-7-1.py").read_text() == shrunk.source

@@ -17,7 +17,7 @@ from hyper_parallel.verify.checker.batch import _run_rank
 from hyper_parallel.verify.frameworks.torch import programs as language
 from hyper_parallel.verify.fuzz import campaign, world
 from hyper_parallel.verify.fuzz.program import Program
-from hyper_parallel.verify.fuzz.world import run_programs
+from hyper_parallel.verify.fuzz.world import rows_used, run_programs
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -346,3 +346,16 @@ def test_simulated_and_real_ranks_agree_to_the_bit(ranks, count):
         pairs = enumerate(zip(bits(threads), bits(processes), strict=True))
         assert [number for number, (simulated_bits, real_bits) in pairs if simulated_bits != real_bits] == [], rank
     assert sum(not run.error for run in simulated[0]) > count / 2
+
+
+def test_the_rows_that_a_program_uses(small, broken):
+    """They are those of all its calls, backward included; a program that the first rank cannot run has none."""
+    calls = rows_used("torch", small.unary("torch.exp"))
+    assert next((call.op, call.rows) for call in calls) == ("exp", ("Shard(0) -> Shard(0)",))
+    assert {call.op for call in rows_used("torch", small.unary("torch.exp", mode="forward"))} == {"exp"}
+
+    def fails(_):
+        raise ValueError
+
+    broken(fails)
+    assert rows_used("torch", small.unary("torch.broken")) == ()

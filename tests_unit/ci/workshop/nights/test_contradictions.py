@@ -1,4 +1,4 @@
-"""A row that is proven and fails in the sweep makes the night red."""
+"""A row that is proven, and fails in the sweep or in a random program, makes the night red."""
 
 import json
 
@@ -38,6 +38,26 @@ def test_what_contradicts_a_proof(places, rows):
     """A failed check contradicts the table if the rows on all of its axes are proven, and only then."""
     found = module.contradictions(sweep(places), TABLE)
     assert [line.partition("row ")[2].partition(" is proven")[0] for line in found] == ([rows] if rows else [])
+
+
+@pytest.mark.parametrize(
+    "kind, rows, contradicts",
+    [
+        ("wrong", [["Shard(0), Replicate() -> Shard(0)"], []], True),
+        ("wrong", [["Shard(0), Replicate() -> Shard(0)"], ["Replicate(), Shard(0) -> Shard(0)"]], False),
+        ("wrong", [[]], False),
+        ("hang", [["Shard(0), Replicate() -> Shard(0)"]], False),
+    ],
+)
+def test_random_programs(kind, rows, contradicts):
+    """A program with a wrong value contradicts the table if the rows of all its calls are proven, and only then."""
+    calls = [{"op": "add", "rows": each, "shapes": []} for each in rows]
+    finding = {"framework": "torch", "kind": kind, "text": "3, single device 2", "seed": 5, "number": 7, "rows": calls}
+    line = (
+        "program 7 of seed 5 on torch: all rows of its calls are proven (add: Shard(0), Replicate() -> Shard(0)), and "
+        "it fails: 3, single device 2"
+    )
+    assert module.contradictions({"findings": [finding]}, TABLE) == ((line,) if contradicts else ())
 
 
 def test_a_night_with_a_failed_proof_is_red(tmp_path, monkeypatch):
