@@ -67,6 +67,7 @@ def _plan(each: Explanation) -> dict[str, Any]:
         "title": f"{each.name} on {each.platform}, {each.mesh}",
         "good": not each.wrong,
         "lines": [*each.wrong, *each.checked, *each.notes, *each.empty_shards(), *each.unpriced()],
+        "proofs": _proofs(each),
         "mesh": mesh_svg(DeviceMesh.abstract("cpu", shape, tuple(range(math.prod(shape))), names)),
         "mesh_text": each.mesh,
         "memory": _memory(each),
@@ -75,6 +76,15 @@ def _plan(each: Explanation) -> dict[str, Any]:
         "pictures": _pictures(each),
         "collectives": _collectives(each),
     }
+
+
+def _proofs(each: Explanation) -> Markup | None:
+    """Return the table of the rows that are not proven, whose caption counts the calls by level."""
+    if each.proofs is None:
+        return None
+    rows: list[list[Value]] = [[level, op, row] for level, op, row in each.proofs.rows]
+    heads: list[Column | str] = [Column("level", choice=True), "operator", "row"]
+    return table(each.proofs.line(), heads, rows, tall=len(rows) > _TALL, empty="every row is proven")
 
 
 def _memory(each: Explanation) -> Markup:

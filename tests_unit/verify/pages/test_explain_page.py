@@ -7,6 +7,7 @@ from dataclasses import replace
 from hyper_parallel.verify.explained_step import Memory
 from hyper_parallel.verify.model_report import Traffic
 from hyper_parallel.verify.pages.explain_page import explain_page
+from hyper_parallel.verify.prove.table import ProvenCalls
 
 
 def test_one_plan(samples):
@@ -19,6 +20,14 @@ def test_one_plan(samples):
                  "1 GB/s and 1 us", "2.64 us", "mesh dp=2 x tp=2", "plain"):  # fmt: skip
         assert part in page, part
     assert "Plans by the time" not in page
+
+
+def test_rows_that_are_proven(samples):
+    """The certificate's line is there, with the rows that are not proven; without a look-up there is none."""
+    proofs = ProvenCalls("2026-11-30", {"proven": 3, "tested": 1}, (("tested", "embedding", "R, S0 -> P"),), ())
+    page = explain_page([replace(samples.explained(), proofs=proofs)])
+    assert all(text in page for text in (proofs.line(), "embedding", "R, S0 -&gt; P"))
+    assert "<h3>Proofs</h3>" not in explain_page([samples.explained()])
 
 
 def test_several_plans_and_what_is_wrong(samples):
