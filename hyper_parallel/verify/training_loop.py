@@ -137,8 +137,8 @@ class ModelTraining:
         if log is not None:
             self._record_unclipped(log, gradients)
         norm = harness_of(self.platform).clip_gradients(self.model, gradients, max_norm)
-        size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # its precision bounds its error
         if log is not None:
+            size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # its precision bounds errors
             factor = np.asarray(min(1.0, max_norm / (float(size) + 1e-6)), size.dtype)
             log.add("norm", "gradient norm", LocalValue(np.array(size)))
             log.add("norm", "clip factor", LocalValue(factor))

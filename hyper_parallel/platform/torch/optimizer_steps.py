@@ -20,7 +20,14 @@ from hyper_parallel.errors import PlanError
 from hyper_parallel.platform.contract.fully_sharded import unreduced_gradient
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 
-__all__ = ["on_local_tensors", "refuse_wrong_steps", "set_replaced", "set_unreduced", "sparse_on_local_tensors"]
+__all__ = [
+    "local_lists",
+    "on_local_tensors",
+    "refuse_wrong_steps",
+    "set_replaced",
+    "set_unreduced",
+    "sparse_on_local_tensors",
+]
 
 
 _UNREDUCED = "_unreduced"  # attribute of a parameter: why its gradient is not reduced, by what reduces it
@@ -86,7 +93,7 @@ def on_local_tensors(step: Step) -> Step:
 
     @wraps(step)
     def call(*lists: Any, **options: Any) -> None:
-        columns = _local_lists(lists, options)
+        columns = local_lists(lists, options)
         step(*(lists if columns is None else columns), **options)
 
     call.__dict__["__prepare_scriptable__"] = lambda: step  # TorchScript compiles steps of torch.distributed.optim
@@ -114,7 +121,7 @@ def sparse_on_local_tensors(step: Step) -> Step:
     return call
 
 
-def _local_lists(lists: tuple[Any, ...], options: dict[str, Any]) -> list[Any] | None:
+def local_lists(lists: tuple[Any, ...], options: dict[str, Any]) -> list[Any] | None:
     """The lists with local tensors, whose DTensors forget what was derived from their values; None to dispatch."""
     if not lists or not _are_distributed(lists[0]):
         return None

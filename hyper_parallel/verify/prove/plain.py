@@ -4,6 +4,10 @@ A plain tensor leaves a DTensor, is a parameter, or comes from the batch. The pr
 as the first rank of an axis. Both call the same functions; the placements of a call's operands and its two sets of
 sizes decide that of its results (:mod:`~hyper_parallel.verify.prove.paired`). Nobody reduces a gradient among plain
 tensors: an operand that ranks have whole, used with others that differ, has a gradient that is only a rank's share.
+
+After backward, clipping and the optimizer's step are followed in the same way, on the local tensors of weights,
+gradients and state, with all-reduces between. What is written must be placed as the DTensor says whose local tensor it
+is.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._tree import CONTAINERS, leaves, unflatten
@@ -36,6 +41,7 @@ __all__ = ["PlainCalls", "PlainProof", "prove_plain"]
 
 _TREES = (list, tuple, dict)
 _MOST_RESULTS = 3
+_LOCAL = attrgetter("_local")
 _SOFT = ("not traced", "it has many results", "its result is split")
 """How reasons begin that say nothing of the value: no law was asked."""
 
@@ -55,7 +61,9 @@ class _Event:
 
     Attributes:
         kind: ``call``; ``given``: a parameter or an array of the batch; ``leaves``: a DTensor's local tensor, given
-            away; ``enters``: it becomes that of a DTensor; ``loss``.
+            away; ``enters``: it becomes that of a DTensor; ``loss``; ``reduces``: an all-reduce; ``written``: a tensor
+            that a DTensor has, or a parameter or gradient, has a new value, of which the number is the operand;
+            ``dispatched``: an operator on DTensors has written a parameter.
         module: that runs.
         results: numbers of values.
         operands: likewise.
@@ -63,7 +71,8 @@ class _Event:
         args: its arguments, positional and named, with None in place of tensors.
         layout: of the DTensor.
         reduced: whether the library reduces the gradient.
-        name: of the function, the parameter, or the border.
+        name: of the function, the parameter, the border, or the reduction.
+        ranks: that an all-reduce joins.
     """
 
     kind: str
@@ -75,33 +84,80 @@ class _Event:
     layout: Layout | None = None
     reduced: bool = False
     name: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass
+class _Border:
+    """A tensor that outlives the step: the local one of a DTensor, or a plain parameter or gradient.
+
+    Attributes:
+        tensor: itself.
+        name: of it.
+        layout: of the DTensor; None: a plain tensor that every rank has whole.
+        place: where it lies in its memory.
+        version: of its memory, when it was last seen.
+    """
+
+    tensor: Any
+    name: str
+    layout: Layout | None
+    place: tuple[Any, ...]
+    version: int
 
 
 @dataclass
 class PlainCalls:
-    """A record of what one run does with plain tensors, up to its loss."""
+    """A record of what one run does with plain tensors, up to its loss, and after backward.
+
+    Attributes:
+        platform: the framework.
+        batch: arrays that the model is called with.
+        model: the parallel model, once it is built.
+        events: what happens, in order.
+        values: the tensors.
+        after: number of events up to the loss.
+        trained: paths of the parameters that have a gradient.
+    """
 
     platform: Platform
     batch: Sequence[Any] = ()
     model: Any = None
-    clips: bool = False
     events: list[_Event] = field(default_factory=list)
     values: list[_Value] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)  # an id belongs to one object only while that lives
-    _done: bool = False
+    after: int = -1
+    trained: tuple[str, ...] = ()
+    _borders: dict[int, _Border] = field(default_factory=dict)
+    _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _owners: dict[int, tuple[str, Layout | None]] = field(default_factory=dict)
+
+    @property
+    def _done(self) -> bool:
+        """Whether there was a loss."""
+        return self.after >= 0
+
+    @property
+    def reductions(self) -> list[_Event]:
+        """The all-reduces after backward that several ranks take part in."""
+        return [event for event in self.events if event.kind == "reduces" and len(event.ranks) > 1]
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Record what the program does inside the block."""
+        transport = self.platform.transport()
         patched = {**self._tensor_borders(), **self._style_borders(), **self._region_borders()}
         before = {(owner, name): vars(owner)[name] for owner, name in patched}
         for (owner, name), function in patched.items():
             setattr(owner, name, function)
         try:
-            with harness_of(self.platform).observed_calls(self._called):
+            vars(transport)["all_reduce"] = self._reducing(transport.all_reduce)
+            with harness_of(self.platform).observed_calls(self._called, self._stepped):
                 yield
+            self._close()
         finally:
+            vars(transport).pop("all_reduce", None)
             for (owner, name), function in before.items():
                 setattr(owner, name, function)
 
@@ -155,33 +211,97 @@ class PlainCalls:
 
         return {(regions, "_enter"): beginning, (regions, "_wrapped"): ending}
 
+    def _reducing(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+        def reducing(x: Any, op: str, ranks: Any) -> Any:
+            number = self._numbers.get(id(x)) if self._done else None
+            result = all_reduce(x, op, ranks)
+            if number is not None:
+                results = (self._new(result),)
+                self.events.append(_Event("reduces", module_path(), results, (number,), name=op, ranks=tuple(ranks)))
+            return result
+
+        return reducing
+
     def finish(self, loss: Any) -> None:
-        """Note the loss; what runs afterwards is not recorded."""
-        if not isinstance(loss, DTensor) and not self._done:
-            number = self._numbers.get(id(loss))
-            self.events.append(_Event("loss", "(loss)", operands=() if number is None else (number,)))
-        self._done = True
+        """Note the loss; calls after the last one, outside of backward, are the rest of the step."""
+        if not self._done:
+            if not isinstance(loss, DTensor):
+                number = self._numbers.get(id(loss))
+                self.events.append(_Event("loss", "(loss)", operands=() if number is None else (number,)))
+            self.after, self._versions = len(self.events), self._weights()
+            self._numbers.clear()  # what the step takes is looked up anew: it may be written
+        elif any(event.kind == "written" for event in self.events[self.after :]):
+            self.events.append(_Event("written", "", name="a weight, between two losses,"))
+        else:
+            del self.events[self.after :]
+
+    def _stepped(self, value: DTensor) -> None:
+        """Note a DTensor whose local tensor an optimizer takes."""
+        self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=True)
+
+    def _close(self) -> None:
+        """Note what was written by a call that is not followed, and which parameters have gradients."""
+        for border in self._borders.values():
+            if harness_of(self.platform).memory_of(border.tensor)[2] != border.version:
+                self.events.append(_Event("written", "", name=border.name))
+        for path, (memory, version) in self._weights().items() if self._done else ():
+            if memory not in self._borders:
+                self._note_dispatched(path, memory, version)
+        trained = harness_of(self.platform).trainable(self.model) if self.model is not None else {}
+        self.trained = tuple(path for path, each in trained.items() if self.platform.gradient_of(each) is not None)
+
+    def _note_dispatched(self, path: str, memory: int, version: int) -> None:
+        """Note that operators on DTensors have written a parameter since the loss, of which no local tensor left."""
+        before = self._versions.get(path, (memory, version))
+        if before[0] == memory and before[1] < version:
+            self.events.append(_Event("dispatched", "", name=path))
+
+    def _weights(self) -> dict[str, tuple[int, int]]:
+        """Return for each parameter that is a DTensor its memory, and how often that was written."""
+        found = {}
+        for path, each in self.platform.parameters_dict(self.model).items():
+            if isinstance(each, DTensor):
+                memory, _, version = harness_of(self.platform).memory_of(_LOCAL(each))
+                found[path] = memory, version
+        return found
 
     def _new(self, tensor: Any) -> int:
         number = len(self.values)
         self._kept.append(tensor)
         self._numbers[id(tensor)] = number
-        self.values.append(_Value(tuple(tensor.shape), tensor.dtype, bool(self.platform.needs_grad(tensor))))
+        needs_grad = not self._done and bool(self.platform.needs_grad(tensor))
+        self.values.append(_Value(tuple(tensor.shape), tensor.dtype, needs_grad))
         return number
 
     def _leaves(self, local: Any, layout: Layout, name: str, *, reduced: bool) -> None:
+        results = (self._new(local),)
+        name = self._border(local, layout, name)
+        self.events.append(_Event("leaves", module_path(), results, layout=layout, reduced=reduced, name=name))
+
+    def _border(self, tensor: Any, layout: Layout | None, name: str) -> str:
+        """Note, after the loss, a tensor that may be written, and return its name."""
         if not self._done:
-            results = (self._new(local),)
-            self.events.append(_Event("leaves", module_path(), results, layout=layout, reduced=reduced, name=name))
+            return name
+        memory, place, version = harness_of(self.platform).memory_of(tensor)
+        known = self._borders.get(memory)
+        if known is not None and known.version != version:
+            self.events.append(_Event("written", "", name=known.name))
+        name = self._owner(tensor)[0] or name
+        if known is None:
+            self._note_dispatched(name, memory, version)
+        self._borders[memory] = _Border(tensor, name, layout, place, version)
+        return name
 
     def _enters(self, number: int | None, layout: Layout, name: str) -> None:
-        if number is not None and not self._done:
+        if number is not None:
             self.events.append(_Event("enters", module_path(), operands=(number,), layout=layout, name=name))
 
-    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, in_backward: bool) -> None:
         platform, given = self.platform, leaves([args, kwargs], _TREES)
         results = leaves([result], (list, tuple))
-        if self.model is None or self._done or any(isinstance(each, DTensor) for each in (*given, *results)):
+        if self.model is None or (self._done and in_backward):
+            return
+        if any(isinstance(each, DTensor) for each in (*given, *results)):
             return
         if not results or not all(platform.is_tensor(each) for each in results):
             return
@@ -194,21 +314,54 @@ class PlainCalls:
         places = tuple(index for index, each in enumerate(given) if platform.is_tensor(each))
         name = getattr(func, "__name__", str(func))
         event = _Event("call", module_path(), (), tuple(operands), func, (empty, places), name=name)
-        self.events.append(_replaced(event, tuple(self._new(each) for each in results)))
+        self.events.append(replace(event, results=tuple(self._new(each) for each in results)))
+        if self._done:
+            self._note_writes([each for each in given if platform.is_tensor(each)], results)
+
+    def _note_writes(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        """Note which tensors that outlive the step a call has written."""
+        for tensor in operands:
+            memory, place, version = harness_of(self.platform).memory_of(tensor)
+            border = self._borders.get(memory)
+            if border is None or (version == border.version and not any(tensor is each for each in results)):
+                continue
+            border.version = version
+            made = next((each for each in results if each is tensor), None)
+            if made is not None and place == border.place:
+                number = self._numbers[id(border.tensor)] = self._numbers[id(made)]
+                self.events.append(_Event("written", "", operands=(number,), layout=border.layout, name=border.name))
+            else:
+                self.events.append(_Event("written", "", name=border.name))
+
+    def _owner(self, tensor: Any) -> tuple[str, Layout | None]:
+        """Return the path of the parameter or buffer that a tensor is, or whose gradient it is, and its layout.
+
+        Up to the loss, the local tensor of a DTensor is not looked for.
+        """
+        if not self._done or id(tensor) not in self._owners:
+            stored = {**self.platform.parameters_dict(self.model), **harness_of(self.platform).buffers(self.model)}
+            if not self._done:
+                return next((path for path, each in stored.items() if each is tensor), ""), None
+            gradients = {f"the gradient of {path}": self.platform.gradient_of(each) for path, each in stored.items()}
+            for path, each in (*gradients.items(), *stored.items()):
+                local, layout = (_LOCAL(each), each.layout) if isinstance(each, DTensor) else (each, None)
+                self._owners[id(local)] = path, layout
+                self._kept.append(local)
+            self._owners.setdefault(id(tensor), ("", None))
+        return self._owners[id(tensor)]
 
     def _given(self, tensor: Any) -> int:
         """Return the number of a tensor that no recorded call made."""
+        name, layout = self._owner(tensor)
+        if layout is not None:
+            self._leaves(tensor, layout, name, reduced=True)
+            return self._numbers[id(tensor)]
         number = self._new(tensor)
-        stored = {**self.platform.parameters_dict(self.model), **harness_of(self.platform).buffers(self.model)}
-        name = next((path for path, each in stored.items() if each is tensor), "")
-        if any(tensor is each for each in self.batch):
-            name = "the batch"
+        name = "the batch" if any(tensor is each for each in self.batch) else name
+        if name:
+            self._border(tensor, None, name)
         self.events.append(_Event("given", name.rpartition(".")[0], (number,), name=name))
         return number
-
-
-def _replaced(event: _Event, results: tuple[int, ...]) -> _Event:
-    return _Event(event.kind, event.module, results, event.operands, event.func, event.args, name=event.name)
 
 
 def _choices(own: Sequence[int], one: Sequence[int]) -> list[Placement]:
@@ -229,46 +382,53 @@ class PlainProof:
         followed: whether every call is.
         wrong: what is not reduced, or laid out otherwise than declared, with the module.
         open: calls that no law proves, with the module.
+        written: parameters whose new values are proven.
+        step: why what follows backward is not proven, or empty.
     """
 
     proven: int = 0
+    written: set[str] = field(default_factory=set)
+    step: str = ""
     followed: bool = True
     wrong: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
 
 
-def prove_plain(
-    platform: Platform, local: PlainCalls, whole: PlainCalls, axis: int, name: str, ranks: int
-) -> PlainProof:
+def prove_plain(platform: Platform, local: PlainCalls, whole: PlainCalls, name: str, ranks: int) -> PlainProof:
     """Return what is proven of the plain tensors of a program.
 
     Args:
         platform: the framework.
         local: what the first rank of an axis does; the other axes have one rank.
         whole: what one device does.
-        axis: of the mesh.
-        name: its name.
+        name: of the axis.
         ranks: its size.
     """
-    walk = _Walk(platform, local, whole, axis, name, ranks)
+    walk = _Walk(platform, local, whole, name, ranks)
     kinds = [[(each.kind, each.func, each.operands, each.results) for each in run.events] for run in (local, whole)]
-    if kinds[0] != kinds[1]:
+    if kinds[0][: local.after] != kinds[1][: local.after] or local.after != whole.after:
         walk.found.open.append(f"plain tensors on {name}: a rank does not call what one device calls")
-        walk.found.followed = False
+        walk.found.followed, walk.found.step = False, "the forward is not followed"
         return walk.found
-    for number in range(len(local.events)):
+    for number in range(local.after):
         walk.forward(number)
-    for number in reversed(range(len(local.events))):
+    for number in reversed(range(local.after)):
         walk.backward(number)
+    if kinds[0] != kinds[1]:
+        walk.found.step = f"on {name} a rank does not call what one device calls"
+        return walk.found
+    for number in range(local.after, len(local.events)):
+        walk.forward(number)
+    missing = [path for path in local.trained if path not in walk.found.written]
+    if missing and not walk.found.wrong:
+        walk.later(f"on {name} nothing that is followed writes {missing[0]}")
     return walk.found
 
 
 class _Walk:
-    def __init__(
-        self, platform: Platform, local: PlainCalls, whole: PlainCalls, axis: int, name: str, ranks: int
-    ) -> None:
+    def __init__(self, platform: Platform, local: PlainCalls, whole: PlainCalls, name: str, ranks: int) -> None:
         self.platform, self.local, self.whole = platform, local, whole
-        self.axis, self.name, self.ranks = axis, name, ranks
+        self.name, self.ranks = name, ranks
         self.found = PlainProof()
         self.places: dict[int, Placement | None] = {}
         self.shares: set[int] = set()  # values of whose gradient a rank has only its share
@@ -282,7 +442,7 @@ class _Walk:
         """Find the placements of what one event makes, and compare those that it declares."""
         event, other = self.local.events[at], self.whole.events[at]
         if event.kind == "leaves" and event.layout is not None:
-            place = event.layout.placement_on(self.axis)
+            place = self._placed(event.layout)
             self.places[event.results[0]] = self.heads.pop(event.module, place)
         elif event.kind == "given":
             number = event.results[0]
@@ -294,12 +454,59 @@ class _Walk:
             self._enters(event)
         elif event.kind == "loss":
             self._loss(event)
+        elif event.kind == "reduces":
+            self._reduces(event)
+        elif event.kind == "written":
+            self._written(event)
+        elif event.kind == "dispatched":
+            self.found.written.add(event.name)
+
+    @staticmethod
+    def _placed(layout: Layout) -> Placement:
+        """Return the placement on the one axis of the run that has several ranks; a layout may be on a slice."""
+        axis = next((axis for axis, size in enumerate(layout.mesh.shape) if size > 1), None)
+        return Replicate() if axis is None else layout.placement_on(axis)
+
+    def _reduces(self, event: _Event) -> None:
+        """Follow an all-reduce: of a pending value over the axis, or of one rank."""
+        (number,), (result,) = event.operands, event.results
+        place, count = self.places.get(number), len(event.ranks)
+        done = count == self.ranks and isinstance(place, Partial) and place.reduce_op == event.name
+        same = count == 1 or (count == self.ranks and place == Replicate() and event.name in ("avg", "max", "min"))
+        self.places[result] = Replicate() if done else place if same else None
+        if done or same:
+            return
+        self.reasons[result] = self.reasons.get(number, "")
+        if place is not None:
+            what = "what every rank has whole" if place.is_replicate() else f"{place!r}"
+            self.reasons[result] = f"an all-reduce over {self.name} takes the {event.name} of {what}"
+            self.refused.add(result)
+
+    def _written(self, event: _Event) -> None:
+        """Compare a new value of a tensor with the layout of the DTensor that has it."""
+        if not event.operands:
+            self.later(f"{event.name} is written by a call that is not followed")
+            return
+        own, declared = self.places[event.operands[0]], Replicate()
+        declared = declared if event.layout is None else self._placed(event.layout)
+        if own == declared:
+            self.found.written.add(event.name)
+        elif event.operands[0] in self.refused:
+            self._wrong(event, f"{event.name} is written with what is not proven: {self.reasons[event.operands[0]]}")
+        elif own is None:
+            self.later(f"{event.name} is written: {self.reasons.get(event.operands[0]) or 'its value is not followed'}")
+        else:
+            self._wrong(event, f"{event.name} is {declared!r} on {self.name}, and is written with {own!r}")
+
+    def later(self, why: str) -> None:
+        """Note why what follows backward is not proven."""
+        self.found.step = self.found.step or why
 
     def _enters(self, event: _Event) -> None:
         """Compare a declared placement; a norm of heads need not know which dim the heads are."""
         number, layout = event.operands[0], event.layout
         own = self.places[number]
-        declared = None if layout is None else layout.placement_on(self.axis)
+        declared = None if layout is None else self._placed(layout)
         if number in self.refused:
             self._wrong(event, f"{event.name} declares {declared!r} on {self.name}, not proven: {self.reasons[number]}")
         if own is None or own == declared or declared is None:
@@ -333,22 +540,27 @@ class _Walk:
                 self.known[key] = self._proven(event, other, inputs)
             results, why = self.known[key]
             refused = results is None and not why.startswith(_SOFT)
-            if results is not None and not why:
-                self.found.proven += 1
-            elif why:
-                what = f"{event.name} on {self.name}: {why}"
-                line = f"{event.module or '(model)'}: {what}"
-                if line not in self.found.open:
-                    self.found.open.append(line)
-                why = what
+            if why:
+                why = f"{event.name} on {self.name}: {why}"
+            if at < self.local.after:
+                self._count(event, why)
             if results is not None and any(not place.is_replicate() for place in inputs):
                 self.differs.add(at)
-        self.found.followed = self.found.followed and results is not None and not why
+        if at < self.local.after:
+            self.found.followed = self.found.followed and results is not None and not why
         for index, number in enumerate(event.results):
             self.places[number] = None if results is None else results[index]
             if results is None and why:
                 self.reasons[number] = why
                 self.refused |= {number} if refused else set()
+
+    def _count(self, event: _Event, why: str) -> None:
+        """Count a proven call of the forward, or list what is not proven."""
+        line = f"{event.module or '(model)'}: {why}"
+        if not why:
+            self.found.proven += 1
+        elif line not in self.found.open:
+            self.found.open.append(line)
 
     def _proven(
         self, event: _Event, other: _Event, inputs: tuple[Placement, ...]

@@ -1,4 +1,4 @@
-"""A certificate of a plan: every operator's row for its sizes, and what no proof covers. No rank runs."""
+"""A certificate of a plan: what is proven of one step, for its sizes, and what no proof covers. No rank runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hyper_parallel._caches import empty_layout_caches
 from hyper_parallel._text import byte_words
@@ -31,6 +33,7 @@ from hyper_parallel.verify.model_case import ModelCase, as_case
 from hyper_parallel.verify.model_training import plain_tensors
 from hyper_parallel.verify.ops.claims import axis_rows, mesh_of, row_text, with_operands
 from hyper_parallel.verify.prove.checker import prove_row
+from hyper_parallel.verify.prove.data_axes import prove_groups
 from hyper_parallel.verify.prove.laws import UnprovenError
 from hyper_parallel.verify.prove.paired import conditions_met, paired
 from hyper_parallel.verify.prove.plain import PlainCalls, prove_plain
@@ -86,6 +89,7 @@ class Certificate(Report):
         changes: steps of changes of placement, and of their gradients, by kind and what proves them.
         gradients: gradients that are laid out as their parameters ask.
         plain: calls with plain tensors that are proven.
+        updates: parameters whose new values, clipping included, are proven to be those of one device.
         open: what no proof covers: values that enter or leave as plain tensors, with the module.
         wrong: why there is no certificate.
     """
@@ -98,6 +102,7 @@ class Certificate(Report):
     changes: Counter[str] = field(default_factory=Counter)
     gradients: int = 0
     plain: int = 0
+    updates: int = 0
     open: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -120,11 +125,12 @@ class Certificate(Report):
             lines.append(f"proven for these sizes: {self.plain} calls with plain tensors")
         lines += [_line(call) for call in self.calls if call.level != "proven"]
         lines.append(f"{self.gradients} gradients are laid out as their parameters ask")
+        if self.updates:
+            lines.append(f"proven for these sizes: the optimizer's step of {self.updates} parameters")
         lines += [f"reduced: {what}{_times(count)}" for what, count in self.reductions.items()]
         lines += [f"moved: {what}{_times(count)}" for what, count in self.moves.items()]
         lines += [f"changes of placement: {what}{_times(count)}" for what, count in self.changes.items()]
         lines += [f"not covered: {line}" for line in self.open]
-        lines.append("not covered: the optimizer's step")
         lines.append(f"{self.seconds:.1f} s, {byte_words(self.peak_bytes)}")
         return "\n".join(lines)
 
@@ -181,13 +187,21 @@ def certify(
         found.wrong += step.wrong
         for event in step.events:
             _count(found, event)
-        own = {f"{each.collective} over {', '.join(each.axes)}" for each in step.events if not each.source}
-        found.open += [f"{line}: no change of placement runs it (fully_shard, for example)" for line in sorted(own)]
-        if recorded.clips:
-            found.open.append("gradient clipping")
+        axes_of = partial(_axes_of, shape=shape, names=names)
+        groups = prove_groups(harness_of(current_platform()).sharded_groups(recorded.model), step.events, axes_of)
+        found.wrong += groups.wrong
+        found.changes += groups.steps
         _prove_calls(found, current_platform(), planned)
-        _prove_plain(found, partial(_run, make_case, make_plan, names=names), shape, recorded)
-        axes = {name for _, each in planned for name in each.call.mesh.names}
+        followed = _prove_plain(found, partial(_run, make_case, make_plan, names=names), shape, recorded)
+        own = Counter((each.module, each.collective, each.axes) for each in step.events if not each.source)
+        if followed:
+            own.subtract((each.module, "all_reduce", axes_of(each.ranks)) for each in recorded.reductions)
+        found.open += [
+            f"{module or '(model)'}: {collective} over {', '.join(axes)}, which no change of placement runs"
+            for (module, collective, axes), count in sorted(own.items())
+            if count > 0 and (module, collective, axes) not in groups.collectives
+        ]
+        axes = groups.axes | {name for _, each in planned for name in each.call.mesh.names}
         found.open += [f"axis {name}: no operator has DTensors on it" for name in names if name not in axes]
     found.seconds = time.monotonic() - started
     found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -205,7 +219,6 @@ def _run(
 
     def case() -> ModelCase:
         made = as_case(make_case())
-        calls.clips = made.clip is not None
         batches = [plain_tensors(calls.platform, batch) for batch in made.batches]
         calls.batch = [each for batch in batches for each in batch]
 
@@ -218,7 +231,7 @@ def _run(
             calls.finish(value)
             return value
 
-        return replace(made, build=build, batches=batches, loss=loss, clip=None)
+        return replace(made, build=build, batches=batches, loss=loss)
 
     with use_transport(transport), meta_tensors(), calls.recording():
         return run_parallel_step(case, make_plan, shape, names), calls
@@ -226,28 +239,38 @@ def _run(
 
 def _prove_plain(
     found: Certificate, run: Callable[..., tuple[ParallelStep, PlainCalls]], shape: tuple[int, ...], own: PlainCalls
-) -> None:
-    """Prove what is computed with plain tensors, on each axis."""
-    if not any(event.kind == "leaves" for event in own.events):
-        return
+) -> bool:
+    """Prove what is computed with plain tensors, on each axis; return whether that after backward is proven."""
     split = [axis for axis, size in enumerate(shape) if size > 1]
-    followed = True
+    followed, later = True, ""
     try:
         _, whole = run(shape=(1,) * len(shape))
         for axis in split:
             alone = tuple(size if each == axis else 1 for each, size in enumerate(shape))
             local = own if alone == shape else run(shape=alone)[1]
             name = list(found.mesh)[axis]
-            proof = prove_plain(current_platform(), local, whole, axis, name, shape[axis])
+            proof = prove_plain(current_platform(), local, whole, name, shape[axis])
             found.plain += proof.proven
             found.wrong += proof.wrong
             found.open += proof.open
-            followed = followed and proof.followed
+            followed, later = followed and proof.followed, later or proof.step
     except (HyperParallelError, InputError) as error:
-        found.open.append(f"plain tensors: one device does not run the plan: {str(error).splitlines()[0]}")
+        later = f"one device does not run the plan: {str(error).splitlines()[0]}"
+        if any(event.kind == "leaves" for event in own.events[: own.after]):
+            found.open.append(f"plain tensors: {later}")
         followed = False
     if followed:
         found.open = [line for line in found.open if "plain" not in line]
+    if later:
+        found.open.append(f"gradient clipping and the optimizer's step: {later}")
+    found.updates = 0 if later else len(own.trained)
+    return not later
+
+
+def _axes_of(ranks: Sequence[int], shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the axes of a mesh along which ranks differ."""
+    places = np.unravel_index(list(ranks), shape)
+    return tuple(name for name, indices in zip(names, places, strict=True) if len(set(indices.tolist())) > 1)
 
 
 def _count(found: Certificate, event: Event) -> None:

@@ -131,11 +131,52 @@ def test_one_rank_for_each_size_of_a_part(sizes, ranks):
     assert {parts(rank) for rank in range(ranks)} == {parts(rank) for rank in found}
 
 
-def test_what_no_proof_covers():
-    """Clipping, and collectives of other code than changes of placement, are listed by name."""
-    from hyper_parallel import fully_shard
+def test_clipping_and_optimizers():
+    """The norm is that of all ranks, and each weight is written as one device writes it."""
+    for optimizer, clip in (("sgd", None), ("adamw", 1.0)):
+        found = certify(lambda o=optimizer, c=clip: replace(case(), optimizer=o, clip=c), plan_of(), (2,), ("tp",))
+        assert (found.ok, found.open, found.updates) == (True, [], 4)
+        assert "proven for these sizes: the optimizer's step of 4 parameters" in found.text()
 
-    clipped = certify(lambda: replace(case(), clip=1.0), plan_of(), (2,), ("tp",))
-    assert (clipped.ok, "gradient clipping" in clipped.open) == (True, True)
-    sharded = certify(case, lambda _: lambda model, mesh: fully_shard(model, mesh=mesh), (2,), ("dp",))
-    assert any(line.startswith("all_gather over dp: no change of placement runs it") for line in sharded.open)
+
+def sharded_twice(model, mesh):
+    """Apply tensor parallelism, and fully_shard over the data axis of the mesh."""
+    from hyper_parallel import fully_shard, parallelize_module
+
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def test_fully_sharded_parameters():
+    """Parameters are gathered over the data axis, and gradients averaged over it; nothing is left uncovered."""
+    found = certify(lambda: replace(case(), optimizer="adamw", clip=1.0), lambda _: sharded_twice, (3, 2), ("dp", "tp"))
+    assert (found.ok, found.open, found.updates) == (True, [], 4), found.text()
+    assert found.changes["ReduceScatter of fully_shard for every size"] == 4
+
+
+def test_what_no_proof_covers():
+    """Collectives of other code than changes of placement, and weights that nothing followed writes, are listed."""
+    import torch
+
+    from hyper_parallel.platform.select import current_platform
+
+    def reducing(model, mesh):
+        def reduce(_, __, out):
+            return current_platform().transport().all_reduce(out, "sum", mesh.ranks_along((0,)))
+
+        model[1].register_forward_hook(reduce)
+
+    found = certify(case, lambda _: reducing, (2,), ("dp",))
+    assert "(model): all_reduce over dp, which no change of placement runs" in found.open
+
+    class Frozen(torch.optim.SGD):
+        """Writes nothing."""
+
+        def step(self):
+            """Do nothing."""
+
+    lazy = certify(lambda: replace(case(), optimizer=lambda p: Frozen(p, lr=0.1)), plan_of(), (2,), ("tp",))
+    line = "gradient clipping and the optimizer's step: on tp nothing that is followed writes 0.weight"
+    assert (lazy.ok, lazy.open, lazy.updates) == (True, [line], 0)

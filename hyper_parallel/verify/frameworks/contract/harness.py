@@ -297,19 +297,37 @@ class HarnessPlatform(abc.ABC):
         msg = f"{framework} does not decompose operators; proofs are made on PyTorch, for the rules of both"
         raise UnsupportedOnBackend(msg)
 
-    def observed_calls(self, observe: Callable[..., None]) -> AbstractContextManager[Any]:
-        """Call ``observe(func, args, kwargs, result)`` after each function of the framework that the program calls.
+    def observed_calls(
+        self, observe: Callable[..., None], stepped: Callable[[Any], None]
+    ) -> AbstractContextManager[Any]:
+        """Call ``observe(func, args, kwargs, result, in_backward)`` after each function that the program calls.
 
-        Calls of the library's own code are left out.
+        Calls of the library's own code are left out, but for those of ``clip_grad_norm_``.
 
         Args:
             observe: notes a call.
+            stepped: called with each DTensor whose local tensor a step of an optimizer is about to take.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no such hook.
         """
-        del observe
+        del observe, stepped
         msg = f"{self.platform.platform_type} does not observe calls; plans are proven on PyTorch"
+        raise UnsupportedOnBackend(msg)
+
+    def sharded_groups(self, model: Any) -> list[tuple[str, Any]]:
+        """Return the groups of ``fully_shard`` in ``model`` that have parameters, each with the path of its module."""
+        del model
+        return []
+
+    def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
+        """Return what identifies the memory of a tensor, where in it the tensor lies, and how often it was written.
+
+        Raises:
+            UnsupportedOnBackend: (a NotImplementedError) as for :meth:`observed_calls`.
+        """
+        del tensor
+        msg = f"{self.platform.platform_type} does not say where tensors lie; plans are proven on PyTorch"
         raise UnsupportedOnBackend(msg)
 
     def unknown_optimizer(self, name: str) -> ValueError:

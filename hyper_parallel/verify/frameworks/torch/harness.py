@@ -69,11 +69,18 @@ class TorchHarness(HarnessPlatform):
 
         return traced(run, operands, requires_grad, sizes)
 
-    def observed_calls(self, observe: Callable[..., None]) -> AbstractContextManager[Any]:
+    @contextmanager
+    def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Any], None]) -> Iterator[None]:
         """By a mode of PyTorch's functions."""
-        from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls
+        from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls, observed_steps
 
-        return ObservedCalls(observe)
+        with ObservedCalls(observe), observed_steps(stepped):
+            yield
+
+    def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
+        """By its storage and version counter."""
+        place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - there is no public name
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
         """PyTorch's own mesh."""
@@ -197,6 +204,12 @@ class TorchHarness(HarnessPlatform):
     def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int]]:
         """Hooks of autograd."""
         return counted_for_backward(model)
+
+    def sharded_groups(self, model: Any) -> list[tuple[str, Any]]:
+        """By an attribute of modules."""
+        groups = {id(group): group for module in model.modules() for group in getattr(module, FULLY_SHARDED, ())}
+        owners = self.collective_owners(model)
+        return [(owners[group.name], group) for group in groups.values() if group.members]
 
     def collective_owners(self, model: Any) -> dict[str, str]:
         """The groups of ``fully_shard``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from hyper_parallel.platform.torch import optimizer_steps
 from hyper_parallel.platform.torch.versions import ConstantSource, FakeTensorMode, decompositions
 from hyper_parallel.verify.frameworks.contract.primitives import (
     Constant,
@@ -25,6 +27,7 @@ from hyper_parallel.verify.frameworks.contract.primitives import (
     Primitive,
     Step,
 )
+from hyper_parallel.verify.frameworks.torch.modules import recomputes
 from hyper_parallel.verify.frameworks.torch.primitive_table import (
     SIZED,
     broadcast,
@@ -34,9 +37,10 @@ from hyper_parallel.verify.frameworks.torch.primitive_table import (
     shape_of,
 )
 
-__all__ = ["ObservedCalls", "traced"]
+__all__ = ["ObservedCalls", "observed_steps", "traced"]
 
 _LIBRARY = str(Path(__file__).parents[3])
+_PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/clip.py"
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
@@ -45,10 +49,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 class ObservedCalls(TorchFunctionMode):
-    """Notes each function that the program calls; the library's own calls are left out.
+    """Notes each function that the program calls; the library's own calls are left out, but for those of clipping.
 
     Args:
-        observe: called with function, arguments, named arguments and result.
+        observe: called with function, arguments, named arguments, result, and whether backward runs.
     """
 
     def __init__(self, observe: Callable[..., None]) -> None:
@@ -65,9 +69,30 @@ class ObservedCalls(TorchFunctionMode):
         while caller.f_code.co_filename == "<string>":  # a closure that the library has generated
             caller = caller.f_back
         result = func(*args, **named)
-        if not caller.f_code.co_filename.startswith(_LIBRARY):
-            self._observe(func, args, named, result)
+        file = caller.f_code.co_filename
+        clips = file.startswith(_PLATFORM) and caller.f_back.f_code.co_filename == _CLIP
+        if clips or file == _CLIP or not file.startswith(_LIBRARY):
+            self._observe(func, args, named, result, recomputes())
         return result
+
+
+@contextmanager
+def observed_steps(stepped: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``stepped`` with each DTensor whose local tensor a step of an optimizer is about to take."""
+    before = optimizer_steps.local_lists
+
+    def observed(lists: tuple[Any, ...], options: dict[str, Any]) -> list[Any] | None:
+        columns = before(lists, options)
+        for values, column in zip(lists, columns or lists, strict=True):
+            for each in values if values is not column else ():
+                stepped(each)
+        return columns
+
+    vars(optimizer_steps)["local_lists"] = observed
+    try:
+        yield
+    finally:
+        vars(optimizer_steps)["local_lists"] = before
 
 
 # -- tracing -----------------------------------------------------------------------------------------------------------

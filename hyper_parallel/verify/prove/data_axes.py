@@ -1,0 +1,127 @@
+"""Checks the groups of ``fully_shard``: parameters are gathered whole before use, gradients averaged over the ranks.
+
+Layouts, members of the collectives that ran, factors and places in the rows are read; nothing that made them is called.
+The steps that they stand for are checked by :mod:`~hyper_parallel.verify.prove.step_checker`. How tensors are copied
+into rows and out of them is tested, not proven.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from hyper_parallel.core.dtensor.layout import Layout
+from hyper_parallel.core.dtensor.steps import AllGather, AllReduce, ReduceScatter, Scale
+from hyper_parallel.core.dtensor.transition import dual
+from hyper_parallel.verify.prove.laws import UnprovenError
+from hyper_parallel.verify.prove.step_checker import check_steps, interval
+
+if TYPE_CHECKING:
+    from hyper_parallel.core.dtensor.events import Event
+    from hyper_parallel.core.dtensor.steps import Step
+
+__all__ = ["GroupProof", "prove_groups"]
+
+
+@dataclass
+class GroupProof:
+    """What is proven of the collectives of ``fully_shard``.
+
+    Attributes:
+        steps: by kind and what proves them.
+        collectives: that are proven: module, collective and axes.
+        axes: names of the axes over which gradients are averaged.
+        wrong: what is not as one device has it, with the module.
+    """
+
+    steps: Counter[str] = field(default_factory=Counter)
+    collectives: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
+    axes: set[str] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+
+
+def prove_groups(
+    groups: Iterable[tuple[str, Any]], events: Sequence[Event], axes_of: Callable[[Sequence[int]], tuple[str, ...]]
+) -> GroupProof:
+    """Return what is proven of groups of parameters.
+
+    Args:
+        groups: path of the module, and group.
+        events: collectives of the step that ran.
+        axes_of: returns the names of the axes along which ranks lie.
+    """
+    found = GroupProof()
+    for path, group in groups:
+        options = group.options
+        ran = {(event.collective, event.axes) for event in events if event.module == path and not event.source}
+        data, replicas = axes_of(options.ranks), axes_of(options.replicas)
+        reduced = {("reduce_scatter", data)} if len(options.ranks) > 1 else set()
+        reduced |= {("all_reduce", replicas)} if len(options.replicas) > 1 else set()
+        known = reduced | ({("all_gather", data)} if len(options.ranks) > 1 else set())
+        has_gradient = any(
+            member.sharded.grad is not None or member.accumulated is not None for member in group.members
+        )
+        try:
+            for collective, axes in sorted(reduced - ran) if has_gradient else ():
+                _refuse(f"no {collective} over {', '.join(axes)} runs, which its gradients need")
+            for member in group.members:
+                found.steps.update(f"{kind} of fully_shard {proof}" for kind, proof in _proven(group, member))
+            _check_rows(group)
+        except UnprovenError as error:
+            found.wrong.append(f"{path or '(model)'}: fully_shard: {error}")
+            continue
+        found.collectives |= {(path, *each) for each in known & ran}
+        found.axes |= {*data, *replicas}
+    return found
+
+
+def _refuse(why: str) -> None:
+    raise UnprovenError(why)
+
+
+def _proven(group: Any, member: Any) -> list[tuple[str, str]]:
+    """Return the steps of one parameter, and of its gradient, with what proves them."""
+    sharded: Layout = member.sharded.layout
+    data, slot = _axes_along(sharded, group.options.ranks), member.slot
+    replicas = _axes_along(sharded, group.options.replicas)
+    dims = [tuple(axis for axis in axes if axis not in data) for axes in sharded.dim_axes]
+    whole = Layout.of(sharded.mesh, dims, (), sharded.shape)
+    size, counts = whole.local_shape[slot.dim] if slot.shape else 1, [slot.ranks]
+    parts = [interval(size, counts, [rank]) for rank in range(slot.ranks)]
+    if tuple(slot.shape) != whole.local_shape or [slot.length(rank) for rank in range(slot.ranks)] != [
+        stop - start for start, stop in parts
+    ]:
+        _refuse(f"a parameter {list(slot.shape)} is cut otherwise than {sharded.notation()} says")
+    factor = Fraction(1) / Fraction(group.divide_factor or group.options.count)
+    averaged = Layout.of(whole.mesh, dims, [(axis, "avg") for axis in sorted((*data, *replicas))], whole.shape)
+    scattered = Layout.of(whole.mesh, sharded.dim_axes, [(axis, "avg") for axis in replicas], whole.shape)
+    gather: list[Step] = [AllGather(sharded, whole, data)] if data else []
+    reduce: list[Step] = [ReduceScatter(averaged, scattered, data)] if data else []
+    target = dual(sharded)
+    reduce += [AllReduce(scattered, target, replicas)] if replicas else []
+    reduce.append(Scale(target, target, (), factor))
+    return check_steps(sharded, whole, gather) + check_steps(averaged, target, reduce)
+
+
+def _axes_along(layout: Layout, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes of the layout's mesh along which these ranks lie; none for one rank."""
+    mesh = layout.mesh
+    for count in range(1, mesh.ndim + 1) if len(ranks) > 1 else ():
+        for axes in itertools.combinations(range(mesh.ndim), count):
+            if tuple(mesh.ranks_along(axes)) == tuple(ranks):
+                return axes
+    if len(ranks) > 1:
+        _refuse(f"a parameter {layout.notation()} is on no axis of the ranks that share it")
+    return ()
+
+
+def _check_rows(group: Any) -> None:
+    """Refuse slots that overlap, of all parameters or of those with a gradient."""
+    for plan in (group.plan, group.gradient_plan):
+        ends = [0, *(slot.offset + slot.size for slot in plan.slots)]
+        if [slot.offset for slot in plan.slots] != ends[:-1] or plan.row != ends[-1]:
+            _refuse("parameters overlap in a row")
