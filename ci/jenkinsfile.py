@@ -44,8 +44,8 @@ SECTIONS = {
         "unsuccessful",
     },
     "steps": {
-        "archiveArtifacts", "checkout", "dir", "echo", "error", "junit", "lock", "publishHTML", "recordCoverage",
-        "script", "sh", "stash", "timeout", "unstash", "withCredentials", "withEnv",
+        "archiveArtifacts", "checkout", "copyArtifacts", "dir", "echo", "error", "junit", "lock", "publishHTML",
+        "recordCoverage", "script", "sh", "stash", "timeout", "unstash", "withCredentials", "withEnv",
     },
     "options": {
         "buildDiscarder", "disableConcurrentBuilds", "lock", "retry", "skipDefaultCheckout", "timeout", "timestamps",

@@ -39,7 +39,7 @@ def results(folder: Path) -> Iterator[tuple[Row, list[Row]]]:
                 for case in suite.iter("testcase")
                 if case.find("failure") is not None or case.find("error") is not None
             )
-            rows = [(*key, test, str(cases), day) for test, cases in sorted(failed.items())]
+            rows: list[Row] = [(*key, test, str(cases), day) for test, cases in sorted(failed.items())]
             yield (*key, str(passed), str(bad), str(skipped), day), rows
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from hyper_parallel.cli import devices
 from hyper_parallel.cli.output import print_result
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
-from hyper_parallel.platform.tested import PYTHONS, newer_than_tested
+from hyper_parallel.platform.tested import PYTHONS, newer_than_tested, older_than_supported
 from hyper_parallel.transport.device_types import dry_run, has_plugin
 from hyper_parallel.verify.report import report_json
 
@@ -165,11 +166,51 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _framework(name: str, versions: dict[str, str | None]) -> Finding:
     version = versions[name]
+    if incomplete := _incomplete(name):
+        return Finding(name, "wrong", *incomplete)
     if version is None:
-        return Finding(name, "absent", "not installed", f"to verify on it: {INSTALL[name]}")
-    if any(character.isdigit() for character in version) and (newer := newer_than_tested(name, version)):
+        oldest, newest = PYTHONS[name]
+        here = oldest <= sys.version_info[:2] <= newest
+        python = f"it has wheels for Python {_dotted(oldest)} to {_dotted(newest)}"
+        return Finding(name, "absent", "not installed", f"to verify on it: {INSTALL[name]}" if here else python)
+    if newer := newer_than_tested(name, version):
         return Finding(name, "newer", version, newer)
+    if older := older_than_supported(name, version):
+        return Finding(name, "wrong", older, INSTALL[name])
     return Finding(name, "ok", version)
+
+
+def _incomplete(name: str) -> tuple[str, str] | None:
+    """Return what is wrong with a framework that is installed in parts, and the fix; None for others.
+
+    It is imported, in a process of its own, only if it has no metadata or lacks libraries that its record names.
+    """
+    spec = importlib.util.find_spec(name)
+    try:
+        installed = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        installed = None
+    again = f"pip install --force-reinstall '{name}=={installed.version}'" if installed else INSTALL[name]
+    if spec is None:
+        return (f"metadata of {installed.version}, but no package", again) if installed else None
+    if spec.origin is None:
+        folder = next(iter(spec.submodule_search_locations or ()))
+        return f"{folder} is not a package: it has no __init__.py", f"delete this folder, then: {again}"
+    files = (installed.files if installed else None) or ()
+    lost = [str(file) for file in files if ".so" in file.name and not Path(str(file.locate())).exists()]
+    error = _import_error(name) if lost or installed is None else ""
+    if not error:
+        return None
+    missing = f"{len(lost)} of its libraries are missing, such as {lost[0]}; " if lost else ""
+    return f"{missing}import {name} fails: {error}", again
+
+
+def _import_error(name: str) -> str:
+    """Return the last line that Python prints where ``name`` cannot be imported, else an empty text."""
+    command = [sys.executable, "-c", f"import {name}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this interpreter
+    lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]
+    return lines[-1] if done.returncode else ""
 
 
 def _numpy(versions: dict[str, str | None]) -> Finding:

@@ -17,7 +17,9 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hyper_parallel._text import first_line
 from hyper_parallel.errors import ArgumentTypeError, HyperParallelError
+from hyper_parallel.platform.tested import older_than_supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -147,9 +149,30 @@ def platform_named(name: str) -> Platform:
     with _LOCK:
         if name not in _BUILT:
             require_framework(name)
-            module = importlib.import_module(f"hyper_parallel.platform.{name}.platform")
-            _BUILT[name] = module.build()
+            _BUILT[name] = _build(name)
     return _BUILT[name]
+
+
+def _build(name: str) -> Platform:
+    """Import a framework and build its platform.
+
+    Raises:
+        MissingFrameworkError: (an ImportError) the framework is installed incompletely, or is too old.
+    """
+    try:
+        framework = importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        msg = f"{name} is installed, but cannot be imported: {first_line(str(error))}; hyper-parallel doctor says more"
+        raise MissingFrameworkError(msg) from error
+    try:
+        platform: Platform = importlib.import_module(f"hyper_parallel.platform.{name}.platform").build()
+    except (ImportError, AttributeError) as error:
+        older = older_than_supported(name, str(getattr(framework, "__version__", "")))
+        if not older:
+            raise
+        msg = f"{older}: {first_line(str(error))}; {INSTALL[name]}"
+        raise MissingFrameworkError(msg) from error
+    return platform
 
 
 def framework_of(value: Any) -> str:
@@ -198,7 +221,13 @@ def platform_of_argument(value: Any, what: str, *, module: bool = False) -> Plat
 
 def installed_frameworks() -> tuple[str, ...]:
     """Return the names of the frameworks that could be imported, without importing them."""
-    return tuple(name for name in FRAMEWORKS if name in sys.modules or importlib.util.find_spec(name) is not None)
+    return tuple(name for name in FRAMEWORKS if name in sys.modules or _has_package(name))
+
+
+def _has_package(name: str) -> bool:
+    """Whether a package has this name; a folder without modules is not one, although Python would import it."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def default_framework() -> str:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["PYTHONS", "TESTED", "newer_than_tested"]
+__all__ = ["OLDEST", "PYTHONS", "TESTED", "newer_than_tested", "older_than_supported"]
 
 TESTED = {
     "torch": ("2.13", "2.14"),
     "mindspore": ("2.10",),
 }
 """Minor versions, oldest first. Older ones may be installed; what of them is known stands in `docs/versions.md`."""
+
+OLDEST = {"torch": "2.10", "mindspore": "2.8"}
+"""The oldest minor versions that are supported, as in ``pyproject.toml``."""
 
 PYTHONS = {"torch": ((3, 10), (3, 14)), "mindspore": ((3, 10), (3, 12))}
 """The oldest and the newest Python for which a framework has wheels."""
@@ -30,6 +33,14 @@ def newer_than_tested(framework: str, version: str) -> str:
     if _minor(version) <= _minor(newest):
         return ""
     return f"{framework} {version} is newer than {newest}, the newest that this version of hyper_parallel was tested on"
+
+
+def older_than_supported(framework: str, version: str) -> str:
+    """Return a sentence if ``version`` is older than every supported one, else an empty text; arguments as above."""
+    oldest = OLDEST[framework]
+    if not _minor(version) or _minor(version) >= _minor(oldest):
+        return ""
+    return f"{framework} {version} is older than {oldest}, the oldest that this version of hyper_parallel supports"
 
 
 def _minor(version: str) -> tuple[int, ...]:

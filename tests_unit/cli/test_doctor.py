@@ -1,5 +1,6 @@
 """``hyper-parallel doctor``: conflicts and their fixes."""
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -110,6 +111,88 @@ def test_a_framework_that_is_newer_than_tested_is_said(versions, capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert (out.count(text), out.count(fix)) == (1, 1)
+
+
+def test_a_framework_that_is_too_old_is_wrong(versions, capsys):
+    """A version below the supported ones is named with the oldest supported one and the command that installs it."""
+    versions["torch"] = "2.8.0+cu128"
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == ""
+    assert wrong() == {
+        "torch": (
+            "torch 2.8.0+cu128 is older than 2.10, the oldest that this version of hyper_parallel supports",
+            "pip install 'torch>=2.10' 'safetensors>=0.8'",
+        )
+    }
+
+
+def test_a_python_without_wheels_of_a_framework_gets_no_command(versions, monkeypatch):
+    """What cannot be installed is not advised: the Pythons that have wheels are named."""
+    del versions["mindspore"]
+    monkeypatch.setattr(doctor, "_incomplete", lambda _: None)
+    for python, fix in (
+        ((3, 12, 1), "to verify on it: pip install 'mindspore>=2.8' 'safetensors>=0.8'"),
+        ((3, 13, 0), "it has wheels for Python 3.10 to 3.12"),
+    ):
+        monkeypatch.setattr(doctor.sys, "version_info", python)
+        (found,) = [finding for finding in doctor.findings() if finding.what == "mindspore"]
+        assert (found.state, found.text, found.fix) == ("absent", "not installed", fix)
+
+
+RECORD = "mindspore/__init__.py,,\nmindspore/lib/libcore.so,,\nmindspore/lib/libops.so.2,,\n"
+AGAIN = "pip install --force-reinstall 'mindspore==2.9.0'"
+
+
+@pytest.mark.parametrize(
+    "files, metadata, text, fix",
+    [
+        ([], True, "metadata of 2.9.0, but no package", AGAIN),
+        (["mindspore/data/"], False, "{folder}/mindspore is not a package: it has no __init__.py",
+         "delete this folder, then: pip install 'mindspore>=2.8' 'safetensors>=0.8'"),
+        (["mindspore/data/"], True, "{folder}/mindspore is not a package: it has no __init__.py",
+         f"delete this folder, then: {AGAIN}"),
+        (["mindspore/__init__.py"], True, ("2 of its libraries are missing, such as mindspore/lib/libcore.so; "
+         "import mindspore fails: ImportError: libcore.so: cannot open shared object file"), AGAIN),
+        (["mindspore/__init__.py", "mindspore/lib/libcore.so", "mindspore/lib/libops.so.2"], True, "", ""),
+        (["mindspore/__init__.py"], False, ("import mindspore fails: ImportError: libcore.so: cannot open shared "
+         "object file"), "pip install 'mindspore>=2.8' 'safetensors>=0.8'"),
+    ],
+)  # fmt: skip
+def test_a_framework_that_is_installed_in_parts_is_wrong(files, metadata, text, fix, tmp_path, monkeypatch):
+    """Metadata without a package, a folder without modules, and libraries that are gone are named with the fix."""
+    for file in files:
+        path = tmp_path / file
+        (path if file.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not file.endswith("/"):
+            path.write_text("raise ImportError('libcore.so: cannot open shared object file')\n")
+    if metadata:
+        info = tmp_path / "mindspore-2.9.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.9.0\n")
+        (info / "RECORD").write_text(RECORD)
+    monkeypatch.setattr(doctor.sys, "path", [str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(doctor.sys.modules, "mindspore", raising=False)
+    importlib.invalidate_caches()
+    expected = (text.format(folder=tmp_path), fix) if text else None
+    assert doctor._incomplete("mindspore") == expected
+    found = doctor._framework("mindspore", {"mindspore": "2.9.0"})
+    assert (found.state, (found.text, found.fix)) == (("wrong", expected) if expected else ("ok", ("2.9.0", "")))
+
+
+def test_libraries_that_are_not_needed_are_no_problem(tmp_path, monkeypatch):
+    """People remove libraries that they do not use: if the framework can be imported, it is complete."""
+    (tmp_path / "mindspore").mkdir()
+    (tmp_path / "mindspore" / "__init__.py").write_text("")
+    info = tmp_path / "mindspore-2.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.9.0\n")
+    (info / "RECORD").write_text(RECORD)
+    monkeypatch.setattr(doctor.sys, "path", [str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(doctor.sys.modules, "mindspore", raising=False)
+    importlib.invalidate_caches()
+    assert doctor._incomplete("mindspore") is None
 
 
 def test_no_framework(versions, capsys):

@@ -19,7 +19,8 @@ def bare(monkeypatch):
     for name in select.FRAMEWORKS:
         monkeypatch.delitem(sys.modules, name, raising=False)
     present = set()
-    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: object() if name in present else None)
+    found = types.SimpleNamespace(origin="/here/__init__.py")
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: found if name in present else None)
     return present
 
 
@@ -69,6 +70,50 @@ def test_asked_for_and_missing(bare, name):
     assert str(caught.value) == (
         f"platform {name!r} was requested, but {name} is not installed; {select.INSTALL[name]}"
     )
+
+
+def test_a_folder_without_modules_is_no_framework(bare, monkeypatch, tmp_path):
+    """Python would import a folder named as a framework, such as one of data, as an empty package."""
+    monkeypatch.undo()
+    for name in select.FRAMEWORKS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert select.installed_frameworks() == ()
+
+
+PLATFORM = "hyper_parallel.platform.torch.platform"
+NO_LIBRARY = OSError("libtorch_cpu.so: cannot open shared object file: No such file or directory\nand more")
+
+
+@pytest.mark.parametrize(
+    "version, failing, error, message",
+    [
+        (None, "torch", NO_LIBRARY,
+         ("torch is installed, but cannot be imported: libtorch_cpu.so: cannot open shared object file: No such file "
+         "or directory; hyper-parallel doctor says more")),
+        ("2.8.0+cu128", PLATFORM, AttributeError("'aten' object has no attribute 'hash_tensor'"),
+         ("torch 2.8.0+cu128 is older than 2.10, the oldest that this version of hyper_parallel supports: 'aten' "
+         "object has no attribute 'hash_tensor'; pip install 'torch>=2.10' 'safetensors>=0.8'")),
+        ("2.14.1", PLATFORM, AttributeError("'aten' object has no attribute 'hash_tensor'"), None),
+        (None, PLATFORM, ImportError("a mistake of ours"), None),
+    ],
+)  # fmt: skip
+def test_a_framework_that_cannot_be_used_is_named(version, failing, error, message, bare, monkeypatch):
+    """A framework that is incomplete or too old is an ImportError with what it lacks; other errors stay as they are."""
+    bare.add("torch")
+
+    def load(name):
+        if name == failing:
+            raise error
+        return types.SimpleNamespace(__version__=version) if version else types.SimpleNamespace()
+
+    monkeypatch.setattr(select.importlib, "import_module", load)
+    expected = select.MissingFrameworkError if message else type(error)
+    with pytest.raises(expected) as caught:
+        select.platform_named("torch")
+    assert str(caught.value) == (message or str(error))
+    assert type(caught.value) is expected
 
 
 @pytest.mark.parametrize("present, imported, asked, expected", [

@@ -11,7 +11,8 @@ import pytest
 
 from hyper_parallel._versions import Missing, Names, Wanted, named
 from hyper_parallel.errors import UnsupportedOnBackend
-from hyper_parallel.platform.tested import TESTED, newer_than_tested
+from hyper_parallel.platform.select import INSTALL
+from hyper_parallel.platform.tested import OLDEST, TESTED, newer_than_tested, older_than_supported
 
 ROOT = Path(__file__).resolve().parents[2] / "hyper_parallel"
 FRAMEWORKS = ("torch", "mindspore")
@@ -208,3 +209,17 @@ def test_newer_than_tested_is_said_and_refuses_nothing(version, newer):
     text = f"torch {version} is newer than {TESTED['torch'][-1]}, the newest that this version of hyper_parallel was "
     assert newer_than_tested("torch", version).startswith(text) is newer
     assert bool(newer_than_tested("torch", version)) is newer
+    assert older_than_supported("torch", version) == (
+        "torch 2.9.1 is older than 2.10, the oldest that this version of hyper_parallel supports"
+        if version == "2.9.1"
+        else ""
+    )
+    assert older_than_supported("torch", "of unknown version") == ""
+
+
+def test_the_oldest_supported_versions_are_those_of_the_extras():
+    """`pip install` and the messages on old versions name the same ones."""
+    text = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+    for name, oldest in OLDEST.items():
+        assert f'{name} = ["{name}>={oldest}", ' in text
+        assert f"'{name}>={oldest}'" in INSTALL[name]

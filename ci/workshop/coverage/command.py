@@ -43,6 +43,9 @@ def add_parser(commands: Any) -> None:
         subcommands, "combine", _combine, "one report over environments, checked against the floors of every file"
     )
     combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
+    combine.add_argument(
+        "--versions", action="store_true", help="also the environments of versions (py312-torch214) whose data is there"
+    )
     for parser in (gate, combine):
         parser.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it holds")
         parser.add_argument("--lower-baseline", action="store_true", help="set it to this run, lower numbers included")
@@ -93,6 +96,8 @@ def _combine(arguments: argparse.Namespace) -> int:
 
     store, settings = _open(arguments)
     environments = arguments.env or settings.combined or store.environments()
+    if arguments.versions:
+        environments = list(dict.fromkeys([*environments, *store.versions()]))
     failed = store.without_data(environments)
     measured = [name for name in environments if name not in failed] or environments
     report = store.combine(measured)

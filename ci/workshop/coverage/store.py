@@ -135,6 +135,10 @@ class Store:
         names = sorted(path.parent.name for path in self.reports.glob("*/coverage.json"))
         return [name for name in names if name != "combined"]
 
+    def versions(self) -> list[str]:
+        """Return the environments of versions of Python and the frameworks that have combined data."""
+        return sorted(path.parent.name for path in (self.reports / _DATA).glob("py*/.coverage"))
+
     def report(self, environment: str) -> dict[str, Any]:
         """Return the JSON report of an environment.
 

@@ -6,7 +6,6 @@ import ast
 import importlib.machinery
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hyper_parallel.platform.select import (
     framework_for,
     installed_frameworks,
 )
+from hyper_parallel.transport.installed import is_installed
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.program import Program
 
@@ -30,8 +30,6 @@ _STACKS = {
     "mindspore": {"mindformers", "mindnlp", "mindone"},
 }  # fmt: skip
 """Packages that train with one framework."""
-
-_INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 
 
 def program_framework(program: Program) -> str:
@@ -92,9 +90,9 @@ def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
 
 
 def _found(name: str) -> bool:
-    """Whether an installed package has this name; nothing is imported for it."""
-    spec = importlib.machinery.PathFinder.find_spec(name, list(_INSTALLED)) if name else None
-    return spec is not None
+    """Whether an installed package has this name, wherever it is; nothing is imported for it."""
+    spec = importlib.machinery.PathFinder.find_spec(name) if name else None
+    return spec is not None and spec.origin is not None and is_installed(spec.origin)
 
 
 def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:

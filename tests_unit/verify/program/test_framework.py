@@ -11,12 +11,14 @@ from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.framework import imported_frameworks, other_framework, program_framework
 from hyper_parallel.verify.program.program import Program
 
+FOUND = types.SimpleNamespace(origin="/here/__init__.py")
+
 
 @pytest.fixture
 def both(monkeypatch):
     """An environment in which both frameworks are installed and nothing is chosen."""
     monkeypatch.delenv(select.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(select.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda _: FOUND)
 
 
 def written(folder, **files):
@@ -78,7 +80,7 @@ def test_one_installed_framework_needs_no_choice(both, monkeypatch, tmp_path):
     """Where one framework is installed, a file that imports none runs on it."""
     for name in select.FRAMEWORKS:
         monkeypatch.delitem(select.sys.modules, name, raising=False)
-    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: object() if name == "torch" else None)
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: FOUND if name == "torch" else None)
     assert program_framework(Program("train.py", str(written(tmp_path, train="")))) == "torch"
 
 

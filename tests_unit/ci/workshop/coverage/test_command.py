@@ -269,6 +269,25 @@ def test_shared_code_must_be_reached_from_each_framework(project, command):
     assert "shared code: lib/shared.py: mindspore reaches 16.67 %, below the floor of 50 %" in err
 
 
+def test_environments_of_versions_join_the_combined_report_where_asked_for(project, command, monkeypatch):
+    """`combine --versions` adds their data, each line with the environment as its context; without it, it stays out."""
+    from coverage import CoverageData
+
+    text = PYPROJECT.replace("combined = []", 'combined = ["torch"]')
+    (project / "pyproject.toml").write_text(text.replace("branch =", 'context = "${HP_COVERAGE_CONTEXT}"\nbranch ='))
+    for name, code in (("torch", "f(1)"), ("py312-torch214", "f(0)"), ("py310-torch210", "f(0)")):
+        monkeypatch.setenv("HP_COVERAGE_CONTEXT", name)
+        command("erase", name)
+        measure(project, name, code)
+        if name != "py310-torch210":  # whose tests never ended
+            command("gate", name, "--", "a_part")
+    assert "coverage of combined: 66.67 %" in "".join(command("combine")[1:])
+    assert "coverage of combined: 100.00 %" in "".join(command("combine", "--versions")[1:])
+    data = CoverageData(str(project / "coverage_reports" / "data" / "combined" / ".coverage"))
+    data.read()
+    assert data.measured_contexts() == {"torch", "py312-torch214"}
+
+
 COMBINED = """
 [tool.hyper_parallel.coverage.env.combined]
 total = 60

@@ -1,7 +1,8 @@
 """Sweep PyTorch's operator database over placements: ``python tests_unit/platform/torch/ops/op_db/sweep.py --help``.
 
 Each entry runs in a child process, so that a native crash or a hang costs one entry. Results go to a file of JSON lines
-as they come; the table at the end counts the worst outcome of each entry.
+as they come; the table at the end counts the worst outcome of each entry. Entries that PyTorch added or removed are in
+``ledger.py``; others fail the sweep.
 """
 
 import argparse
@@ -48,9 +49,11 @@ def _child(options):
     torch.set_num_threads(1)
     import cases
     import checks
+    import ledger
 
     names = cases.entries("float32")
-    print(json.dumps(sorted(names)), flush=True)
+    unexplained = ledger.unexplained(torch.__version__, sorted(names))
+    print(json.dumps({"names": sorted(names), "unexplained": unexplained}), flush=True)
     meshes = [tuple(map(int, sizes.split("x"))) for sizes in options.meshes.split(",")]
     for line in sys.stdin:
         name = line.strip()
@@ -75,7 +78,7 @@ class _Worker:
         self.process = None
 
     def start(self):
-        """Start the child and return the names of all entries."""
+        """Start the child; return the names of all entries, and what the ledger does not explain of them."""
         command = [sys.executable, str(HERE), "--child", *sys.argv[1:]]
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         self.process = subprocess.Popen(
@@ -110,9 +113,10 @@ class _Worker:
 
 def _sweep(options):
     first = _Worker(options)
+    started = first.start()
     names = [
         name
-        for name in first.start()
+        for name in started["names"]
         if not options.names or any(fnmatch.fnmatch(name, pattern) for pattern in options.names)
     ]
     todo = queue.SimpleQueue()
@@ -140,7 +144,7 @@ def _sweep(options):
             thread.start()
         for thread in threads:
             thread.join()
-    return results
+    return results, started["unexplained"]
 
 
 def _report(results, options):
@@ -157,14 +161,15 @@ def _report(results, options):
 
 
 def main():
-    """Run the command; status 1 where anything is wrong, plain or crashed."""
+    """Run the command; status 1 where anything is wrong, plain, crashed, or not in the ledger."""
     options = _arguments()
     if options.child:
         _child(options)
         return 0
-    results = _sweep(options)
+    results, unexplained = _sweep(options)
     _report(results, options)
-    return int(any(result["outcome"] in FAILED for result in results))
+    print("".join(f"{line}\n" for line in unexplained), end="")
+    return int(bool(unexplained) or any(result["outcome"] in FAILED for result in results))
 
 
 if __name__ == "__main__":

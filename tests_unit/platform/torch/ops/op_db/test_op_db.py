@@ -41,6 +41,39 @@ def test_a_part_of_each_family_holds(tmp_path):
     assert done.returncode == 0
 
 
+@pytest.fixture
+def ledger(load_file):
+    """The ledger of entries that PyTorch added and removed."""
+    return load_file(SWEEP.with_name("ledger.py"))
+
+
+@pytest.mark.parametrize(
+    "version", ["2.9.1", "2.10.0+cpu", "2.12.1", "2.13.0", "2.14.1+cu130", "2.16.0.dev20261101+cpu"]
+)
+def test_entries_that_pytorch_added_or_removed_are_in_the_ledger(ledger, version):
+    """Each version has the entries of the ledger; one that is there too early or too late is named, as is a count."""
+    minor = tuple(map(int, version.split(".")[:2]))
+    early, late = minor < (2, 13), minor >= (2, 14)
+    names = [name for name, since in ledger.NEW.items() if tuple(map(int, since.split("."))) <= minor]
+    names += [] if late else list(ledger.GONE)
+    names += [f"entry{number}" for number in range((672 if early else 678 if late else 677) - len(names))]
+    assert ledger.unexplained(version, names) == []
+    if minor == (2, 13):
+        assert ledger.unexplained(version, [*names[1:], "linalg.polar"]) == [
+            "PyTorch 2.13.0: linalg.polar is there, and 2.14 added it",
+            "PyTorch 2.13.0: bmm.triton_optimized is not there, and 2.13 added it",
+        ]
+        assert ledger.unexplained(version, [name for name in names if name != "qr"]) == [
+            "PyTorch 2.13.0: qr is not there, and only 2.14 removed it",
+            "PyTorch 2.13.0: there are 676 entries, and 677 in 2.13: add those that changed to ledger.py",
+        ]
+    if late:
+        assert ledger.unexplained(version, [*names[1:], "qr"]) == [
+            f"PyTorch {version}: qr is there, and 2.14 removed it",
+            f"PyTorch {version}: bmm.triton_optimized is not there, and 2.13 added it",
+        ]
+
+
 # Entries that PyTorch decomposes only where autograd is on, or that are views.
 COMPOSITE = [
     "nn.functional.pad.circular", "nn.functional.hinge_embedding_loss", "nn.functional.poisson_nll_loss",
