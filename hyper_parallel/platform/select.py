@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel._text import first_line
 from hyper_parallel.errors import ArgumentTypeError, HyperParallelError
 from hyper_parallel.platform.tested import older_than_supported
 
@@ -162,7 +161,7 @@ def _build(name: str) -> Platform:
     try:
         framework = importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
-        msg = f"{name} is installed, but cannot be imported: {first_line(str(error))}; hyper-parallel doctor says more"
+        msg = f"{name} is installed, but cannot be imported: {_line(error)}; hyper-parallel doctor says more"
         raise MissingFrameworkError(msg) from error
     try:
         platform: Platform = importlib.import_module(f"hyper_parallel.platform.{name}.platform").build()
@@ -170,9 +169,13 @@ def _build(name: str) -> Platform:
         older = older_than_supported(name, str(getattr(framework, "__version__", "")))
         if not older:
             raise
-        msg = f"{older}: {first_line(str(error))}; {INSTALL[name]}"
+        msg = f"{older}: {_line(error)}; {INSTALL[name]}"
         raise MissingFrameworkError(msg) from error
     return platform
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def framework_of(value: Any) -> str:
