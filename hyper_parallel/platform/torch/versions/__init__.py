@@ -96,6 +96,7 @@ NAMES = Names(
         "assert_async": _name("torch._assert_async", "checks of classes on a device"),
         # operators as primitives
         "ConstantSource": _name("torch._dynamo.source.ConstantSource", _DECOMPOSED),
+        "ensure_device_guard": _name("torch._C._ensureCUDADeviceGuardSet", "", "2.10 and 2.11", otherwise=lambda: None),
         "FakeTensorMode": _name("torch._subclasses.fake_tensor.FakeTensorMode", _DECOMPOSED),
         "decompositions": _name("torch._decomp.decomposition_table", _DECOMPOSED),
         # compiler: asked for when a program first compiles
@@ -274,3 +275,9 @@ def call_compile(compile_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *
         )
         raise UnsupportedOnBackend(msg)
     return compile_(*args, **{**kwargs, "isolate_recompiles": True})
+
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+    # Where a build for CUDA finds no driver, the first fake tensor mode sets a guard. If a thread did that which has
+    # ended since, such as a rank, the next mode can be a segmentation fault; this thread, which imports, stays.
+    NAMES.find("ensure_device_guard")()
