@@ -84,11 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
 def findings() -> list[Finding]:
     """Return all facts about this environment."""
     versions = {name: _version(name) for name in (*FRAMEWORKS, "numpy", "torch_npu", "cloudpickle")}
-    all_findings = [_python(), *(_framework(name, versions) for name in FRAMEWORKS)]
+    frameworks = [_framework(name, versions) for name in FRAMEWORKS]
+    usable = {**versions, **{found.what: None for found in frameworks if found.state == "wrong"}}
+    all_findings = [_python(), *frameworks]
     if all(versions[name] is None for name in FRAMEWORKS):
         fix = "one of them is needed: " + ", or ".join(INSTALL.values())
         all_findings.append(Finding("frameworks", "wrong", "neither framework is installed", fix))
-    all_findings += [_numpy(versions), *_npu(versions), *_transports(versions), _loopback()]
+    all_findings += [_numpy(versions), *_npu(versions), *_transports(usable), _loopback()]
     return [*all_findings, *device_findings(os.environ)]
 
 
@@ -183,7 +185,7 @@ def _framework(name: str, versions: dict[str, str | None]) -> Finding:
 def _incomplete(name: str) -> tuple[str, str] | None:
     """Return what is wrong with a framework that is installed in parts, and the fix; None for others.
 
-    It is imported, in a process of its own, only if it has no metadata or lacks libraries that its record names.
+    It is imported, in a process of its own, only if it has no record of its files or lacks libraries of the record.
     """
     spec = importlib.util.find_spec(name)
     try:
@@ -196,9 +198,9 @@ def _incomplete(name: str) -> tuple[str, str] | None:
     if spec.origin is None:
         folder = next(iter(spec.submodule_search_locations or ()))
         return f"{folder} is not a package: it has no __init__.py", f"delete this folder, then: {again}"
-    files = (installed.files if installed else None) or ()
-    lost = [str(file) for file in files if ".so" in file.name and not Path(str(file.locate())).exists()]
-    error = _import_error(name) if lost or installed is None else ""
+    files = installed.files if installed else None
+    lost = [str(file) for file in files or () if ".so" in file.name and not Path(str(file.locate())).exists()]
+    error = _import_error(name) if lost or files is None else ""
     if not error:
         return None
     missing = f"{len(lost)} of its libraries are missing, such as {lost[0]}; " if lost else ""
