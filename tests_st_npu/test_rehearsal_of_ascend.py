@@ -120,5 +120,5 @@ def test_simulated_and_real_ranks_compute_on_devices(printed):
     assert printed(_RANKS) == [
         "['Ascend:0', 'Ascend:0'] [[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]",
         "['Ascend:0', 'Ascend:0'] [[3.0, 4.0], [3.0, 4.0], [3.0, 4.0]]",
-        "738 npu; a rank takes a device",
+        "738 npu; each rank needs a device",
     ]

@@ -139,7 +139,7 @@ def _mindspore_on(device: str, environment: Mapping[str, str]) -> list[Finding]:
     dry = dry_run(environment)
     if dry is not None:
         return [Finding(what, "wrong", *dry)]
-    text = f"MindSpore {version} has its plugin for Ascend, which loads with CANN's libraries; a rank takes a device"
+    text = f"MindSpore {version} has its plugin for Ascend, which loads with CANN's libraries; each rank needs a device"
     return [Finding(what, "ok", text)]
 
 

@@ -1,1 +1,1 @@
-"""What both frameworks share: tensors, operator rules and parallel plans."""
+"""Distributed tensors, operator rules and parallel plans, shared by both frameworks."""

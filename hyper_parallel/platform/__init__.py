@@ -1,4 +1,4 @@
-"""One contract over the frameworks, and the choice among them."""
+"""The interface to both frameworks, and the selection of one of them."""
 
 from __future__ import annotations
 

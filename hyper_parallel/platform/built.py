@@ -1,4 +1,4 @@
-"""Imported by the fork servers of ranks, which then start with the platform of their framework built."""
+"""Imported by the fork servers of ranks, so that ranks start with the platform of their framework already built."""
 
 import sys
 

@@ -281,7 +281,7 @@ def framework_for(function: Callable[..., Any], arguments: Sequence[Any] = ()) -
 
 
 def frameworks_used_by(function: Callable[..., Any]) -> list[str]:
-    """Return the frameworks of which the module of a function has a module, a class or an object under some name."""
+    """Return the frameworks from which the module of a function has imported a module, a class or an object."""
     while isinstance(function, functools.partial):
         function = function.func
     values = list(getattr(function, "__globals__", {}).values())

@@ -13,7 +13,7 @@ TESTED = {
     "torch": ("2.13", "2.14"),
     "mindspore": ("2.10",),
 }
-"""Minor versions, oldest first. Older ones may be installed; what of them is known stands in `docs/versions.md`."""
+"""Minor versions, oldest first. Older ones may be installed; `docs/versions.md` says what is known of them."""
 
 OLDEST = {"torch": "2.10", "mindspore": "2.8"}
 """The oldest minor versions that are supported, as in ``pyproject.toml``."""

@@ -1,4 +1,4 @@
-"""Atomic writes: to another name first, which then replaces the file."""
+"""Atomic writes: a temporary file is written first and then replaces the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["atomic_write_all", "atomic_write_text"]
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a text file as UTF-8, so that no reader, and no full disk or killed process, meets half of it.
+    """Write a text file as UTF-8, atomically: no reader finds half of it, even after a full disk or a killed process.
 
     A path that is not a plain file, such as ``/dev/stdout`` or a link, is written to directly.
 
@@ -20,8 +20,8 @@ def atomic_write_text(path: Path, text: str) -> None:
         text: all of it.
 
     Raises:
-        OSError: it cannot be written; the error names the file. The earlier one, if any, is as it was, and no part is
-            left.
+        OSError: it cannot be written; the error names the file. The earlier one, if any, is unchanged, and no partial
+            file is left.
     """
     atomic_write_all({path: text})
 
@@ -33,7 +33,7 @@ def atomic_write_all(texts: Mapping[Path, str]) -> None:
         texts: per path its text.
 
     Raises:
-        OSError: one cannot be written; the error names it. All earlier ones are as they were, and no part is left.
+        OSError: one cannot be written; the error names it. All earlier ones are unchanged, and no partial file is left.
     """
     partials = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts if _is_plain(path)}
     try:
@@ -56,7 +56,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _write(path: Path, to: Path, text: str) -> None:
-    """Write the text of ``path`` to a file; an error names ``path``: that of a full disk has no name by itself."""
+    """Write the text of ``path`` to a file; an error names ``path``: that of a full disk has no name otherwise."""
     try:
         with to.open("w", encoding="utf-8") as file:
             file.write(text)

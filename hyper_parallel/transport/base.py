@@ -59,9 +59,9 @@ class Channel(NamedTuple):
     """The stream of a message between two ranks, in addition to its tag: messages of one stream arrive in order.
 
     Attributes:
-        kind: of the sending member, where receives of other members must not match its messages; else empty.
+        kind: of the sending member, if receives by other functions must not match its messages; else empty.
         ranks: of the group that the message is sent in, sorted; empty for the world.
-        build: tells groups of the same ranks apart; see :meth:`Transport.build_of`.
+        build: distinguishes groups of the same ranks; see :meth:`Transport.build_of`.
     """
 
     kind: str = ""
@@ -78,7 +78,7 @@ WORLD = Channel()
 
 
 class ReductionError(HyperParallelError, TypeError):
-    """A reduction that does not exist, or that this dtype does not have, such as the average of integers."""
+    """A reduction that does not exist, or not for this dtype, such as the average of integers."""
 
 
 class HostOps(Protocol):
@@ -112,7 +112,7 @@ class HostOps(Protocol):
         """Flat parts of ``x``, of ``sizes`` elements each: copies outside any gradient, sharing nothing with ``x``."""
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Flat ``parts``, which nobody else uses, one after the other; the part itself if the others are empty."""
+        """Flat ``parts``, which have no other users, concatenated; the part itself if the others are empty."""
 
     def reduce(self, parts: Sequence[Any], op: str) -> Any:
         """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
@@ -139,8 +139,8 @@ class Transport(RowCollectives):
         backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
         framework: of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
         survives_mismatch: whether later calls are right after ranks disagreed in a message or an asynchronous
-            collective. The engine of a device was handed its part before the ranks were compared: it has lost its
-            place, and the world is over.
+            collective. False for engines of devices, which start a call before ranks are compared: their order of calls
+            is lost, and the world cannot be used any more.
     """
 
     rank: int
@@ -151,7 +151,7 @@ class Transport(RowCollectives):
 
     @functools.cached_property
     def receiving(self) -> dict[Channel, WeakKeyDictionary[Work, str]]:
-        """Live handles of posted receives by channel, each with a description of what it waits for."""
+        """Live handles of posted receives by channel, each with a description of the awaited message."""
         return {}
 
     @functools.cached_property
@@ -169,11 +169,11 @@ class Transport(RowCollectives):
 
     @abc.abstractmethod
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
-        """Member ``i`` receives the reduction of everybody's ``chunks[i]``; chunks may differ in shape or be empty."""
+        """Member ``i`` receives the reduction of all members' ``chunks[i]``; chunks may differ in shape or be empty."""
 
     @abc.abstractmethod
     def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
-        """Send each member its part of ``x``; return what the members sent, one after the other, as a flat tensor.
+        """Send each member its part of ``x``; return the received parts, concatenated, as a flat tensor.
 
         Args:
             x: a tensor of any shape, whose elements are the parts.
@@ -234,7 +234,7 @@ class Transport(RowCollectives):
         return self.group(ranks)
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
-        """A name, equal on all members, that tells groups of the same ``ranks`` apart; empty for the usual one.
+        """A name, equal on all members, that distinguishes groups of the same ``ranks``; empty for the default one.
 
         Args:
             ranks: of the group, sorted.
@@ -258,7 +258,7 @@ class Transport(RowCollectives):
     def at_end(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when the world ends, whether or not this rank has ended by then.
 
-        A process of its own needs nothing of the kind, and ignores it.
+        No effect for ranks that are processes.
         """
         del undo
 
@@ -348,7 +348,7 @@ class EngineTransport(Transport):
         return self._broadcast(x, src, ranks).wait()
 
     def start(self, operation: str, *args: Any) -> Work:
-        """See :meth:`Transport.start`; the engine carries it out while the caller goes on."""
+        """See :meth:`Transport.start`; the engine runs it while the caller continues."""
         starts: dict[str, Callable[..., Work]] = {
             "all_reduce": self._all_reduce,
             "all_gather": self._all_gather,
@@ -388,7 +388,7 @@ def after_dropped(count: int) -> str:
 
 
 def unknown_group(group: Any, known: Iterable[Ranks]) -> MeshError:
-    """The error for a handle of no group of this world; ``known`` are the ranks of those that there are."""
+    """The error for a handle that is not a group of this world; ``known`` are the ranks of its groups."""
     return MeshError(
         f"{group!r} is not a group of this world, or was destroyed; "
         f"known are the groups of ranks {[list(ranks) for ranks in known]}; create_group builds one"

@@ -1,4 +1,4 @@
-"""What is known of devices without a framework: variables that hide them, tools that list them, MindSpore's build."""
+"""Facts about devices without a framework: variables that hide them, tools that list them, MindSpore's build."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRY_RUN = "MS_SIMULATION_LEVEL"
 
 
 def dry_run(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return that MindSpore would compute and send nothing, with what to set; None where it does.
+    """Return a message, with the fix, if MindSpore would run dry, without computing or sending; else None.
 
     Args:
         environment: the variables.

@@ -1,4 +1,4 @@
-"""The report of a failed world: the failing rank's own traceback first, and what to do about a lack of memory."""
+"""The report of a failed world: the failing rank's own traceback first, with advice if memory ran out."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 _SIGNS = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|failed to map segment|can't start new thread|bad_alloc|not enough memory"
 )
-# What PyTorch's writer of checkpoints says on a full disk, in place of the system's error.
+# Errors of PyTorch's checkpoint writer on a full disk, which hide the system's error.
 _CUT_SHORT = re.compile(r"inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+|PytorchStreamWriter failed writing")
 _ERRNOS = (errno.ENOMEM, errno.EAGAIN)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` means that there was no memory, or no room for another process or thread."""
+    """Whether ``error`` means out of memory, or that no other process or thread could be started."""
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
     return bool(_SIGNS.search(f"{type(error).__name__}: {error}"))
@@ -54,7 +54,7 @@ def advice(report: str) -> str:
         return (
             "PyTorch could not write all of a checkpoint's file: is the disk full? An earlier checkpoint is unchanged"
         )
-    return f"there is no memory for so many ranks: {_facts_and_fix()}" if _SIGNS.search(report) else ""
+    return f"out of memory for this number of ranks: {_facts_and_fix()}" if _SIGNS.search(report) else ""
 
 
 def _facts_and_fix() -> str:
@@ -82,14 +82,14 @@ def starting(what: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        reason = "the process that forks ranks has ended, and stderr has the reason. If memory ran out"
+        reason = "the fork server of the ranks has ended, and stderr has the reason. If memory ran out"
         msg = f"{what} could not be started: {reason}: {_facts_and_fix()}"
         raise RankFailedError(msg) from error
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {error}"
-        msg = f"{what} could not be started: {reason}\nthere is no memory for so many ranks: {_facts_and_fix()}"
+        msg = f"{what} could not be started: {reason}\nout of memory for this number of ranks: {_facts_and_fix()}"
         raise RankFailedError(msg) from error
 
 
@@ -102,7 +102,7 @@ class WorldFailedError(RankFailedError):
 
     Attributes:
         failures: per failed rank the exception that it raised, in the order in which they failed.
-        activities: per rank what it was doing, with its stack or traceback, where that is known.
+        activities: per rank its activity, with its stack or traceback, if known.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ def world_failed(
     Args:
         world_size: number of ranks.
         failures: per failed rank its exception, first failure first.
-        activities: per other rank what it was doing.
+        activities: per other rank its activity.
         traces: per failed rank its traceback as text, where it was raised in another process.
     """
     odd = getattr(next(iter(failures.values())), "odd_ranks", ())
@@ -185,8 +185,8 @@ def world_timed_out(timeout: float, activities: Mapping[int, str], hanging: Sequ
 
     Args:
         timeout: its time limit in seconds.
-        activities: per rank of the world what it was doing, with its stack.
-        hanging: the ranks that ran on, which are named and come first; by default it is not known, and all are named.
+        activities: per rank of the world its activity, with its stack.
+        hanging: the ranks that did not end, which are named first; by default unknown, and all are named.
     """
     named = list(hanging) or sorted(activities)
     who = f"{ranked(named)} of {len(activities)}" if hanging else f"{len(activities)} ranks"

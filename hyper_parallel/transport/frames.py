@@ -34,14 +34,14 @@ RUNNERS: list[str] = []
 """Files that run ranks: their frames are in no traceback."""
 
 WRAPPERS: list[str] = []
-"""Folders, with a separator at the end, of functions that stand for a framework's: hidden as the framework's are."""
+"""Folders, with a separator at the end, of functions that replace a framework's: hidden like the framework's."""
 
 PROGRAMS: list[str] = []
 """Folders of this library, with a separator at the end, whose files are programs as a user writes them."""
 
 
 def hide_file(path: str) -> None:
-    """Leave the frames of the file at ``path``, which runs ranks, out of tracebacks."""
+    """Hide the frames of the file at ``path``, which runs ranks, in tracebacks."""
     if path not in RUNNERS:
         RUNNERS.append(path)
 
@@ -74,7 +74,7 @@ _OWN = (
     "transport/frontends/c10d/checked_messages.py",
 )
 
-# What starts the thread or process of a rank, in stacks of ranks that run.
+# Frames that start the thread or process of a rank, in stacks of running ranks.
 _STARTERS = (
     threading.__file__,
     "multiprocessing/forkserver.py",
@@ -106,7 +106,7 @@ def trace(error: BaseException) -> str:
 
 
 def fold_frames(text: str, *, shows_last: bool = True) -> str:
-    """Return a traceback in which frames of PyTorch, MindSpore and this library between others are a count.
+    """Return a traceback in which runs of frames of PyTorch, MindSpore and this library are replaced by a count.
 
     The last frame of a traceback, which raised the error, is shown wherever it is, and a single frame stays.
 

@@ -300,8 +300,8 @@ def bound_words(dtype: str) -> str:
         dtype: the coarsest floating dtype of the model.
     """
     return (
-        f"{MULTIPLE:g} x what one unit in the last place of {dtype} in inputs and weights does to each element, and "
-        f"{DISPLACED_MULTIPLE:g} x what gradients that are off by as much do to what follows"
+        f"{MULTIPLE:g} x the change of each element when inputs and weights change by one unit in the last place of "
+        f"{dtype}, and {DISPLACED_MULTIPLE:g} x its change when earlier gradients change by as much"
     )
 
 

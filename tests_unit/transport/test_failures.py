@@ -162,7 +162,7 @@ sys.exit(status)
 """
 )
 TOLD = (
-    r"there is no memory for so many ranks: \d+ MiB available now, \d+ MiB allowed for a process \(ulimit -v\)\. "
+    r"out of memory for this number of ranks: \d+ MiB available now, \d+ MiB allowed for a process \(ulimit -v\)\. "
     r"Run fewer at a time: a smaller world, a smaller model, or fewer pytest workers \(-n\)"
 )
 
@@ -215,7 +215,7 @@ def test_the_command_without_memory(platform_name):
 )
 def test_messages_that_mean_out_of_memory(message):
     """Every message that means out of memory is recognised, and gets the figures and the fix."""
-    assert advice(message).startswith("there is no memory for so many ranks: ")
+    assert advice(message).startswith("out of memory for this number of ranks: ")
     assert is_out_of_memory(RuntimeError(message))
 
 
@@ -269,7 +269,7 @@ def test_real_ranks_that_were_started_are_ended(platform_name, monkeypatch, tmp_
 def test_a_fork_server_that_ends_is_reported():
     """If the process that forks ranks has ended, the message points to stderr and names the likely cause."""
     message = (
-        r"rank 0 could not be started: the process that forks ranks has ended, and stderr has the reason\. If memory"
+        r"rank 0 could not be started: the fork server of the ranks has ended, and stderr has the reason\. If memory"
     )
     with pytest.raises(RankFailedError, match=message), starting("rank 0"):
         raise EOFError

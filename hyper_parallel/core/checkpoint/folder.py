@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: an index in JSON, and one safetensors file with whole tensors, written in parts."""
+"""The folder of a checkpoint: an index in JSON, and one safetensors file that ranks write in parts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def code_of(name: str, dtype: Any) -> str:
 
 
 class DataFile:
-    """A safetensors file of which each rank reads and writes parts.
+    """A safetensors file; each rank reads and writes parts of it.
 
     Args:
         path: the file.
@@ -105,7 +105,7 @@ class DataFile:
         """Return a file that any program has written.
 
         Raises:
-            CheckpointError: (a ValueError) it is missing, no whole safetensors file, or has unknown dtypes.
+            CheckpointError: (a ValueError) it is missing, is not a complete safetensors file, or has unknown dtypes.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -114,7 +114,7 @@ class DataFile:
             with safe_open(str(path), framework="np"):  # checks sizes and offsets against the file
                 pass
         except (SafetensorError, OSError) as error:
-            msg = f"load: {path} is missing or no whole safetensors file: {error}"
+            msg = f"load: {path} is missing or not a complete safetensors file: {error}"
             raise CheckpointError(msg) from error
         with path.open("rb") as file:
             start = file.read(8)
@@ -138,10 +138,10 @@ class DataFile:
         """Check size and header, and map the file: from then on its tensors can be read even if it is deleted.
 
         Raises:
-            CheckpointError: (a ValueError) the file is missing, cut, or another one.
+            CheckpointError: (a ValueError) the file is missing, truncated, or not the one of the index.
         """
         if not self.path.is_file() or self.path.stat().st_size != self.size:
-            msg = f"load: {self.path} is missing or cut; its index expects {self.size} bytes"
+            msg = f"load: {self.path} is missing or truncated; its index expects {self.size} bytes"
             raise CheckpointError(msg)
         if self._content[: len(self._header)].tobytes() != self._header:
             msg = f"load: {self.path} is not the file that its index describes"
@@ -163,7 +163,7 @@ class DataFile:
         return [(name, (box, checksum(values))) for name, box, values in parts]
 
     def _write_run(self, file: int, name: str, box: Box, values: np.ndarray[Any, Any]) -> bool:
-        """Write a box whose bytes follow each other in the file, as shards of dim 0; False if they do not.
+        """Write a box whose bytes are contiguous in the file, such as a shard of dim 0; return False for others.
 
         That is faster than to write through a map, which fetches every page first.
         """
@@ -228,13 +228,13 @@ def _header(entries: dict[str, Entry]) -> tuple[bytes, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Index:
-    """What the index of a checkpoint says.
+    """The contents of a checkpoint's index.
 
     Attributes:
         files: with the tensors.
         tree: the values; None in a folder that another program has written.
         pieces: by tensor, its parts as they were written; none in a folder that another program has written.
-        ties: names that mean the same tensor as another one.
+        ties: names of a tensor that has another name as well (tied), by that name.
     """
 
     files: tuple[DataFile, ...]
@@ -371,7 +371,7 @@ def _check_names(path: Path, names: Sequence[Any]) -> None:
     """Check that an index names files in its own folder.
 
     Raises:
-        CheckpointError: a name is a path, or none.
+        CheckpointError: a name is a path, or not a name.
     """
     for name in names:
         if not isinstance(name, str) or name in {"", ".", ".."} or set(name) & set("/\\\0") or not name.isprintable():
@@ -380,5 +380,5 @@ def _check_names(path: Path, names: Sequence[Any]) -> None:
 
 
 def _text_checksum(ours: dict[str, Any]) -> int:
-    """Return the CRC-32 of all that an index says about tensors and values."""
+    """Return the CRC-32 of an index's entries on tensors and values."""
     return zlib.crc32(json.dumps(ours).encode())

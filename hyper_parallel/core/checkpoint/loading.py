@@ -1,4 +1,4 @@
-"""``load``: a checkpoint is checked as a whole, then every rank reads its own shards."""
+"""``load``: a checkpoint is checked completely, then every rank reads its own shards."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
 
     Raises:
         CheckpointError: (a ValueError) there is no complete checkpoint in ``folder``, it is damaged, or names, shapes
-            or dtypes do not fit ``state``: all differences in one message, on every rank.
+            or dtypes do not fit ``state``. One message has all differences, on every rank.
     """
     platform, folder = platform_of_state(state), Path(folder)
     indices: list[Index] = []
@@ -109,7 +109,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     named = FolderNames(names, entries, flat.ties)
     fit = Compatibility(named, index)
     subtrees = {path: subtree(index.tree, path) for path in flat.objects}
-    absent = [f"the checkpoint has nothing at {name_of(path)}" for path, tree in subtrees.items() if tree is None]
+    absent = [f"the checkpoint has no value at {name_of(path)}" for path, tree in subtrees.items() if tree is None]
     all_ranks_or_raise(
         platform, lambda: _check([*_without_states(fit.problems, flat.unstepped), *absent], folder), CheckpointError
     )

@@ -77,7 +77,7 @@ class Block:
 
 
 Names = Mapping[str, "str | Blocks | Block"]
-"""Per name in the state, or leading part of it, what it is in the folder; ``*`` stands for the same text on both."""
+"""What each name in the state, or prefix of names, is in the folder; ``*`` stands for the same text on both."""
 
 
 class Link(NamedTuple):
@@ -100,12 +100,12 @@ class FolderNames:
     Args:
         names: the map; the first key that matches a name applies, and a name that none matches is not changed.
         entries: tensors of the state.
-        ties: names of the state that mean the same tensor as another one.
+        ties: tied names of the state.
 
     Attributes:
         links: per tensor of the state, the parts of tensors in the folder that make it up.
         entries: tensors of the folder.
-        ties: names of the folder that mean the same tensor as another one.
+        ties: tied names of the folder.
         problems: why the map does not fit.
     """
 
@@ -197,7 +197,7 @@ class FolderNames:
         )
         if not is_whole:
             states = ", ".join(user for user, _ in users)
-            self.problems.append(f"{states} do not make up {name} in the folder, each part of it once")
+            self.problems.append(f"{states} do not make up {name} in the folder, each element of it exactly once")
 
     def _tie(self, alias: str, first: str) -> None:
         target, links = self._target(alias), self.links.get(first, ())
@@ -228,7 +228,7 @@ def _resized(entry: Entry, dim: int, size: int) -> Entry:
 
 
 def _runs(unit: int, sizes: tuple[int, ...], groups: int, index: int) -> list[tuple[int, int, int]]:
-    """Return for each run of a block where it begins in the fused tensor, and in the block, and its length."""
+    """Return for each run of a block its start in the fused tensor, its start in the block, and its length."""
     before, length = unit * sum(sizes[:index]), unit * sizes[index]
     return [(group * unit * sum(sizes) + before, group * length, length) for group in range(groups)]
 

@@ -41,7 +41,7 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
     Args:
         state: a module, an optimizer or any object with ``state_dict`` and ``load_state_dict``, a tensor, a plain
             value, or a dictionary, list or tuple of these. Tensors are named by their paths: a module alone has the
-            names of its own state dict. A run goes on from ``{"model": model, "optimizer": optimizer, "step": step,
+            names of its own state dict. A run resumes from ``{"model": model, "optimizer": optimizer, "step": step,
             "random": get_rng_state()}``.
         folder: of the checkpoint, on a file system that all ranks share; it is created.
         names: what tensors are named in the folder: names of the state, or leading parts of them, and their
@@ -51,7 +51,7 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
     Raises:
         CheckpointError: (a ValueError) the state holds something else, or differs between ranks, or ``names`` do not
             fit it.
-        CheckpointWriteError: (an OSError) the disk refuses; a checkpoint that was there is unchanged.
+        CheckpointWriteError: (an OSError) the disk cannot be written; an earlier checkpoint is unchanged.
     """
     writing = _Writing(state, Path(folder), names)
     writing.publish(lambda: writing.data.write(writing.parts()))
@@ -96,8 +96,8 @@ class PendingSave:
         """Wait until all ranks have written, and replace the earlier checkpoint; all ranks call this together.
 
         Raises:
-            CheckpointWriteError: (an OSError) the disk refused on a rank, or another save in the folder has finished
-                since this one began; the earlier checkpoint is unchanged.
+            CheckpointWriteError: (an OSError) the disk could not be written on a rank, or another save in the folder
+                has finished since this one began; the earlier checkpoint is unchanged.
         """
         if self._writing is not None:
             writing, self._writing = self._writing, None
@@ -147,7 +147,7 @@ class _Writing:
         """Replace the index once ``write`` has returned on all ranks, and remove earlier data.
 
         Raises:
-            CheckpointWriteError: (an OSError) the disk refuses on a rank.
+            CheckpointWriteError: (an OSError) the disk cannot be written on a rank.
         """
         platform, data = self._platform, self.data
         with self._removing():
@@ -168,19 +168,19 @@ class _Writing:
         write_index(self.data.path.parent, self.data, self._flat.tree, pieces, self._named.ties)
 
     def _present(self, act: Callable[[], Any]) -> Any:
-        """Return what ``act`` returns; raise CheckpointWriteError if it finds that the data file is gone."""
+        """Return what ``act`` returns; raise CheckpointWriteError if the data file was removed meanwhile."""
         try:
             return act()
         except FileNotFoundError as error:
             msg = (
-                f"save: {self.data.path} is gone: another save in this folder has finished since this one began; wait "
+                f"save: {self.data.path} was removed: another save in this folder finished after this one began; wait "
                 "for each save before the next begins"
             )
             raise CheckpointWriteError(msg) from error
 
     @contextmanager
     def _removing(self) -> Iterator[None]:
-        """Remove the data file if what runs inside raises."""
+        """Remove the data file if the body raises."""
         try:
             yield
         except BaseException:
@@ -204,13 +204,13 @@ def all_ranks_or_raise(platform: Platform, act: Callable[[], Any], kind: type[Ex
 
 
 def own_box(value: Any) -> Box:
-    """Return the part of the whole tensor that this rank holds of ``value``."""
+    """Return the box of ``value`` that this rank holds."""
     box: Box = value.layout.local_box() if hasattr(value, "full_tensor") else whole_box(value.shape)
     return box
 
 
 def is_outside(value: Any) -> bool:
-    """Return whether ``value`` is a DTensor of which this rank holds nothing, since it is outside of its mesh."""
+    """Return whether ``value`` is a DTensor on a mesh that this rank is outside of."""
     return hasattr(value, "full_tensor") and value.layout.mesh.coordinate is None
 
 
@@ -243,7 +243,7 @@ def linked_parts(links: Sequence[Link], box: Box) -> list[tuple[str, Box, tuple[
 
 
 def _parts(platform: Platform, tensors: dict[str, Any], named: FolderNames) -> list[Part]:
-    """Return name, box and values of what this rank writes: of equal boxes, one of the ranks that hold it."""
+    """Return name, box and values of what this rank writes: a box that several ranks hold is written by one of them."""
     parts: list[Part] = []
     rank = platform.get_rank()
     for name, value in tensors.items():

@@ -22,7 +22,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 class Flat:
-    """A state taken apart.
+    """A state, split into tensors and plain values.
 
     A state is a module, a tensor, a plain value, an object with ``state_dict`` and ``load_state_dict``, or a
     dictionary, list or tuple of states. A module is the dictionary of its parameters and persistent buffers.
@@ -36,7 +36,7 @@ class Flat:
         tensors: tensors by their names, path segments joined by dots.
         tree: the values, with ``{"tensor": name}`` instead of tensors.
         objects: objects with ``load_state_dict`` by their paths, the keys and indices that lead to them.
-        ties: names of tensors that are another one of ``tensors``, with its name: tied parameters.
+        ties: tied parameters: other names of a tensor, with its name in ``tensors``.
         unstepped: names of state dicts of optimizers that have not stepped, given without their optimizer.
 
     Raises:
@@ -163,7 +163,7 @@ def _has_tensors(tree: Any) -> bool:
 
 
 def subtree(tree: Any, path: Path) -> Any:
-    """Return the part of ``tree`` at ``path``, or at its name if the keys are others; None if there is none."""
+    """Return the part of ``tree`` at ``path``, or at its name if the keys differ; None if there is none."""
     exact = tree
     for key in path:
         exact = dict(_pairs(exact)).get(key)
@@ -212,7 +212,7 @@ def platform_of_state(state: Any) -> Platform:
 
 
 def _has_not_stepped(state: dict[Any, Any]) -> bool:
-    """Return whether ``state`` is that of an optimizer, with nothing per parameter."""
+    """Return whether ``state`` is that of an optimizer, without state for any parameter."""
     parts = state.get("state")
     return isinstance(parts, dict) and not parts and "param_groups" in state
 

@@ -36,17 +36,17 @@ def context_parallel_attention(
 ) -> Any:
     """Return the attention of one device, with the sequence sharded over ``axis``.
 
-    - ``gather``: all keys and values to every rank; their gradients are reduced and scattered. A rank holds keys and
+    - ``gather``: every rank gathers all keys and values; their gradients are reduce-scattered. A rank holds keys and
       values of the whole sequence.
-    - ``all_to_all``: everything from shards of the sequence to shards of the heads and back (Ulysses; Jacobs et al.,
+    - ``all_to_all``: all tensors are resharded from the sequence to the heads, and back (Ulysses; Jacobs et al.,
       2023). A rank holds the whole sequence of some heads, and their scores where no fused kernel avoids them.
-    - ``ring``: keys and values from rank to rank, while the part that arrived before is computed with (Ring Attention;
+    - ``ring``: keys and values travel from rank to rank, while each computes with the shard before (Ring Attention;
       Liu et al., 2023). A rank holds two parts of keys and values, and the scores of a tile of 1,024
       queries by as many keys.
 
     The length need not divide by the axis, nor the heads; there may be fewer heads of keys than of queries (grouped
-    query attention) and than ranks. Other axes may shard batch or heads. ``ring`` computes in float32 what is bfloat16
-    or float16, keeps no scores for backward, and has no second gradient.
+    query attention) and than ranks. Other axes may shard batch or heads. ``ring`` computes bfloat16 and float16 inputs
+    in float32, keeps no scores for backward, and has no second gradient.
 
     The same call works on plain tensors, on one device.
 
@@ -208,7 +208,7 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
 
 
 def _check_heads(query: Any, key: Any) -> None:
-    """Refuse shards in which a query head is without its head of keys."""
+    """Refuse shards that have a query head without its key head."""
     layout = query.layout
     parts = _parts_of_heads(layout)
     heads = int(key.shape[_HEADS])
@@ -221,7 +221,7 @@ def _check_heads(query: Any, key: Any) -> None:
 
 
 def _parts_of_heads(layout: Layout, also: int | None = None) -> int:
-    """Return over how many ranks heads are sharded, with those of axis ``also``."""
+    """Return over how many ranks heads are sharded, those of axis ``also`` included."""
     parts = 1
     for axis, placement in enumerate(layout.placements):
         if placement == Shard(_HEADS) or axis == also:
@@ -256,6 +256,6 @@ def _placed(tensor: Any, axis: int, placement: Placement) -> Any:
 
 
 def _repeated(platform: Any, tensor: Any, query: Any) -> Any:
-    """Return each head of keys once for every head of queries that it serves."""
+    """Return keys with each head repeated for every query head that uses it."""
     times = int(query.shape[_HEADS]) // int(tensor.shape[_HEADS])
     return platform.dispatcher.ops.repeat_interleave(tensor, times, _HEADS)

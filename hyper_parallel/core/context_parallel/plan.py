@@ -75,7 +75,7 @@ class RingPlan:
         return sum(self.sizes[:member])
 
     def member_at(self, step: int) -> int:
-        """Return whose keys this rank has after ``step`` shifts."""
+        """Return the rank whose keys this rank has after ``step`` shifts."""
         return (self.index - step) % len(self.ranks)
 
 
@@ -107,7 +107,7 @@ def _runs(positions: Any, tile: int) -> tuple[Run, ...]:
 
 
 def balanced_order(length: int, parts: int) -> list[int]:
-    """Return an order of positions in which every shard has as many visible pairs under a causal mask.
+    """Return an order of positions in which all shards have equally many visible pairs under a causal mask.
 
     The sequence is cut into ``2 * parts`` chunks; shard ``i`` holds the chunks ``i`` and ``2 * parts - 1 - i``, one
     from the front and one from the back. Reorder tokens, position embeddings and labels by it, shard them, and give it
@@ -142,7 +142,7 @@ def check_positions(positions: Sequence[int], length: int) -> tuple[int, ...]:
     """Return positions as a tuple.
 
     Raises:
-        PlanError: they are no permutation of ``range(length)``.
+        PlanError: they are not a permutation of ``range(length)``.
     """
     chosen = tuple(int(position) for position in positions)
     if sorted(chosen) != list(range(length)):

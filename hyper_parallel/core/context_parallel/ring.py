@@ -1,4 +1,4 @@
-"""Ring attention on local tensors: keys and values go around, each rank merges what its queries see of every part."""
+"""Ring attention on local tensors: keys and values travel around; each rank merges its queries' results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ring:
 
     Attributes:
         platform: of the tensors.
-        plan: which rank holds what.
+        plan: which positions each rank holds.
         scale: of the scores.
         mask: local part of the mask, [B or 1, H or 1, Lq or 1, S], boolean (true: seen) or added to the scores; None
             for no mask.
@@ -113,7 +113,7 @@ class Ring:
         return scores.masked_fill(~mask, -math.inf) if str(mask.dtype).lower().endswith("bool") else scores + mask
 
     def _around(self, tensors: list[Any]) -> Iterator[tuple[int, list[Any]]]:
-        """Yield each member and its tensors, this rank's own first; the next are on their way meanwhile."""
+        """Yield each member and its tensors, this rank's own first; the next ones are in flight meanwhile."""
         for step in range(len(self.plan.ranks)):
             last = step == len(self.plan.ranks) - 1
             arriving = None if last else self._shifted(tensors, self.plan.member_at(step + 1))
@@ -122,7 +122,7 @@ class Ring:
                 tensors = arriving.wait()
 
     def _shifted(self, tensors: list[Any], member: int) -> _Arriving:
-        """Start to send tensors to the next rank; those that arrive are of the shard of ``member``."""
+        """Start to send tensors to the next rank; those that arrive are the shard of ``member``."""
         platform, plan = self.platform, self.plan
         shapes = [(*tensor.shape[:-2], plan.sizes[member], tensor.shape[-1]) for tensor in tensors]
         if len(plan.ranks) == 1:
@@ -137,13 +137,13 @@ class Ring:
 
 
 class _Arriving:
-    """Tensors on their way from the rank behind."""
+    """Tensors in flight from the previous rank."""
 
     def __init__(self, platform: Platform, work: Any, tensors: list[Any], shapes: list[Any]) -> None:
         self._platform, self._work, self._tensors, self._shapes = platform, work, tensors, shapes
 
     def wait(self) -> list[Any]:
-        """Return them; without another rank, the tensors themselves."""
+        """Wait for the tensors and return them; with one rank, return its own."""
         if self._work is None:
             return self._tensors
         flat, start, tensors = self._work.wait(), 0, []
@@ -188,7 +188,7 @@ def _make(platform: Platform) -> Any:
     base: Any = platform.Function
 
     class RingAttention(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """Attention around a ring; its gradient has no gradient."""
+        """Ring attention; it has no second gradient."""
 
         @staticmethod
         def forward(ctx: Any, q: Any, k: Any, v: Any, ring: Ring) -> Any:
@@ -217,14 +217,14 @@ def _make(platform: Platform) -> Any:
 
 
 def _grouped(tensor: Any, k: Any) -> Any:
-    """Return [B, H, L, E] as [B, Hk, G, L, E]: the query heads of each head of keys with it."""
+    """Return [B, H, L, E] as [B, Hk, G, L, E]: the query heads grouped by their key head."""
     batch, heads, *sizes = tensor.shape
     key_heads = k.shape[1]
     return tensor.reshape((batch, key_heads, heads // key_heads, *sizes)) if key_heads else tensor.unsqueeze(2)
 
 
 def _finite(largest: Any) -> Any:
-    """Return maxima with 0 for those of queries that see no key, whose scores are all minus infinity."""
+    """Return maxima, 0 for queries that see no key and whose scores are all minus infinity."""
     return largest.masked_fill(largest == -math.inf, 0.0)
 
 

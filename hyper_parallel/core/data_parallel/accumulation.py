@@ -21,10 +21,10 @@ __all__ = ["global_mean", "no_sync", "set_requires_gradient_sync"]
 def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
     """Set whether the next backward passes reduce gradients.
 
-    A pass that does not reduce keeps the gradients: those of fully sharded modules complete on each rank, in
-    ``reduce_dtype``, out of reach of ``zero_grad``; those of replicated modules in ``grad``. The next pass that reduces
-    adds them. On MindSpore, where gradients are returned, passes that do not reduce return zeros, and the next one that
-    does returns the gradients of all. An optimizer step before a pass that reduces raises PlanError.
+    A pass that does not reduce keeps the gradients: those of fully sharded modules unsharded on each rank, in
+    ``reduce_dtype``, where ``zero_grad`` does not reach them; those of replicated modules in ``grad``. The next pass
+    that reduces adds them. On MindSpore, where gradients are returned, passes that do not reduce return zeros, and the
+    next one that does returns the gradients of all. An optimizer step before a pass that reduces raises PlanError.
 
     Args:
         module: a module to which ``fully_shard`` or ``replicate`` was applied.
@@ -73,11 +73,11 @@ def _groups(module: Any, caller: str, *, recurse: bool) -> list[Any]:
 
 
 def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> Any:
-    """Return the mean over the tokens of all ranks, with the gradient that averages to the gradient of that mean.
+    """Return the mean over the tokens of all ranks, scaled so that averaged gradients are those of that mean.
 
-    The mean of the ranks' own means weighs tokens of short batches more. This divides by the count of all ranks; the
-    gradient of this rank's sum is multiplied by the number of ranks, since ``replicate``, ``fully_shard`` and DDP then
-    divide by it.
+    A mean of the ranks' means would give tokens of short batches more weight. This divides by the count of all ranks;
+    the gradient of this rank's sum is multiplied by the number of ranks, since ``replicate``, ``fully_shard`` and DDP
+    then divide by it.
 
     To accumulate over several passes, give every pass the ``count`` of all of them: the losses then add up to the mean
     over all, and so do the gradients.
@@ -86,7 +86,7 @@ def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> An
         loss_sum: the sum of this rank's losses in this pass, a plain tensor of no dims.
         count: this rank's tokens, in all passes before the next step: a number, or a tensor of no dims.
         mesh: the ranks over which gradients are averaged, by default those of the current mesh; all of them call this.
-            Ranks that hold parts of a sequence count as any other.
+            Ranks that hold parts of a sequence are counted as ranks, too.
 
     Returns:
         a tensor like ``loss_sum``, whose value is equal on all ranks.
@@ -114,7 +114,7 @@ def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> An
     total = sum(counts)
     mean = platform.all_reduce(platform.detach(loss_sum), ranks) / total
     share = loss_sum * (len(ranks) / total)
-    return mean + (share - platform.detach(share))  # the second term is exactly zero and only has a gradient
+    return mean + (share - platform.detach(share))  # the second term is exactly zero: it only adds a gradient
 
 
 def _number(count: Any) -> float:

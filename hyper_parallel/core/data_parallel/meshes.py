@@ -1,4 +1,4 @@
-"""Which axes of a mesh share the parameters of ``fully_shard``, which repeat them, and the layouts that follow."""
+"""The mesh axes that shard the parameters of ``fully_shard``, those that replicate them, and the resulting layouts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class DataParallelMeshDims:
     """Names of the data axes of a mesh that has other axes as well, for ``fully_shard``.
 
     Attributes:
-        shard: axis that shares each parameter, or several, which are flattened into one, in this order.
-        replicate: axis along which the shards are repeated, or several; without ``shard``, parameters stay whole.
+        shard: axis that shards each parameter, or several, which are flattened into one, in this order.
+        replicate: axis along which the shards are replicated, or several; without ``shard``, parameters are not
+            sharded.
 
     Raises:
         PlanError: (a ValueError) neither is given.
@@ -78,8 +79,8 @@ class FSDPMeshInfo:
 
     Attributes:
         mesh: the mesh.
-        shard_mesh_dim: index of the axis that shares each parameter.
-        replicate_mesh_dim: index of the axis along which the shards are repeated, if there is one.
+        shard_mesh_dim: index of the axis that shards each parameter.
+        replicate_mesh_dim: index of the axis along which the shards are replicated, if there is one.
         dp_mesh_dims: names of those axes, instead of the indices.
 
     Raises:
@@ -141,9 +142,9 @@ class DataAxes:
     """The data axes of a group of parameters.
 
     Attributes:
-        mesh: the axis of replicas, if there is one, and the data axis; if none shares, only axes of replicas.
-        shares: whether the last axis of ``mesh`` shares each parameter.
-        given: the mesh whose axes ``DataParallelMeshDims`` names; None: ``mesh`` was given itself.
+        mesh: the axis of replicas, if there is one, and the data axis; only axes of replicas if none shards.
+        shares: whether the last axis of ``mesh`` shards each parameter.
+        given: the mesh whose axes ``DataParallelMeshDims`` names; None if ``mesh`` itself was passed.
         joined: ``given`` with the data axes flattened.
     """
 
@@ -154,7 +155,7 @@ class DataAxes:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks that share each parameter."""
+        """Global ranks over which each parameter is sharded."""
         return self.mesh.ranks_along((self.mesh.ndim - 1,)) if self.shares else (self.mesh.rank,)
 
     @property
@@ -170,7 +171,7 @@ class DataAxes:
         return set() if self.joined is None else set(self.joined.names) - set(self.mesh.names)
 
     def around(self, own: DeviceMesh) -> DeviceMesh:
-        """Return the mesh of the data axes and of the other axes of ``own``, on which a parameter is.
+        """Return the mesh of the data axes and of the other axes of ``own``, a parameter's mesh.
 
         Raises:
             MeshError: ``own`` is not of the same mesh.
@@ -239,7 +240,7 @@ def placed(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -
         parameter: of the module.
 
     Raises:
-        PlanError: (a ValueError) ``place`` returns no shard of one of its dims, or one where no axis shares.
+        PlanError: (a ValueError) ``place`` returns no shard of one of its dims, or a shard although no axis shards.
     """
     returned = placement = None if place is None else place(parameter)
     if isinstance(returned, ShardPlacementResult) and isinstance(returned.mesh_info, FSDPMeshInfo):

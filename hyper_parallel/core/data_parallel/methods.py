@@ -16,7 +16,7 @@ __all__ = ["FSDPModule", "UnshardHandle", "class_with", "register_fsdp_forward_m
 
 
 class UnshardHandle:
-    """What ``unshard(async_op=True)`` returns: parameters are there already."""
+    """Returned by ``unshard(async_op=True)``; the parameters are already gathered."""
 
     def wait(self) -> None:
         """Return."""
@@ -26,7 +26,7 @@ class FSDPModule:
     """A base of the class of every PyTorch module that ``fully_shard`` was applied to."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return an instance of the module's own class: what it makes of its class, such as a slice, is not sharded."""
+        """Return an instance of the module's original class: objects it makes of its class (slices) are not sharded."""
         kind: Any = cls.__mro__[2]
         made = kind.__new__(kind, *args, **kwargs)
         made.__init__(*args, **kwargs)
@@ -51,11 +51,11 @@ class FSDPModule:
             group.reshard()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Reduce gradients in the passes to come, or keep those of each rank: calls the function of this name."""
+        """Reduce gradients in later passes, or accumulate them on each rank; see the function of this name."""
         set_requires_gradient_sync(self, requires_gradient_sync, recurse=recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Reduce over the replicas in the passes to come, or keep the sums of the data axis until a pass does."""
+        """Reduce over the replicas in later passes, or keep the sums over the data axis until a pass does."""
         self._set("reduces_over_replicas", requires_all_reduce, recurse=recurse)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
@@ -87,28 +87,28 @@ class FSDPModule:
         self._set("divide_factor", factor, recurse=False)
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
-        """:meth:`set_gradient_divide_factor` by its old name."""
+        """:meth:`set_gradient_divide_factor` under its old name."""
         self.set_gradient_divide_factor(factor)
 
     def set_modules_to_forward_prefetch(self, modules: Sequence[Any]) -> None:
-        """Accepted for modules under ``fully_shard``: what is gathered ahead is learned from the last forward."""
+        """Accepted for modules under ``fully_shard``: the order of prefetches is learned from the last forward."""
         _require_sharded("set_modules_to_forward_prefetch", modules)
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[Any]) -> None:
-        """Accepted for modules under ``fully_shard``: what is gathered ahead is learned from the last backward."""
+        """Accepted for modules under ``fully_shard``: the order of prefetches is learned from the last backward."""
         _require_sharded("set_modules_to_backward_prefetch", modules)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Accepted: backward gathers whatever forward has freed."""
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Accepted: gathering follows the optimizer on its stream."""
+        """Accepted: gathers run after the optimizer, on its stream."""
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Accepted: reductions are sums, which are divided afterwards."""
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Accepted: memory is PyTorch's, whatever the transport."""
+        """Accepted: PyTorch allocates all memory, for every transport."""
 
     def set_symm_mem_for_comm(self, *args: Any, **options: Any) -> None:
         """Accepted, as :meth:`set_allocate_memory_from_process_group_for_comm`."""
@@ -129,13 +129,13 @@ class FSDPModule:
             raise PlanError(msg)
 
     def reset_iter_state(self) -> None:
-        """Accepted: a pass that raises is forgotten when it does."""
+        """Accepted: the state of a pass that raises is reset at once."""
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """Ranks may use different parameters; one that no rank uses has no gradient.
 
         Raises:
-            PlanError: it is to have zeros.
+            PlanError: such parameters shall have gradients of zeros.
         """
         del recurse
         if reduce_scatter_unused_params:
@@ -166,7 +166,7 @@ class FSDPModule:
             setattr(group, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For a copy or a file: the class is made anew from the module's own."""
+        """For copies and pickles: the class is created again from the module's own."""
         del protocol
         return _empty, (type(self).__mro__[2],), dict(vars(self))
 
@@ -233,13 +233,13 @@ def _require_sharded(caller: str, modules: Sequence[Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def class_with(methods: type, kind: type) -> type:
-    """Return a class of the name of ``kind`` with the methods of ``methods`` before its own."""
+    """Return a class named as ``kind``, in which the methods of ``methods`` override its own."""
     if issubclass(kind, methods):
         return kind
     return type(kind.__name__, (methods, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def _empty(kind: type) -> Any:
-    """An instance of the class for modules of ``kind``, without attributes."""
+    """Return an instance of the class for modules of ``kind``, without attributes."""
     make: Any = kind.__new__
     return make(class_with(FSDPModule, kind))

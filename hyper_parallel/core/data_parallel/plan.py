@@ -25,10 +25,10 @@ class Slot:
     """The place of one parameter in every rank's row.
 
     Attributes:
-        shape: global shape; without dims only if it is on one rank.
-        ranks: number of ranks that share ``dim``.
+        shape: global shape; it has no dims only on one rank.
+        ranks: number of ranks over which ``dim`` is sharded.
         offset: first element in the row.
-        dim: that is split.
+        dim: the sharded dim.
     """
 
     shape: tuple[int, ...]
@@ -99,8 +99,8 @@ def plan_flat(shapes: Sequence[Sequence[int]], ranks: int, dims: Sequence[int] |
 
     Args:
         shapes: global shapes.
-        ranks: number of ranks that share them.
-        dims: that are split; by default dim 0 of each.
+        ranks: number of ranks over which they are sharded.
+        dims: the sharded dim of each, by default 0.
     """
     slots, offset = [], 0
     for shape, dim in zip(shapes, dims or [0] * len(shapes), strict=True):

@@ -1,4 +1,4 @@
-"""In which dtypes fully sharded modules compute and reduce."""
+"""Dtypes in which fully sharded modules compute and reduce."""
 
 from __future__ import annotations
 

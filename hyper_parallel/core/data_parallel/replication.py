@@ -30,8 +30,8 @@ def replicate(
     """Average the gradients of ``module`` over a data axis, in buckets, while backward computes (as PyTorch's DDP).
 
     What is averaged is ``parameter.grad`` after each backward outside of :func:`no_sync`: the sum over the ranks,
-    divided by their number, whatever the sizes of their batches. So the gradients are those of one device if the loss
-    of one device is the average of the ranks' losses: with uneven batches, scale each rank's loss by the number of
+    divided by their number, whatever the sizes of their batches. Therefore the gradients are those of one device if the
+    loss of one device is the average of the ranks' losses: with uneven batches, scale each rank's loss by the number of
     ranks times its share of the samples. A rank without a gradient of a parameter adds zero; a parameter that no rank
     used keeps the gradient None. On MindSpore the gradients that its transforms return are averaged, once backward has
     computed all; those of parameters that no rank used are zeros.
@@ -43,8 +43,8 @@ def replicate(
         module: the module, which is hooked. Its parameters stay the same objects.
         mesh: the data axis, by default the current mesh; with several axes, gradients are averaged over all its ranks.
         bucket_cap_mb: size of a bucket in MiB.
-        src_data_rank: position in ``mesh`` of the rank whose parameters and buffers all ranks take; None: every rank
-            keeps its own, which must be equal.
+        src_data_rank: position in ``mesh`` of the rank whose parameters and buffers are copied to all ranks; None:
+            every rank keeps its own, which must be equal.
 
     Returns:
         ``module``.

@@ -33,7 +33,8 @@ ModuleT = TypeVar("ModuleT")
 _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
 _TAKEN: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Parameters that ``fully_shard`` has replaced, by identity, while another module or the program holds them."""
+"""Parameters that ``fully_shard`` has replaced, by identity, while another module or the program still refers to them.
+"""
 _DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
@@ -50,17 +51,16 @@ def fully_shard(
 ) -> ModuleT:
     """Shard the parameters of ``module`` over a data axis (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
 
-    The parameters that no ``fully_shard`` of a submodule has taken form one group: one all-gather before the module's
-    forward, one before its backward, and one reduce-scatter of its gradients, which are averaged over the data axis and
-    the replicas. Parameters of several dtypes form a group for each. Apply it to submodules first, to the whole model
-    last, and build the optimizer afterwards: the step of an optimizer that holds parameters from before raises
-    PlanError.
+    The parameters that are not in the group of a submodule form one group: one all-gather before the module's forward,
+    one before its backward, and one reduce-scatter of its gradients, which are averaged over the data axis and the
+    replicas. Parameters of several dtypes form a group for each. Apply it to submodules first, to the whole model last,
+    and build the optimizer afterwards: the step of an optimizer that holds parameters from before raises PlanError.
 
     Parameters may be DTensors of tensor parallelism, over other axes of the mesh that ``mesh`` is a slice of. They
-    become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard, or
-    another dim by ``shard_placement_fn``. With ``dp_mesh_dims`` they may also be DTensors on all of ``mesh``,
-    replicated along the data axes: then gradients of values that are sharded over those are those of one device, and
-    ranks that each hold another value as replicated are averaged over, as ranks with plain tensors are.
+    become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard, or another dim
+    by ``shard_placement_fn``. With ``dp_mesh_dims`` they may also be DTensors on all of ``mesh``, replicated along the
+    data axes: then gradients of values that are sharded over those axes are those of one device. Gradients of values
+    that are replicated in name but differ between ranks are averaged, as for plain tensors.
 
     A list of modules shares one group, which is gathered when each of them is called. On PyTorch a module's class gets
     the methods of :class:`hyper_parallel.FSDPModule`. Parameters may be frozen and unfrozen between passes, on all
@@ -79,10 +79,10 @@ def fully_shard(
         mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first. With
             ``dp_mesh_dims``, a mesh of more axes.
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
-            frees them except in the outermost module, whose backward follows at once. A number, over how many ranks a
-            part may be kept: 1 keeps them whole, others free all.
-        shard_placement_fn: returns the placement of a parameter, ``Shard(dim)``; None is dim 0. Or a
-            ``ShardPlacementResult``, which has other data axes as well: parameters of the same axes form a group.
+            frees them except in the outermost module, whose backward follows at once. A number is that of the ranks
+            over which they may stay sharded: 1 keeps them gathered, other numbers free them.
+        shard_placement_fn: returns the placement of a parameter, ``Shard(dim)``; None is dim 0. It may return a
+            ``ShardPlacementResult`` with other data axes: parameters of the same axes form a group.
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
         offload_policy: where shards are; ``CPUOffloadPolicy()`` changes nothing where the CPU computes.
         ignored_params: parameters that stay as they are, and whose gradients are left alone.
@@ -94,9 +94,9 @@ def fully_shard(
     Raises:
         MeshError: (a ValueError) the mesh has more than two axes, or not those that are named.
         PlanError: (a ValueError) the module was sharded before, is a container that is never called, has a parameter
-            that cannot be sharded, or DTensors on the data axes among other parameters, or an option has a value that
-            does not exist.
-        ArgumentTypeError: (a TypeError) ``mp_policy`` is not a policy, or holds what is not a floating dtype.
+            that cannot be sharded, or DTensors on the data axes among other parameters, or an option has an unknown
+            value.
+        ArgumentTypeError: (a TypeError) ``mp_policy`` is not a policy, or has a dtype that is not floating.
         UnsupportedOnBackend: (a NotImplementedError) shards in host memory for a device with memory of its own; a list
             on MindSpore.
     """
@@ -117,7 +117,7 @@ def _check_offload(offload: OffloadPolicy | None, mesh: DeviceMesh) -> None:
 
 
 def _reshard(reshard: Any, axes: DataAxes) -> bool | None:
-    """Whether to free parameters after forward; a number is one of ranks that divides the data axis."""
+    """Return whether to free parameters after forward; a number must divide the size of the data axis."""
     if reshard is None or isinstance(reshard, bool):
         return reshard
     size = len(axes.ranks)
@@ -140,11 +140,11 @@ def shard_group(
 
     Args:
         module: as there.
-        axes: the data axes of a group that is formed if there are no parameters as well.
+        axes: the data axes of the module's own group, which is formed even without parameters.
         reshard: as there, like ``policy`` and ``ignored``.
         policy: see above.
         ignored: see above.
-        place: returns the data axes of a parameter, and the dim that they split, if they share it.
+        place: returns the data axes of a parameter, and the dim that they shard, if they do.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules:
@@ -199,7 +199,7 @@ def _is_on_data_axes(parameter: Any, axes: DataAxes) -> bool:
 def _check_data_axes(
     places: list[tuple[str, Any, str, Any]], homes: dict[int, tuple[DataAxes, int]], nested: list[Any]
 ) -> None:
-    """Refuse DTensors on the data axes among others: what the gradients of the others are shares of is unknown."""
+    """Refuse DTensors on the data axes among other parameters, whose gradients may be sums or means."""
     found = {_is_on_data_axes(each, homes[id(each)][0]): f"parameter {path}" for path, *_, each in places}
     for group in nested:
         for member in group.members[:1]:
@@ -306,7 +306,7 @@ def _options(axes: DataAxes, reshard: Any, policy: MixedPrecisionPolicy) -> Full
 
 
 def _places(platform: Platform, module: Any) -> list[tuple[str, Any, str, Any]]:
-    """Return path, owner, name and value of every parameter outside of nested groups, tied ones once per path."""
+    """Return path, owner, name and value of every parameter outside of nested groups, tied parameters once per path."""
     taken: list[str] = []
     places = []
     for path, child in platform.get_cells_and_names(module):

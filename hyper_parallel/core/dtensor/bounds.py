@@ -1,6 +1,6 @@
-"""Index ranges of all ranks of a slice, from which it is computed what steps cost.
+"""Index ranges of all ranks of a slice, from which costs of steps are computed.
 
-Those of many ranks are arrays, without a loop over ranks; those of few ranks are tuples, since a loop is faster then.
+For many ranks they are arrays, without a loop over ranks; for few ranks they are tuples, since a loop is faster then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 SMALL = 32
-"""Ranks up to which a loop is faster than arrays."""
+"""Number of ranks up to which a loop is faster than arrays."""
 # Entries of a cache of ranges, which are numbers only.
 _MAX_CACHED = 512
 Indices: TypeAlias = "tuple[Any, ...]"
@@ -62,7 +62,7 @@ def member_indices(mesh: DeviceMesh, axes: Sequence[int], origin: Sequence[int])
 
 
 def bounds_at(layout: Layout, indices: Indices) -> Bounds:
-    """Return what the ranks at ``indices`` hold: see :meth:`Layout.box_at`, which does the same for one rank."""
+    """Return the boxes of the ranks at ``indices``: see :meth:`Layout.box_at`, which does the same for one rank."""
     sizes, bounds = layout.mesh.shape, []
     for size, axes in zip(layout.shape or (), layout.dim_axes, strict=True):
         start: Any = 0
@@ -101,7 +101,7 @@ def _member_ranges(
 
 @lru_cache(_MAX_CACHED)
 def _shard_numbers(counts: tuple[int, ...], axes: tuple[int, ...], slice_axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return for each member of a slice which of the shards along ``axes`` it holds."""
+    """Return for each member of a slice the index of its shard along ``axes``."""
     members = itertools.product(*(range(counts[axis]) for axis in slice_axes))
     splitting = [(slice_axes.index(axis), counts[axis]) for axis in axes if axis in slice_axes]
     numbers = []
@@ -118,7 +118,7 @@ register("shards of few ranks", _shard_numbers)
 
 
 def first_sizes(layout: Layout) -> list[int]:
-    """Return the sizes of what the first rank holds: no rank holds more along any dim."""
+    """Return the sizes of the first rank's shard: no rank has a longer one along any dim."""
     return first_sizes_of(layout.shape or (), layout.dim_axes, layout.mesh.shape)
 
 
@@ -201,7 +201,7 @@ def most_pieces(
 
 
 def _lesser(a: Any, b: Any) -> Any:
-    """Return the lesser of numbers, or of each pair of elements of arrays; NumPy takes microseconds for a number."""
+    """Return the minimum of numbers, or elementwise of arrays; NumPy would take microseconds for numbers."""
     return min(a, b) if type(a) is int and type(b) is int else np.minimum(a, b)
 
 
@@ -213,7 +213,10 @@ def all_inside(outer: Layout, inner: Layout) -> bool:
     mesh = outer.mesh
     if mesh.size() <= SMALL:
         return all(contains(outer.box_at(position), inner.box_at(position)) for position in coordinates(mesh))
-    for ends in ({0, size - 1} for size in mesh.shape), (range(size) for size in mesh.shape):  # corners, then all
+    for ends in (
+        ({0, size - 1} for size in mesh.shape),
+        (range(size) for size in mesh.shape),
+    ):  # the corners first, then all ranks
         indices = tuple(np.ix_(*map(sorted, ends)))
         boxes = bounds_at(inner, indices)
         if not np.all(shared_volumes(bounds_at(outer, indices), boxes) == volumes(boxes)):

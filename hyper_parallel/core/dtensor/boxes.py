@@ -1,4 +1,4 @@
-"""Index boxes: which part of a tensor each rank holds, and which rank sends which part to which. No tensors.
+"""Index boxes: the parts of a tensor that ranks hold and send. Uses no tensors.
 
 A box is a half-open index range per dim. Every dim is split independently, so the boxes of one layout form a grid.
 Parts are cut along these grids, so the parts that a rank receives form a product grid, and the rank assembles its box

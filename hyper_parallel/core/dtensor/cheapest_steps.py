@@ -41,21 +41,25 @@ SECONDS_PER_ELEMENT = PLANNING_ITEMSIZE * SECONDS_PER_BYTE
 MAX_STATES = 2000
 MAX_SUMMED = 1 << 14
 """Ranks of a slice times the partial values of an element, up to which a reduction straight to the target is
-considered: its price takes arrays of that size, and a reduce-scatter or an all-reduce before an exchange costs little
+considered: computing its cost takes arrays of that size, and a reduce-scatter or an all-reduce before an exchange costs
+    little
 more."""
 
 
 _SLOWLY_PRICED = Exchange, ReduceExchange
-"""Steps to the target whose price is slow to compute, so that it waits until they may be the cheapest."""
+"""Steps to the target whose cost is slow to compute; it is computed only once they may be the cheapest."""
 MAX_CACHED = 1024
 """Entries of a cache of moves or ranges; they hold numbers only."""
 
 _Move: TypeAlias = "tuple[type[Step], DimAxes, Partials, tuple[int, ...]]"
-"""A step that is not built: its kind, the axes that split each dim after it, the partial axes then, and its axes."""
+"""A step that is not built yet: its kind, the axes that split each dim after it, the partial axes after it, and its
+axes.
+"""
 _Entry: TypeAlias = "tuple[float, float, int, float, Layout, tuple[Step, ...], Step | _Move | None]"
-"""What the search may go on with, the cheapest first: a lower bound of the cost of the plan, two numbers that decide
+"""An entry of the search's queue, the cheapest first: a lower bound of the cost of the plan, two numbers that decide
 between equal ones, the cost of the steps so far, the layout that they reach, and the steps. The last is not priced yet:
-a step from the layout to the target, a move to another layout, or nothing, which is to visit the layout."""
+a step from the layout to the target, a move to another layout, or nothing, if the layout itself is to be visited.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def cheapest_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 class _Search:
-    """A search for the cheapest steps to a layout; ``best`` are those found so far, and ``bound`` is what they cost."""
+    """A search for the cheapest steps to a layout; ``best`` are the steps found so far, and ``bound`` is their cost."""
 
     def __init__(self, source: Layout, target: Layout) -> None:
         self.target, self.least = target, _LowerBounds(target)
@@ -111,7 +115,7 @@ class _Search:
         self.done: set[Layout] = set()
 
     def run(self) -> tuple[Step, ...]:
-        """Return the best steps, or none if there are none yet when enough layouts were visited."""
+        """Return the best steps; none if the limit of visited layouts is reached without any."""
         frontier = self.frontier
         while frontier:
             least, _, ticket, spent, layout, steps, last = heapq.heappop(frontier)
@@ -193,7 +197,7 @@ class _LowerBounds:
         return bound
 
     def _shared_lengths(self, key: tuple[int, tuple[int, ...]]) -> list[int]:
-        """Return what each rank at a corner holds and needs of a dim that is split along some axes."""
+        """Return the lengths that each rank at a corner holds and needs of a dim that is split along some axes."""
         shared = self._shared.get(key)
         if shared is None:
             dim, axes = key
@@ -214,7 +218,7 @@ class _LowerBounds:
         return least * SECONDS_PER_ELEMENT + (members > 1) * SECONDS_PER_MESSAGE
 
     def _first_elements(self, dim_axes: DimAxes) -> int:
-        """Return what the first rank holds."""
+        """Return the number of elements that the first rank holds."""
         elements = self._elements.get(dim_axes)
         if elements is None:
             elements = self._elements[dim_axes] = math.prod(first_sizes_of(self.shape, dim_axes, self.counts))
@@ -223,7 +227,7 @@ class _LowerBounds:
 
 @lru_cache(MAX_CACHED)
 def _corner_ranges(counts: tuple[int, ...], size: int, axes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return what the ranks at the corners of a mesh hold of a dim of ``size`` elements that ``axes`` split."""
+    """Return the ranges of a dim of ``size`` elements, split by ``axes``, at the corners of a mesh."""
     corners = list(itertools.product(*({0, count - 1} for count in counts)))
     if not axes:
         return ((0, size),) * len(corners)
@@ -276,7 +280,7 @@ def _single_step(layout: Layout, target: Layout, *, may_be_inside: bool = True) 
 
 
 def _may_be_priced(step: Step) -> bool:
-    """Return False for a reduction whose price would take large arrays."""
+    """Return False for a reduction whose cost takes large arrays to compute."""
     return not isinstance(step, ReduceExchange) or step.members * step.partial_values <= MAX_SUMMED
 
 
@@ -289,7 +293,7 @@ def _moves_from(layout: Layout, target: Layout) -> tuple[tuple[_Move, ...], tupl
 def _moves(
     dims: DimAxes, partials: Partials, target_dims: DimAxes, target_partials: Partials
 ) -> tuple[tuple[_Move, ...], tuple[_Move, ...]]:
-    """Return the moves from a layout: they do not depend on sizes, so layouts of all tensors and meshes share them."""
+    """Return the moves from a layout; they do not depend on sizes, so they are shared by all tensors and meshes."""
     unreduced = _unreduced(partials, target_partials)
     used = {axis for axes in dims for axis in axes} | {axis for axis, _ in partials}
     moves: list[_Move] = []

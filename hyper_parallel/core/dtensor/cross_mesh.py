@@ -105,7 +105,8 @@ def _mesh_transition_function(base: Any) -> Any:
 def _transfers(source: Layout, target: Layout) -> tuple[BoxTransfer, ...]:
     """Return every box that is sent; members are indices into the sorted ranks.
 
-    Parts that a receiver itself holds are not sent. Several holders of a part take turns by the receiver's index.
+    Parts that a receiver itself holds are not sent. If several members hold a part, the receiver's index selects the
+    sender.
     """
     ranks = sorted(source.mesh.ranks)
     boxes = [source.local_box(rank) for rank in ranks]

@@ -57,8 +57,8 @@ class DeferredGradient(NamedTuple):
 class _Block:
     """The outermost open block of a thread or task.
 
-    It is a watcher too, because varying views are cached per set of watchers: no view made outside the block is used
-    inside.
+    It is also registered as a watcher: varying views are cached per set of watchers, so no view made outside the block
+    is used inside.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def defer_grad_reduce() -> Iterator[None]:
 
     For gradient accumulation: N backward passes communicate as much as one, with the same values. Only the all-reduce
     of a parameter's gradient is deferred. A sharded parameter that is gathered for use reduces and scatters its
-    gradient in each pass. So does a parameter with hooks, because hooks see true gradients. An inner block does
+    gradient in each pass. So does a parameter with hooks, because hooks must see reduced gradients. An inner block does
     nothing; the outermost block reduces.
 
     On PyTorch ``parameter.grad`` is a ``Partial`` DTensor inside the block. On MindSpore, where gradients are values,
@@ -155,7 +155,7 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
     module = module_path()
 
     def defer(grad: Any) -> bool:
-        # Backward of a graph that outlived its block, or that is differentiated again, reduces at once.
+        # The backward of a graph from before the block ended, or with create_graph, reduces at once.
         differentiated = platform.needs_grad(grad) and platform.grad_enabled()
         if not block.open or differentiated or not platform.accumulates_grad(local):
             return False
@@ -170,7 +170,8 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
 def add_deferred(first: DeferredGradient | None, second: DeferredGradient, platform: Platform) -> DeferredGradient:
     """Return the sum of two deferred gradients, Partial along the axes of both.
 
-    A gradient that is Partial along some axes is Partial along more axes once one rank keeps it and others hold zeros.
+    A gradient that is Partial along some axes becomes Partial along more when one rank keeps it and the others hold
+    zeros.
     """
     if first is None:  # autograd may pass the same tensor to other nodes
         return second._replace(partial_value=platform.local_op("clone")(second.partial_value, memory_format=None))

@@ -50,12 +50,12 @@ __all__ = [
 SUMMED_OPERANDS: ContextVar[Mapping[int, tuple[str, DeviceMesh, tuple[int, ...]]] | None] = ContextVar(
     "hyper_parallel_summed_operands", default=None
 )
-"""Of the innermost ``local_map`` that runs, by ``id`` of a local tensor: the operand's name, and the axes of its mesh
-over which the gradient that the function produces is summed afterwards."""
+"""For the innermost running ``local_map``, by ``id`` of a local tensor: the operand's name, and the mesh axes over
+which its gradient is summed after the function's backward.
+"""
 
 if TYPE_CHECKING:
-    # At run time it is the tensor type of one of the frameworks, too: either's functions take it, and it has its
-    # methods.
+    # At run time it is also a tensor of one framework, with that framework's methods, and is accepted by its functions.
     from hyper_parallel.core.dtensor.typed_operators import TypedOperators as _FrameworkTensor
 else:
     _FrameworkTensor = object
@@ -83,7 +83,7 @@ class DTensor(_FrameworkTensor):
     _views: dict[Any, Any] | None
     _origin: tuple[Any, tuple[int, int], Any] | None
     _readonly: str | None
-    _is_callers_leaf = False  # the local tensor is a leaf that ``from_local`` was given
+    _is_callers_leaf = False  # the local tensor is a leaf that was passed to ``from_local``
     _is_bypassed = False  # the gradient bypasses this tensor and goes to the one it was redistributed from
 
     def __new__(cls, local: Any, device_mesh: DeviceMesh, placements: Any) -> Any:
@@ -109,14 +109,15 @@ class DTensor(_FrameworkTensor):
         """Return a DTensor with the local tensor ``local`` on this rank.
 
         ``local`` receives its gradient in the dual layout, unless ``grad_placements`` says otherwise. On a rank outside
-        of the mesh the result holds nothing of ``local``, which tells shape and dtype and receives a gradient of zeros.
+        of the mesh the result has no elements of ``local``, which determines shape and dtype and receives a gradient of
+        zeros.
 
         Args:
             local: this rank's local tensor.
             device_mesh: the mesh, by default the current one.
             placements: placements or aliases; all Replicate by default.
-            run_check: compare shapes, dtypes and requires_grad of all ranks, and give ranks that should hold equal
-                values those of the first of them, as PyTorch does (communicates).
+            run_check: compare shapes, dtypes and requires_grad of all ranks, and copy the first replica's values to the
+                ranks that should hold equal ones, as PyTorch does (communicates).
             shape: global shape; without it, shards are assumed to be even.
             stride: ignored; accepted for PyTorch's signature.
             grad_placements: placements of the gradient that ``local`` receives. Along an axis on which the tensor is
@@ -240,7 +241,7 @@ class DTensor(_FrameworkTensor):
         return result
 
     def full_tensor(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """Return the whole tensor, as a plain tensor on every rank of the mesh.
+        """Return the global tensor, as a plain tensor on every rank of the mesh.
 
         Args:
             grad_placements: as for :meth:`to_local`.
@@ -289,7 +290,7 @@ class DTensor(_FrameworkTensor):
         return self.new_view(target, varying, cause)
 
     def new_view(self, target: Layout, varying: tuple[int, ...], cause: Cause | None) -> Any:
-        """Return what :meth:`local_for` does of a tensor whose gradient is recorded, and keep it."""
+        """Make and keep the view that :meth:`local_for` returns for a tensor whose gradient is recorded."""
         platform, local = self._platform, self._local
         if not platform.may_cache_view(self):
             return self._view(target, varying, cause, None)
@@ -318,9 +319,9 @@ class DTensor(_FrameworkTensor):
         )
 
     def leave_leaf(self) -> None:
-        """Make the tensor, which is about to be written, a result of the leaf that ``from_local`` was given.
+        """Before a write, make the tensor a result of the leaf that was passed to ``from_local``.
 
-        The storage stays that of the leaf, which keeps getting the gradient of its values before the write.
+        The storage stays that of the leaf, which still receives the gradient of its values from before the write.
         """
         platform, layout = self._platform, self._layout
         if platform.needs_grad(self._local) and platform.grad_enabled():
@@ -357,7 +358,7 @@ class DTensor(_FrameworkTensor):
         return self._layout.local_shape
 
 
-# Platforms and layouts of even shards, by what ``from_local`` was given: all that they depend on but the storage.
+# Platforms and layouts of even shards, by the arguments of ``from_local`` that they depend on.
 _EVEN: dict[tuple[Any, ...] | None, tuple[Platform, Layout]] = {}
 _MAX_EVEN = 16384
 _LOCK = threading.Lock()
@@ -365,7 +366,7 @@ register("even shards of from_local", _EVEN, lambda: _MAX_EVEN, has_layouts=True
 
 
 def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
-    """What the layout of even shards depends on; None where it cannot be looked up."""
+    """Cache key of the layout of even shards; None if an argument cannot be hashed."""
     if type(mesh) is not DeviceMesh or type(placements) not in _LISTS:
         return None
     if not _HASHABLE.issuperset(map(type, placements)):
@@ -386,9 +387,9 @@ _HASHABLE = frozenset({Shard, Replicate, Partial, str})
 
 
 def _reducing_gradient(local: Any, platform: Platform, layout: Layout, grad_placements: Sequence[Any]) -> Any:
-    """``local``, which receives its gradient in ``grad_placements``; off the graph where none is recorded.
+    """``local``, which receives its gradient in ``grad_placements``; detached where none is recorded.
 
-    Left as it is there, a leaf that is used later would receive the gradient of the dual layout.
+    Otherwise a leaf that is used later would receive the gradient in the dual layout.
     """
     partial = varying_axes(layout, grad_placements, "from_local", sums=True)
     if not partial or not platform.needs_grad(local):
@@ -399,7 +400,7 @@ def _reducing_gradient(local: Any, platform: Platform, layout: Layout, grad_plac
 
 
 def _wrap_callers(local: Any, platform: Platform, layout: Layout) -> DTensor:
-    """Wrap a local tensor that the caller keeps, and whose leaf is not to be written through the DTensor."""
+    """Wrap a local tensor that the caller keeps, so that a write to the DTensor does not change the caller's leaf."""
     tensor: DTensor = platform.wrap(local, layout)
     if not platform.loses_writes_through_views and platform.needs_grad(local) and not platform.passes_gradient(local):
         tensor._is_callers_leaf = True
@@ -415,7 +416,7 @@ def takes_no_part(platform: Platform, mesh: DeviceMesh) -> bool:
     """Return True on a rank outside of ``mesh``, where tensors hold nothing.
 
     Raises:
-        MeshLookupError: the framework cannot tell the dtypes of results without computing them.
+        MeshLookupError: the framework cannot infer the dtypes of results without computing them.
     """
     if mesh.coordinate is not None:
         return False
@@ -483,7 +484,7 @@ def _layout_from_local(
 
 
 class _DropView:
-    """Drops a kept view when its gradient arrives, since the graph that needed it is freed."""
+    """Drops a kept view once its gradient arrives, since the graph that needed it is freed then."""
 
     __slots__ = ("key", "tensor")
 
@@ -527,7 +528,7 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str, *, 
 
     Raises:
         PlacementError: there is not one placement per axis.
-        LayoutError: a placement that is neither Partial(sum) where that may be nor the dual.
+        LayoutError: a placement that is neither the dual nor an allowed Partial(sum).
     """
     grad_placements = own_placements(tuple(grad_placements))
     if len(grad_placements) != layout.mesh.ndim:
@@ -567,7 +568,7 @@ def require_dense(tensor: Any, what: str) -> Platform:
 
 
 def _require_device(platform: Platform, local: Any, mesh: DeviceMesh) -> None:
-    """Check that a plain tensor is on the type of device of its mesh.
+    """Check that a plain tensor is on the device type of its mesh.
 
     Raises:
         MeshMismatchError: it is not.
@@ -591,7 +592,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_ranks(platform: Platform, local: Any, layout: Layout) -> None:
-    """Check that the local tensors of all ranks have one dtype, one need of gradients and ``layout``'s shapes."""
+    """Check that the local tensors of all ranks agree on dtype and requires_grad and have the shapes of ``layout``."""
     mesh = layout.mesh
     own = (tuple(local.shape), str(local.dtype), platform.needs_grad(local))
     gathered = dict(zip(mesh.ranks, platform.transport().all_gather_object(own, mesh.ranks), strict=True))

@@ -55,7 +55,7 @@ __all__ = ["Exchange", "OwnBoxes", "ReduceExchange", "assemble", "pack"]
 
 
 class OwnBoxes(NamedTuple):
-    """What one rank exchanges with the members of a group.
+    """The boxes that one rank exchanges with the members of a group.
 
     Attributes:
         outgoing: boxes that it sends, those for the first member first.
@@ -71,7 +71,7 @@ class OwnBoxes(NamedTuple):
 
     @classmethod
     def of(cls, transfers: Iterable[BoxTransfer], own: int, members: int) -> OwnBoxes:
-        """Return what member ``own`` of ``members`` exchanges, by the ``transfers`` between all."""
+        """Return the boxes that member ``own`` of ``members`` exchanges, from the ``transfers`` between all."""
         outgoing: list[list[Box]] = [[] for _ in range(members)]
         incoming: list[list[Box]] = [[] for _ in range(members)]
         for box, sender, receiver in transfers:
@@ -96,7 +96,7 @@ class OwnBoxes(NamedTuple):
             platform: its framework.
 
         Returns:
-            what this rank receives, by box.
+            the received tensors, by box.
         """
         packed = pack(list(map(read, self.outgoing)), like, platform)
         return unpack(self.incoming, platform.transport().all_to_all(packed, ranks, self.sends, self.expects), platform)
@@ -128,7 +128,7 @@ class _SliceExchange(Step):
         return index
 
     def _own_of(self, transfers: Sequence[BoxTransfer]) -> OwnBoxes:
-        """Return what this rank exchanges by ``transfers`` of its slice."""
+        """Return the boxes that this rank exchanges, from the ``transfers`` of its slice."""
         return OwnBoxes.of(transfers, self._position(self.coordinate), self.members)
 
 
@@ -169,7 +169,7 @@ class Exchange(_SliceExchange):
 
     @property
     def least_received(self) -> tuple[float, float]:
-        """What the worst rank receives, and what a rank receives on average."""
+        """Elements that the worst rank receives, and that a rank receives on average."""
         return self.load
 
     @property
@@ -241,7 +241,7 @@ class ReduceExchange(_SliceExchange):
 
     @cached_property
     def _price(self) -> tuple[int, float, int]:
-        """What the worst rank receives, what a rank receives on average, and the messages of the worst rank."""
+        """Elements received by the worst rank and on average, and messages of the worst rank."""
         if self.members <= SMALL:
             loads, messages = loads_of_few(self.source, self.target, self.axes, self.reduced)
             return max(loads), float(sum(loads)) / self.members, messages
@@ -256,7 +256,7 @@ class ReduceExchange(_SliceExchange):
 
     @property
     def least_received(self) -> tuple[float, float]:
-        """Lower bounds of what the worst rank receives, and of what a rank receives on average, without any boxes.
+        """Lower bounds of the elements received by the worst rank and on average, without any boxes.
 
         Of an element with ``k`` partial values that ``d`` ranks need, one rank receives ``k - 1`` values, and ``d``
         others the sum, or ``d - 1`` if a rank that holds a partial value needs the sum. The first member sums an even

@@ -18,7 +18,7 @@ __all__ = ["layout_from_gathered_shapes", "layout_from_local_shapes", "note_rehe
 def layout_from_local_shapes(
     platform: Platform, local: Any, layout: Layout, where: str, known: Collection[int] = ()
 ) -> Layout:
-    """Return ``layout`` with the global shape that the local shards of all ranks have together.
+    """Return ``layout`` with the global shape that the local shards of all ranks add up to.
 
     Communicates along the axes that split a dim of unknown size; a rehearsal remembers layouts instead.
 
@@ -52,7 +52,7 @@ _SEEN_MOST = 64
 
 
 def note_rehearsed(layout: Layout) -> None:
-    """Note a layout at the border of a module, in a rehearsal: its local tensor may come back as a plain one."""
+    """In a rehearsal, record a layout at a module's boundary: its local tensor may come back as a plain one."""
     _SEEN.set((layout, *(other for other in _SEEN.get() if other is not layout))[:_SEEN_MOST])
 
 

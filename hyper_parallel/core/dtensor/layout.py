@@ -41,7 +41,7 @@ Box = tuple[tuple[int, int], ...]
 
 # Weak references: layouts of sizes that never come again must not fill the memory.
 _INTERNED: WeakValueDictionary[tuple[Any, ...], Layout] = WeakValueDictionary()
-# Layouts by the placements they were read from. A full cache is emptied.
+# Layouts by the placements from which they were parsed. A full cache is emptied.
 _PLACED: dict[Any, Layout] = {}
 _MAX_PLACED = 16384
 _LOCK = threading.Lock()
@@ -124,7 +124,7 @@ class Layout:
         partials: Sequence[tuple[int, str]] = (),
         shape: Sequence[int] | None = None,
     ) -> Layout:
-        """Return the layout of these parts, which are not checked.
+        """Return the layout with these attributes, which are not checked.
 
         Args:
             mesh: the device mesh.
@@ -255,7 +255,7 @@ class Layout:
 
     @property
     def is_replicated(self) -> bool:
-        """True if every rank holds the whole tensor."""
+        """True if every rank holds the complete tensor."""
         return not self.partials and not any(self.dim_axes)
 
     @property
@@ -299,7 +299,7 @@ class Layout:
         return count
 
     def get_global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the global shape: that of the layout, or without one that of even shards of ``local_shape``."""
+        """Return the layout's global shape; if it has none, the one of even shards of ``local_shape``."""
         if self.shape is not None:
             return self.shape
         if not self._is_placed:
@@ -400,7 +400,7 @@ class Layout:
 
 _PLACED_ATTRIBUTES = ("dim_axes", "partials", "placements")
 _OF_DRAFTS = ("placement_to_tensor_map", "reset_partial", "set_placements")
-"""What programs call on copies of the layouts of earlier releases, which could be changed."""
+"""Methods of the mutable layouts of earlier releases, which programs may still call."""
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
@@ -449,7 +449,7 @@ def _check_mesh(mesh: DeviceMesh, layout: Layout) -> None:
 
 
 def rebuilt_by() -> tuple[Callable[..., Any], ...]:
-    """The functions that a pickled layout calls; they only describe, so a loader of plain data may allow them."""
+    """The functions that unpickling a layout calls; they have no side effects, so a safe loader may allow them."""
     return (_intern, rebuild_mesh)
 
 
@@ -482,7 +482,7 @@ def _new(
         layout.dim_axes, layout.partials = dim_axes, partials
     elif unresolved_placements is not None:
         layout.placements, layout.partials = unresolved_placements, partials
-    # Not on first use: dispatch notices here that a tensor was given as a size.
+    # Computed here and not on first use, so that dispatch notices a tensor that was given as a size.
     layout.tensor_meta = None if shape is None else DenseShape(shape, _dense_strides(shape))
     layout._local_shape = None
     return layout

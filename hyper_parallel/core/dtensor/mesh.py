@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["DEVICE_TYPES", "DeviceMesh", "common_mesh", "get_current_mesh", "init_device_mesh", "rebuild_mesh"]
 
 DEVICE_TYPES = ("cpu", "cuda", "npu")
-"""What a rank may compute on."""
+"""Device types that a rank may compute on."""
 
 _MAX_PRINTED_RANKS = 64
-# The references are weak, but caches by layout keep meshes alive: with many meshes, those caches are emptied.
+# The references are weak, but caches keyed by layout keep meshes alive; with many meshes, those caches are emptied.
 _INTERNED: WeakValueDictionary[tuple[Any, ...], DeviceMesh] = WeakValueDictionary()
 _MAX_MESHES = 256
 _LOCK = threading.Lock()
@@ -239,7 +239,7 @@ class DeviceMesh:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def get_group(self, mesh_dim: int | str | None = None) -> Any:
-        """Return the group along one axis, which the framework's own functions take; it is created on first use."""
+        """Return the group along one axis, for the framework's own functions; it is created on first use."""
         axis = self._resolve_axis(mesh_dim, "get_group")
         return current_platform().mesh_group(self.ranks_along((axis,)))
 
@@ -331,7 +331,7 @@ class DeviceMesh:
         _check(self.device_type, (len(self.ranks),), self.ranks, (name,))
         return self._interned(self.device_type, (len(self.ranks),), self.ranks, (name,), self.rank)
 
-    _flatten = flatten  # as PyTorch's DeviceMesh calls it
+    _flatten = flatten  # the name in PyTorch's DeviceMesh
 
     def joined(self, groups: Sequence[Sequence[str]]) -> DeviceMesh:
         """Return a mesh over the same ranks in which axes are joined.
@@ -366,7 +366,7 @@ class DeviceMesh:
             dim: index or name of the axis.
             mesh_sizes: sizes of the new axes.
             mesh_dim_names: their names.
-            backend_override: accepted only as ``"fake"``, for axes whose group is not used. It has no effect, because
+            backend_override: only ``"fake"`` is accepted, for axes whose group is not used. It has no effect, because
                 groups are created when ``get_group`` is first called.
 
         Raises:
@@ -460,7 +460,7 @@ class DeviceMesh:
 
 
 class RankGrid(list[Any]):
-    """Ranks as nested lists, with what programs ask of PyTorch's tensor of ranks."""
+    """Ranks as nested lists, with the methods of PyTorch's tensor of ranks that programs call."""
 
     def numel(self) -> int:
         """Number of ranks."""
@@ -478,7 +478,7 @@ class _Room:
         self.most = 0
 
     def make(self) -> None:
-        """Empty the caches if there are too many meshes; the next time is when there are twice as many as remain."""
+        """Empty the caches if there are too many meshes; the new limit is twice the number that remain."""
         if len(_INTERNED) > max(self.most, _MAX_MESHES):
             empty_layout_caches()
             gc.collect()  # a transition and its adjoint refer to each other
@@ -590,7 +590,7 @@ def shape_and_ranks(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape and the row-major ranks of a nested sequence of ranks.
 
     Raises:
-        MeshError: the rows are of different lengths.
+        MeshError: the rows have different lengths.
     """
     if hasattr(mesh, "tolist"):
         mesh = mesh.tolist()

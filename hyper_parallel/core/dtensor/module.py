@@ -51,7 +51,7 @@ def distribute_tensor(
     """Distribute a tensor over a mesh.
 
     Args:
-        tensor: the whole tensor; every rank passes one of the same shape and dtype.
+        tensor: the global tensor; every rank passes one of the same shape and dtype.
         device_mesh: the mesh, by default the current one.
         placements: placements or aliases; all Replicate by default. Along a Partial(sum) axis the first rank
             holds the values and the others hold zeros.
@@ -68,7 +68,7 @@ def distribute_tensor(
         MeshError: (a ValueError) ``src_data_rank`` is not a valid index into the mesh.
         MeshLookupError: (a MeshError) on MindSpore, this rank is not in the mesh.
         ArgumentTypeError: (a TypeError and a RuntimeError) ``tensor`` is sparse, is not a tensor, or is the result of a
-            computation that needs its gradient, which a leaf would not pass on. :meth:`DTensor.from_local` does.
+            computation that needs its gradient, which a leaf would not pass on (:meth:`DTensor.from_local` does).
     """
     mesh = resolve_mesh(device_mesh)
     platform = platform_of_argument(tensor, "distribute_tensor: tensor")
@@ -115,7 +115,7 @@ def _not_a_leaf_message(tensor: Any, layout: Layout) -> str:
 
 
 def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | None) -> Any:
-    """Return this rank's shard of ``whole``, in storage of its own; the values come from the rank at ``source``."""
+    """Return this rank's shard of ``whole``, in its own storage, with the values of the rank at ``source``."""
     full_box = whole_box(layout.shape or ())
     if source is None or len(layout.mesh.ranks) == 1 or platform.is_meta(whole):
         own = narrow_box(whole, full_box, layout.local_box(), platform)
@@ -130,7 +130,7 @@ def _own_shard(platform: Platform, whole: Any, layout: Layout, source: int | Non
 
 
 def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any:
-    """Send every rank its shard of what rank ``source`` holds.
+    """Send every rank its shard of the tensor of rank ``source``.
 
     The source scatters along the axes that split the tensor, to the ranks that share its position on the others; these
     broadcast along the others. So each piece leaves the source once, however many ranks hold it.
@@ -163,12 +163,12 @@ def _scatter_to(platform: Platform, whole: Any, layout: Layout, source: int, ran
     sends = Parts.of([(volume(box),) for box in boxes] or [(0,)] * len(ranks))
     expects = Parts.of([size if rank == source else (0,) for rank in ranks])
     shard = platform.transport().all_to_all(flat, ranks, sends, expects)
-    # No view: a framework makes a view anew when its base is written, and an empty one without second gradients.
+    # Not a view: a framework recreates a view when its base is written, and an empty one then has no second gradient.
     return platform.detach(platform.reshape(shard, layout.local_shape))
 
 
 def _follow_each_other(boxes: Sequence[Box], full: Box) -> bool:
-    """Return whether the boxes, in their order, are all rows of the tensor: they need no copy to be sent."""
+    """Return whether the boxes, in their order, are consecutive rows of the tensor: they are sent without a copy."""
     if not full or any(box[1:] != full[1:] for box in boxes):
         return False
     edges = [full[0][0], *(edge for box in boxes for edge in box[0]), full[0][1]]
@@ -219,7 +219,7 @@ def local_data_for(parameter: Any, data: Any) -> Any:
 
     Args:
         parameter: the destination, a plain tensor or a DTensor.
-        data: a DTensor of any layout on the parameter's mesh, this rank's shard, or the whole tensor.
+        data: a DTensor of any layout on the parameter's mesh, this rank's shard, or the complete tensor.
 
     Raises:
         LayoutError: (a ValueError) the shape of ``data`` is neither the local nor the global shape of ``parameter``.
@@ -252,7 +252,7 @@ def replicate_module(platform: Platform, module: Any, mesh: DeviceMesh, *, src_d
 
 
 def _plain_values(platform: Platform, module: Any) -> list[str]:
-    """Return the names of the module's own parameters and buffers that are no DTensors."""
+    """Return the names of the module's own parameters and buffers that are not DTensors."""
     values = {**platform.direct_parameters(module), **platform.direct_buffers(module)}
     return [name for name, value in values.items() if not isinstance(value, DTensor)]
 
@@ -307,7 +307,7 @@ def distribute_module(
 def _refuse_untying(platform: Platform, module: Any, replaced: list[tuple[str, Any]]) -> None:
     problems = list(untying_problems(platform, module, replaced))
     if problems:
-        raise ModuleError("\n  - ".join(["distribute_module: tied parameters would come apart:", *problems]))
+        raise ModuleError("\n  - ".join(["distribute_module: parameters would no longer be tied:", *problems]))
 
 
 def _hook(fn: Callable[..., Any] | None, name: str) -> Callable[..., Any] | None:

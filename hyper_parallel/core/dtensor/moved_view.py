@@ -1,7 +1,7 @@
-"""Views that had to be copies, because their operand had to move: stale once the operand is written.
+"""Views that are copies because their operand was redistributed; they are stale once the operand is written.
 
-Where one device has a view, a DTensor has a part of its own local tensor if the part lies there, which sees every
-write as the view does. A part that had to be fetched from other ranks is a copy, and would keep the old values.
+Where one device has a view, a DTensor has a view of its local tensor if the values are there; it sees every write.
+Values that were fetched from other ranks are a copy, which would keep the old values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["MovedView", "follow"]
 
 Count = Callable[[], Any]
-"""Returns a value that every write to a tensor changes."""
+"""Returns a value that changes with every write to a tensor."""
 
 
 class MovedView:
-    """What a framework's DTensor class is combined with to become that of copies instead of views.
+    """Mixin for a framework's DTensor class: the class of copies instead of views.
 
     Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
@@ -35,7 +35,7 @@ class MovedView:
         for count, before in self._followed:
             if count() != before:
                 msg = (
-                    f"a view of a tensor that was written since is stale: {self._readonly}; take the view anew after "
+                    f"a view of a tensor that was written since is stale: {self._readonly}; take the view again after "
                     "the write, or clone() it before"
                 )
                 raise UnsupportedOperatorError(msg)
@@ -52,7 +52,7 @@ class MovedView:
 
 
 def follow(copy: DTensor, kind: type[Any], bases: Sequence[DTensor], counting: Callable[[Any], Count]) -> None:
-    """Make ``copy`` stale when one of ``bases`` is written; where that is such a copy itself, when its own base is.
+    """Make ``copy`` stale when one of ``bases`` is written, or the base of one that is such a copy itself.
 
     Args:
         copy: a DTensor with storage of its own.

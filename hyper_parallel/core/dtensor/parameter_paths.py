@@ -20,7 +20,9 @@ __all__ = [
 MODULE_PATH = "_hyper_parallel_path"
 """Attribute of a module: its path from the outermost module that was parallelized."""
 MADE_BY_FULLY_SHARD = "_hyper_parallel_made_by_fully_shard"
-"""Attribute of parameters that ``fully_shard`` has made; a reference to those from before would keep swaps away."""
+"""Attribute of parameters that ``fully_shard`` has made; they keep no reference to the originals, which would prevent
+swaps.
+"""
 _FAMILY = "_hyper_parallel_family"
 
 Slot = tuple[str, Any, str]
@@ -57,7 +59,7 @@ class TiedParameters:
         return self._platform.direct_parameters(module)[name]
 
     def restore(self) -> None:
-        """After a tied parameter was replaced under one path, set the replacement under its other paths too."""
+        """Set a tied parameter's replacement under its other paths, too."""
         self._groups = [(slots, self._share_replacement(slots, shared)) for slots, shared in self._groups]
 
     def _share_replacement(self, slots: list[Slot], shared: Any) -> Any:
@@ -71,13 +73,13 @@ class TiedParameters:
 
 
 class _Family:
-    """A parameter and those that replaced it, with the modules that got them, held weakly. Pickled as an empty set."""
+    """A parameter and its replacements, with the modules that hold them, referenced weakly. Pickled as an empty set."""
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, str], ref[Any]] = {}
 
     def __reduce__(self) -> Any:
-        """Leave the modules out of files."""
+        """Pickle without the modules."""
         return set, ()
 
     def add(self, owner: Any, name: str) -> None:
@@ -85,7 +87,7 @@ class _Family:
         self._slots[id(owner), name] = ref(owner)
 
     def left_behind(self, platform: ModulesFacet, parameter: Any, inside: Container[int]) -> tuple[Any, str] | None:
-        """Return a module and the name of its parameter of this family, if a replacement of ``parameter`` misses it."""
+        """Return a module whose parameter of this family a replacement of ``parameter`` would miss, and its name."""
         for (_, name), slot in self._slots.items():
             owner = slot()
             current = None if owner is None else platform.direct_parameters(owner).get(name)
@@ -142,7 +144,7 @@ def module_label(module: Any) -> str:
 
 @contextmanager
 def replacing_parameters(platform: ModulesFacet, root: Any) -> Iterator[TiedParameters]:
-    """Let parameters under ``root`` be replaced inside; modules that hold them in containers too get the new ones.
+    """Replace parameters under ``root`` in the block; modules that hold them in containers get the new ones, too.
 
     A parameter that only its modules hold is freed as soon as it is replaced, so memory never holds the whole model
     and all of its shards.

@@ -63,7 +63,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Replicate(Placement):
-    """Every rank along the axis holds the whole tensor."""
+    """Every rank along the axis holds the complete tensor."""
 
     def is_replicate(self) -> bool:
         """Always true."""
@@ -107,7 +107,7 @@ class Shard(Placement):
 
 @dataclass(frozen=True)
 class StridedShard(Shard):
-    """A shard of a dim that mesh axes further right have already split; this expresses the order of splits.
+    """A shard of a dim that mesh axes further right have already split; it expresses the order of splits.
 
     Args:
         dim: the tensor dim.
@@ -137,8 +137,8 @@ class StridedShard(Shard):
 class Partial(Placement):
     """Each rank along the axis holds a partial value; reducing them with ``reduce_op`` gives the tensor.
 
-    The gradient of a rank's partial value is the tensor's gradient for ``sum``, and that divided by the number of ranks
-    for ``avg``. So an optimizer step changes an averaged leaf by less than the same leaf held replicated.
+    The gradient of a rank's partial value is the tensor's gradient for ``sum``, and for ``avg`` that gradient divided
+    by the number of ranks. So an optimizer step changes an averaged leaf by less than a replicated one.
 
     Args:
         reduce_op: ``sum``, ``avg``, ``max``, ``min``, ``prod``, ``all`` or ``any``.
@@ -165,7 +165,7 @@ class Partial(Placement):
 
 
 def own_placements(placements: Any) -> Any:
-    """Return placements with those of PyTorch's DTensor, also inside lists, tuples and dicts, as this library's own.
+    """Convert placements of PyTorch's DTensor, also inside lists, tuples and dicts, to this library's.
 
     Raises:
         UnsupportedOperatorError: only PyTorch has such a placement.
@@ -232,7 +232,7 @@ def _normalized_dim(placement: Shard, ndim: int) -> int:
 
 
 def _position(mesh: DeviceMesh, inner: list[int], placement: Shard) -> int:
-    """Return where among the axes ``inner``, which split the same dim, the split factor puts ``placement``."""
+    """Return the position of ``placement`` among the axes ``inner``, which split the same dim, by its split factor."""
     factor = placement.split_factor if isinstance(placement, StridedShard) else 1
     product = 1
     for position in range(len(inner) + 1):

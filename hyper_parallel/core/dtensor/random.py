@@ -101,7 +101,7 @@ class _Streams:
         self.named.clear()
 
     def claim(self) -> None:
-        """Claim the rank's own stream for this thread; raise if a running thread holds it."""
+        """Claim the rank's own stream for this thread; raise if another running thread has it."""
         thread = threading.current_thread()
         if self.owner is not None and self.owner is not thread and self.owner.is_alive():
             msg = (
@@ -166,7 +166,7 @@ def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
 def get_rng_state() -> tuple[int, int]:
     """Return the state of the random stream of DTensors: seed and index of the next call, two ints.
 
-    It is the same on every rank and does not depend on the mesh: saved in a checkpoint, it goes on anywhere.
+    It is the same on every rank and does not depend on the mesh: saved in a checkpoint, it can be resumed on any mesh.
     """
     with _LOCK:
         temporary = _TEMPORARY.get()
@@ -243,7 +243,7 @@ def named_stream(name: str) -> Iterator[None]:
 
 @contextmanager
 def record_sampling(record: Callable[[LocalRandomNumbers], LocalRandomNumbers]) -> Iterator[Callable[[], int]]:
-    """Sample nothing inside the block, which a compiler traces: ``record`` replaces what would be sampled.
+    """Sample nothing inside the block, which a compiler traces: ``record`` is called instead of sampling.
 
     Calls are counted from 0, and the rank's stream stays where it is.
 
@@ -251,7 +251,7 @@ def record_sampling(record: Callable[[LocalRandomNumbers], LocalRandomNumbers]) 
         the function that returns the number of calls.
 
     Raises:
-        UnsupportedOperatorError: the block starts the stream anew.
+        UnsupportedOperatorError: the block seeds the stream.
     """
     recorder = _RECORDER.set(record)
     try:
@@ -260,9 +260,7 @@ def record_sampling(record: Callable[[LocalRandomNumbers], LocalRandomNumbers]) 
             start = temporary.state  # type: ignore[union-attr] # it was set
             yield lambda: start.calls
             if temporary.state is not start:  # type: ignore[union-attr] # as above
-                msg = (
-                    "compile: forward of the compiled module seeds the random numbers of DTensors; do so outside of it"
-                )
+                msg = "compile: forward of the compiled module seeds the random numbers of DTensors; seed them outside"
                 raise UnsupportedOperatorError(msg)
     finally:
         _RECORDER.reset(recorder)
@@ -362,13 +360,13 @@ def use_deterministic(seed: int = 0) -> None:
     """Make this rank's program give the same bits in every run; call it first, on every rank, with the same number.
 
     It sets the framework's own switches (``torch.use_deterministic_algorithms`` and cuDNN's, or
-    ``mindspore.set_deterministic``), with the environment variables that cuBLAS and HCCL read when they start; has
-    reductions of DTensors on accelerators computed in the order of the ranks, as they always are on CPU; and starts
-    the generators of DTensors, the framework, Python and NumPy. An operator of PyTorch that has no deterministic form
-    then raises PyTorch's error. There is no way back: start a new process.
+    ``mindspore.set_deterministic``), with the environment variables that cuBLAS and HCCL read when they start; makes
+    reductions of DTensors on accelerators add in the order of the ranks, as they always do on CPU; and starts the
+    generators of DTensors, the framework, Python and NumPy. An operator of PyTorch that has no deterministic form then
+    raises PyTorch's error. It cannot be undone in the process.
 
-    What it cannot set: the number of threads and of ranks and the machine, which must be the same in both runs, and
-    the order in which PyTorch's own engines add. Gloo's differs between DDP's buckets;
+    It does not set the number of threads and ranks or the machine, which must be the same in both runs, nor the order
+    in which PyTorch's own engines add. Gloo's differs between DDP's buckets;
     ``hyper_parallel.platform.torch.pytorch_data_parallel.rank_order_hook`` has DDP average in the order of the ranks.
 
     Args:

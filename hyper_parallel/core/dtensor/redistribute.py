@@ -26,7 +26,7 @@ _CACHE = "_hyper_parallel_redistribution"
 
 
 class _Context(NamedTuple):
-    """What a run of a transition needs to know; forward passes it on to backward.
+    """Context of a run of a transition; forward passes it on to backward.
 
     Attributes:
         platform: the framework of the tensors.
@@ -48,7 +48,7 @@ class _Context(NamedTuple):
 
 
 class _Functions(NamedTuple):
-    """The autograd functions over one framework's ``Function``."""
+    """The autograd functions derived from one framework's ``Function``."""
 
     linear: Any
     extremum: Any
@@ -151,7 +151,7 @@ def gathered_view(
         return gathered_local
     varying = plan_transition(transition.source, transition.target, axes)
     context = _Context(platform, None, module_path(), watchers(), on_backward)
-    # In a tuple: as an argument of its own, which is not an operand, it would have to be detached twice.
+    # In a tuple: as a separate argument it would count as an operand and would have to be detached.
     return _functions(platform).gathered.apply(source_local, (gathered_local,), varying, context)
 
 
@@ -203,7 +203,7 @@ def _applied(local: Any, transition: Transition, platform: Platform) -> Any:
         return local
     for step in steps:
         local = step.apply(local, platform)
-    return platform.function_result(local)  # on some ranks it is part of a buffer: a view
+    return platform.function_result(local)  # on some ranks the result is a view of a buffer
 
 
 def _notify(local: Any, transition: Transition, context: _Context, phase: str) -> None:
@@ -304,7 +304,7 @@ def _gathered_function(base: Any) -> Any:
             """Return the value that was gathered before; ``source`` only ties the result to the graph."""
             del source
             ctx.transition, ctx.context = transition, context
-            return context.platform.detach(gathered[0])  # of no graph but the one that this function makes
+            return context.platform.detach(gathered[0])  # on no graph except that of this function
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:

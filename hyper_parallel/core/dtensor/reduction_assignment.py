@@ -1,7 +1,7 @@
 """Which rank reduces which elements of partial values, for all ranks of a slice of a mesh at once: used for costs.
 
-The same assignment as :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`, which lists the boxes of the parts, as
-arrays of their sizes: a search that prices thousands of ranks needs no boxes.
+The assignment is that of :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`, which lists boxes; here it is arrays
+of sizes, since a search over thousands of ranks needs no boxes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Grid:
     """The cells into which the edges of all boxes of a slice cut the tensor, numbered row-major."""
 
     def __init__(self, *bounds: Any) -> None:
-        """Take starts and stops of boxes, arrays of shape (members, dims)."""
+        """Build the grid from starts and stops of boxes, arrays of shape (members, dims)."""
         columns = np.concatenate(bounds).T
         self.edges = [np.unique(column) for column in columns]
         self.shape = tuple(max(len(edges) - 1, 0) for edges in self.edges)
@@ -102,7 +102,7 @@ def sum_parts(
     reducers, reduced_cells = grid.cells_in(starts, np.maximum(starts, np.minimum(held[1], wanted[1])))
     others = np.setdiff1d(cells, reduced_cells)
     needed = np.ones(len(reducers), bool)
-    if others.size:  # nobody who holds a partial value of them needs the sum
+    if others.size:  # no holder of a partial value needs the sum
         holders, held_cells = grid.cells_in(*held)
         chosen = np.isin(held_cells, others)
         reducers, reduced_cells = (
@@ -120,7 +120,7 @@ def sum_parts(
 def loads_of_few(
     source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...]
 ) -> tuple[list[int], int]:
-    """Return what each member of the first slice receives, and the messages of the worst, without arrays.
+    """Return the elements that each member of the first slice receives, and the messages of the worst, without arrays.
 
     Arguments are as in :func:`sum_parts`, and so is the assignment: a cell is the intersection of a source box and a
     target box, and is split among the members that have both; if there is none, among all that hold it.
@@ -183,7 +183,7 @@ register("groups of few ranks", _in_groups)
 
 
 def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coordinate: Coordinate) -> int:
-    """Return from how many other ranks the one at ``coordinate`` receives sums at least; one more at most.
+    """Return a lower bound, at most one too low, of the ranks from which the one at ``coordinate`` receives sums.
 
     A source box meets the target box in one cell. If a rank that needs the same box holds values of the cell, those
     ranks sum it, else all ranks that hold values of it.
@@ -199,7 +199,7 @@ def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coor
 
 
 def senders_of_few(source: Layout, target: Layout, slice_axes: tuple[int, ...], member: int) -> int:
-    """Return what :func:`senders_of` does, for the member with number ``member`` of the first slice, without arrays."""
+    """Like :func:`senders_of`, for the member with number ``member`` of the first slice, without arrays."""
     held, wanted = (_boxes(layout, slice_axes) for layout in (source, target))
     needed, counts = wanted[member], _numbers_of_reducers(source, target, slice_axes)
     alike = {before for before, after in zip(held, wanted, strict=True) if after == needed}
@@ -246,14 +246,14 @@ def _edges(bounds: Bounds, count: int) -> tuple[Any, Any]:
 
 
 def _unique(starts: Any, stops: Any) -> tuple[Any, Any, Any]:
-    """Return the different boxes, and for each member the number of its box."""
+    """Return the distinct boxes, and for each member the number of its box."""
     both, number = np.unique(np.concatenate((starts, stops), axis=1), axis=0, return_inverse=True)
     ndim = starts.shape[1]
     return both[:, :ndim], both[:, ndim:], number.reshape(-1)
 
 
 def _part_sizes(grid: _Grid, cells: Any) -> Any:
-    """Return the elements of each part: cells, sorted, are split evenly along their longest dim, one part an entry."""
+    """Return the elements of each part: sorted cells are split evenly along their longest dim, one entry per part."""
     different, first, counts = np.unique(cells, return_index=True, return_counts=True)
     sizes = grid.sizes(different)
     longest = sizes.max(axis=1)

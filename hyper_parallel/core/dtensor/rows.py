@@ -1,7 +1,7 @@
 """Packing and unpacking of shards, compiled once per step: one copy at most, however many members there are.
 
-A tensor is split by giving its members a dim of their own, which then goes first, and joined the other way round. Where
-the elements of a part lie together already, nothing is rearranged. Uneven shards are padded, which costs one copy more.
+A tensor is split by giving the members a new dim, which is moved to the front; joining is the inverse. Where the
+elements of a part are contiguous already, nothing is rearranged. Uneven shards are padded, which costs one copy more.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Shape = tuple[int, ...]
 
 
 def padded(local: Any, dim: int, missing: int, platform: Platform) -> Any:
-    """Return ``local`` with zeros after it, as many as ``missing`` along ``dim``."""
+    """Return ``local``, padded with ``missing`` zeros at the end of ``dim``."""
     shape = (*local.shape[:dim], missing, *local.shape[dim + 1 :])
     zeros = platform.zeros(shape, dtype=local.dtype, device=getattr(local, "device", None))
     return platform.cat([local, zeros], dim)
 
 
 def _fill_rows(sizes: Sequence[int]) -> bool:
-    """Whether only the last of the parts are shorter than the first: one, and then empty ones."""
+    """Whether only the last parts are shorter than the first: one shorter part, then empty ones."""
     return max(sizes) <= sizes[0] and not any(size and earlier < sizes[0] for earlier, size in pairwise(sizes))
 
 
@@ -44,8 +44,8 @@ class _Rows:
 
     Attributes:
         shapes: of the parts, one per member.
-        dim: along which they lie.
-        copied: False if all elements of a part lie together in the whole, so that nothing is rearranged.
+        dim: along which they follow one another.
+        copied: False if the elements of each part are contiguous in the complete tensor, so that nothing is rearranged.
     """
 
     shapes: tuple[Shape, ...]
@@ -71,8 +71,8 @@ class _Rows:
 class GatheredRows(_Rows):
     """Rows that members sent, to be joined along one dim.
 
-    Shards by the ceil rule are uneven only at the end: all rows are as long as the first, and the sum of what they hold
-    comes first in the concatenation.
+    Shards by the ceil rule are uneven only at the end: all rows are as long as the first, and padding is at the end of
+    the concatenation.
     """
 
     @cached_property

@@ -208,7 +208,7 @@ class LocalRandomNumbers:
             yield from self._long_run(philox, per_block, row)
 
     def _many_runs(self, per_block: int, width: int) -> Iterator[tuple[slice, slice, Any]]:
-        """Compute as many whole runs at a time as fit."""
+        """Compute as many complete runs at a time as fit."""
         count, length, all_columns = self.runs.count, self.runs.length, slice(None)
         runs_at_once = min(count, BLOCKS_AT_ONCE // width)
         philox = Philox(self.seed, self.call)

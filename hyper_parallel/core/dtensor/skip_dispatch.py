@@ -67,7 +67,7 @@ def skipped(func: Callable[..., Any] | None, *names: str) -> bool:
 
 @contextmanager
 def outside_blocks() -> Iterator[None]:
-    """Ignore surrounding blocks: an operator in ``no_skip`` is dispatched together with those it decomposes into."""
+    """Ignore surrounding blocks: an operator in ``no_skip`` is dispatched, and so are those that it decomposes into."""
     token = _BLOCKS.set(())
     try:
         yield

@@ -41,7 +41,7 @@ __all__ = ["LEAST_OVERHEAD", "AllGather", "AllReduce", "AllToAll", "ReduceScatte
            "ToPartial", "empty_like", "narrow_box", "sizes_of"]  # fmt: skip
 
 LEAST_OVERHEAD = 1e-13
-"""Seconds that any step costs."""
+"""Fixed cost of a step, in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +226,7 @@ class AllGather(Step):
 
     @cached_property
     def load(self) -> tuple[int, float]:
-        """What the member with the least lacks; together they lack the whole, but for one copy of it."""
+        """Elements missing at the member with the shortest shard, and on average."""
         whole, members = first_sizes(self.target), self.members
         dim, elements = _changed_dim(self.source, self.target), math.prod(whole)
         lacking = elements and elements // whole[dim] * (whole[dim] - self._least_share)
@@ -234,13 +234,13 @@ class AllGather(Step):
 
     @cached_property
     def _least_share(self) -> int:
-        """Length of the shortest shard of what is gathered."""
+        """Length of the shortest gathered shard."""
         dim, counts = _changed_dim(self.source, self.target), self.source.mesh.shape
         return least_share(first_sizes(self.target)[dim], [counts[axis] for axis in self.axes])
 
     @classmethod
     def least_load(cls, before: int, after: int, members: int) -> int:
-        """Return what the first member lacks, whose shard is the largest."""
+        """Return the elements that the first member, whose shard is the largest, lacks."""
         del members
         return after - before
 
@@ -275,14 +275,14 @@ class ReduceScatter(Step):
 
     @cached_property
     def load(self) -> tuple[int, float]:
-        """What the first member receives, whose shard is the largest; the shards together are the source."""
+        """Elements that the first member, whose shard is the largest, receives; all shards add up to the source."""
         others = self.members - 1
         first, whole = (math.prod(first_sizes(layout)) for layout in (self.target, self.source))
         return others * first, others * whole / self.members
 
     @classmethod
     def least_load(cls, before: int, after: int, members: int) -> int:
-        """Return what the first member receives."""
+        """Return the elements that the first member receives."""
         del before
         return (members - 1) * after
 
@@ -329,19 +329,19 @@ class AllReduce(Step):
 
     @cached_property
     def load(self) -> tuple[int, float]:
-        """What each member receives."""
+        """Elements that each member receives."""
         received = self.least_load(math.prod(first_sizes(self.source)), 0, self.members)
         return received, float(received)
 
     @classmethod
     def least_load(cls, before: int, after: int, members: int) -> int:
-        """Return what each member receives."""
+        """Return the elements that each member receives."""
         del after
         return 2 * (members - 1) * before // members
 
     @property
     def beats_exchange(self) -> bool:
-        """True if the tensor is not empty: a reduction to boxes receives no less, and starts one collective more."""
+        """True if the tensor is not empty: a reduction to boxes receives no less and starts one more collective."""
         return self.received > 0
 
     @cached_property
@@ -361,7 +361,7 @@ class AllToAll(Step):
 
     @cached_property
     def load(self) -> tuple[int, float]:
-        """As for any step; few members are looked at along the two dims that change."""
+        """As for any step; few members are examined along the two dims that change."""
         members = self.members
         if members > SMALL:
             return super().load
@@ -420,7 +420,7 @@ class AllToAll(Step):
 
     @cached_property
     def _exchanged_shapes(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """What this rank sends to each member, and what it expects from each."""
+        """Shapes that this rank sends to each member, and shapes that it receives from each."""
         positions = mesh_slice(self.source.mesh, self.axes, self.coordinate)
         box, target = self.source.box_at(self.coordinate), self.target.box_at(self.coordinate)
         sends = tuple(sizes_of(intersect(box, self.target.box_at(position))) for position in positions)
@@ -459,7 +459,7 @@ class AllToAll(Step):
 
 
 class _SentParts(NamedTuple):
-    """What a rank sends to each member, and what it expects from each."""
+    """The parts that a rank sends to each member, and those that it receives from each."""
 
     sends: Parts
     expects: Parts
@@ -472,7 +472,7 @@ class _ExchangedRows(NamedTuple):
         sent: how it is split.
         received: how they are joined.
         missing: by how much this rank's parts are padded along the dim that is gathered.
-        parts: where some members' shards are empty, what goes to whom; None if every member has a row of every other.
+        parts: the parts between members where some shards are empty; None if every member has a row from every other.
     """
 
     sent: ScatteredRows

@@ -168,7 +168,7 @@ def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ())
 
 
 def plan_gradient(layout: Layout, gradient: Layout) -> Transition:
-    """Return the transition that leaves a value laid out as ``layout`` as it is, and its gradient in ``gradient``.
+    """Return the transition that keeps a value in ``layout`` and has its gradient in ``gradient``.
 
     Args:
         layout: of the value.
@@ -187,7 +187,7 @@ def clear_transition_cache() -> None:
 def _build(source: Layout, target: Layout, varying: tuple[int, ...]) -> Transition:
     _check(source, target, varying)
     if source.mesh.coordinate is None:
-        return Transition(source, target, varying, ())  # a rank outside of the mesh holds nothing to be moved
+        return Transition(source, target, varying, ())  # a rank outside of the mesh has nothing to redistribute
     start, end = _without_unit_axes(source), _without_unit_axes(target)
     nonlinear = tuple(
         (axis, op) for axis, op in start.partials if op not in ("sum", "avg") and (axis, op) not in end.partials

@@ -1,4 +1,4 @@
-"""Expert parallelism: the experts of a layer sharded over an axis, tokens sent to them. Names are imported lazily.
+"""Expert parallelism: experts are sharded over an axis, and tokens are sent to them. Names are imported lazily.
 
 Importing this package imports no framework.
 """

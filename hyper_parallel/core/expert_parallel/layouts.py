@@ -1,4 +1,4 @@
-"""Layouts of an expert-parallel region: which axes shard tokens, which one shards experts, what enters and leaves."""
+"""Layouts of an expert-parallel region: the axes of tokens and of experts, and the layouts of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RegionLayouts:
         return tuple(self.tokens.mesh.ranks_along((self.expert_axis,)))
 
     def counted_ranks(self, everywhere: bool) -> tuple[int, ...]:
-        """Return the ranks whose counts are needed, in the order of tokens: of the expert axis, or ``everywhere``."""
+        """Return the ranks whose counts are needed, in the order of tokens: those of the expert axis, or all."""
         if self.tokens is None or not everywhere:
             return self.expert_ranks
         layout = self.tokens
@@ -92,8 +92,8 @@ def region_layouts(
     """Check the layouts of a call.
 
     Raises:
-        LayoutError: plain tensors among DTensors, tensors on several meshes, tokens or experts that are laid out in
-            another way than the region takes.
+        LayoutError: plain tensors among DTensors, tensors on several meshes, tokens or experts in a layout that the
+            region does not support.
     """
     names = ["x", "experts", "weights", *(f"parameters[{index}]" for index in range(len(parameters)))]
     tensors = [x, experts, weights, *parameters]
@@ -139,7 +139,7 @@ def _check_tokens(x: Any, experts: Any, weights: Any) -> None:
 
 
 def _kind(x: Any, parameters: Sequence[Any], axis: int, *, partial_sums: bool) -> str:
-    """Return what the parameters are split by along ``axis``: ``experts``, ``features`` or ``nothing``."""
+    """Return how the parameters are sharded along ``axis``: by ``experts``, ``features`` or ``nothing``."""
     own = x.placements[axis]
     placements = [stacked.placements[axis] for stacked in parameters]
     if all(placement == Replicate() for placement in placements):
@@ -160,6 +160,6 @@ def _kind(x: Any, parameters: Sequence[Any], axis: int, *, partial_sums: bool) -
     msg = (
         f"routed_experts: on axis {name!r} parameters are {placements} and x is {own}; there, parameters must be all "
         "Replicate(), or all Shard(0) with x Shard(0), or all sharded along other dims with x Replicate() and "
-        "partial_sums=True, if compute then returns this rank's summand of the result"
+        "partial_sums=True, if compute returns this rank's term of the sum"
     )
     raise LayoutError(msg)

@@ -1,4 +1,4 @@
-"""Auxiliary losses of a router over the tokens of all ranks: their values do not depend on the number of ranks."""
+"""Auxiliary losses of a router over the tokens of all ranks; their values do not depend on the number of ranks."""
 
 from __future__ import annotations
 

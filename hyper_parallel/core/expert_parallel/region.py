@@ -1,4 +1,4 @@
-"""``routed_experts``: the region in which tokens are at their experts."""
+"""``routed_experts``: sends tokens to their experts, computes, and sends the results back."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def routed_experts(
     The same call works on plain tensors, on one device. As DTensors, ``x``, ``experts`` and ``weights`` are sharded by
     tokens (dim 0) over one axis or more, and all parameters by experts (dim 0) over one of these. The number of experts
     and of tokens need not divide by the axes. Gradients are those of one device; an expert without tokens has gradient
-    zero. Rows of one expert are in the order of global tokens, so its sums have one device's order along the expert
-    axis.
+    zero. Rows of one expert are in the order of global tokens, so sums over them add in the order of one device.
 
     Args:
         x: tokens [T, D], floating.
@@ -52,14 +51,14 @@ def routed_experts(
         weights: of the choices, [T, k], floating.
         parameters: stacked weights of the experts, [E, ...] each, at least one.
         compute: ``compute(rows, *own)`` is one expert, with rows [R, D] and its own slice of each parameter; returns
-            [R, F]. R may be 0; on MindSpore it is not, but a rank without tokens computes a row of ones, for its shape.
-            Rows must not depend on each other.
+            [R, F]. R may be 0. On MindSpore it is at least 1: a rank without tokens computes a row of ones to learn the
+            shape. Rows must not depend on each other.
         capacity_factor: an expert takes at most ``ceil(T * k * capacity_factor / E)`` assignments of the global batch,
             the first in the order of global tokens; the others contribute zero. None takes all (dropless).
         partial_sums: accept axes along which every parameter is sharded by another dim than experts, and tokens are
-            replicated (tensor parallelism inside an expert, columns of the first matrix and rows of the second). It
-            states that ``compute`` then returns a rank's summand of the result: a bias of the result, which each rank
-            would add, must stay outside.
+            replicated (tensor parallelism inside an expert, columns of the first matrix and rows of the second).
+            ``compute`` must then return this rank's term of the sum: a bias, which each rank would add, must stay
+            outside.
 
     Returns:
         [T, F], with the layout of ``x``, and ``Partial()`` on the axes of ``partial_sums``.
@@ -119,7 +118,7 @@ def _at_experts(
 
 
 def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: Sequence[Any], compute: Any) -> Any:
-    """Return each expert's results, one below the other; ``rows`` are sorted by expert."""
+    """Return the experts' results, concatenated; ``rows`` are sorted by expert."""
     if platform.spoils_sums_of_nothing and not any(counts):
         return _of_no_rows(platform, rows, parameters, compute)
     if not counts:
@@ -137,7 +136,7 @@ def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: 
 
 
 def _of_no_rows(platform: Platform, rows: Any, parameters: Sequence[Any], compute: Any) -> Any:
-    """Return what ``compute`` returns of no rows, on the graph of all tensors; their gradients are zeros."""
+    """Return the result of ``compute`` for zero rows, with all tensors on its graph; their gradients are zeros."""
     device = platform.device_of(rows)
     row = platform.ones((1, int(rows.shape[1])), dtype=rows.dtype, device=device)
     own = [platform.zeros(tuple(stacked.shape)[1:], dtype=stacked.dtype, device=device) for stacked in parameters]
@@ -157,7 +156,7 @@ def _make_no_rows(platform: Platform) -> Any:
     base: Any = platform.Function
 
     class NoRows(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """A result that depends on its tensors by no value."""
+        """A result that has its tensors on its graph but does not depend on their values."""
 
         @staticmethod
         def forward(ctx: Any, result: Any, *tensors: Any) -> Any:

@@ -1,6 +1,7 @@
 """Generates one closure per argument pattern of a call: which arguments are converted to local tensors, and how.
 
-A closure's code is made from the form, as ``dataclasses`` makes methods, so that no call loops over its arguments.
+A closure's code is generated from the pattern, as ``dataclasses`` generates methods, so that no call loops over its
+arguments.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["CONVERTED", "LOCAL", "SAME", "UNWRAPPED", "VIEW", "WRAPPED", "call_form"]
 
 SAME, LOCAL, CONVERTED = "same", "local", "converted"
-"""An argument of the local call is the caller's, the local tensor of the caller's, or what a converter makes of it."""
+"""An argument of the local call is the caller's argument, its local tensor, or the result of a converter."""
 UNWRAPPED, WRAPPED, VIEW = "unwrapped", "wrapped", "view"
-"""What is returned: the framework's result, a DTensor of it, or that where the caller's first argument is writable."""
+"""What the call returns: the framework's result, a DTensor of it, or a DTensor only if the first argument is writable.
+"""
 
 _OUTPUTS = {
     UNWRAPPED: ((), "{}"),
@@ -34,7 +36,7 @@ _OUTPUTS = {
 
 @lru_cache(maxsize=1024)
 def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], output: str) -> Callable[..., Run]:
-    """Return the function that makes the closures of calls of one form.
+    """Return the function that makes the closures of calls of one pattern.
 
     Args:
         positional: what each positional argument of the local call is.

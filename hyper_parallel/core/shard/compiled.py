@@ -1,4 +1,4 @@
-"""``compile``: a module runs by graphs of local operators and collectives, without dispatch."""
+"""``compile``: runs a module as graphs of local operators and collectives, without dispatch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _COMPILED = "_hyper_parallel_compiled"
 def compile(  # noqa: A001 - as torch.compile
     module: ModuleT, *, backend: Callable[..., Any] | str | None = None
 ) -> ModuleT:
-    """Let ``module`` run by a forward and a backward graph, which are traced through its DTensors.
+    """Run ``module`` as a forward and a backward graph, which are traced through its DTensors.
 
-    The graphs hold what the local tensors go through: operators of PyTorch and collectives, in the order of the
-    uncompiled module, and with its bits. They are traced when the module is first called with tensors of new shapes,
-    layouts, dtypes or requires_grad, with other plain arguments, after an attribute of it or a submodule has changed,
-    or in another mode (train, ``no_grad``, autocast); 64 are kept. Random numbers of DTensors are those of the
-    uncompiled module.
+    The graphs contain the operators of PyTorch on local tensors and the collectives, in the order of the uncompiled
+    module and bitwise equal to it. They are traced when the module is first called with tensors of new shapes, layouts,
+    dtypes or requires_grad, with other plain arguments, after an attribute of it or a submodule has changed, or in
+    another mode (train, ``no_grad``, autocast); 64 are kept. Random numbers of DTensors are those of the uncompiled
+    module.
 
     Apply a plan first. The module's own hooks, and so ``fully_shard`` and ``replicate`` of it, before or after, stay
-    outside of the graphs, and recomputation belongs around the module: inside, activations are kept. Calls are made one
-    by one where something follows them: ``record_events``, ``strict``, ``defer_grad_reduce``, modes that see each
-    operator, global hooks, inference mode.
+    outside of the graphs, and recomputation belongs around the module: inside, activations are kept. Calls run
+    uncompiled, one by one, where something observes them: ``record_events``, ``strict``, ``defer_grad_reduce``, modes
+    that see each operator, global hooks, inference mode.
 
     What a graph cannot hold is refused: values that decide what is computed (``item()``, masks as indices), messages
     between two ranks, attributes or arguments that forward writes, tensors that are neither arguments nor parameters
@@ -39,8 +39,8 @@ def compile(  # noqa: A001 - as torch.compile
 
     Args:
         module: the module, which is changed in place.
-        backend: by default the graphs run operator by operator, with the bits of the uncompiled module. ``"inductor"``
-            fuses operators, within its tolerance, and takes seconds for each graph. Else a function of a
+        backend: by default the graphs run operator by operator, bitwise equal to the uncompiled module. ``"inductor"``
+            fuses operators, within its tolerance, and takes seconds for each graph. Otherwise a function of a
             ``torch.fx.GraphModule`` of ATen operators and examples of its inputs.
 
     Returns:

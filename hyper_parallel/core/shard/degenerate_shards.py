@@ -1,8 +1,8 @@
 """Keeps strides and view semantics equal across ranks for shards of one element or none along a dim.
 
-Whether a result is a view, and in which order its dims lie in memory, a framework derives from the elements at hand.
-All ranks must come to the same, that of the whole tensor: a write through a view would change the base on some of them
-only, and graphs would differ, whose collectives the other ranks wait for.
+A framework derives from the local elements whether a result is a view, and the order of its dims in memory. All ranks
+must agree, on that of the global tensor: otherwise a write through a view would change the base on some ranks only, and
+graphs would differ, so that ranks would wait for collectives of others.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def is_thin(layout: Layout) -> bool:
 
 
 def preserve_global_memory_format(platform: Platform, plan: OpPlan, call: Run, operands: Sequence[Run]) -> Run:
-    """Return ``call`` with outputs stored in the order of dims that a whole one would have.
+    """Return ``call`` with outputs stored in the order of dims that the global output would have.
 
-    A thin shard is contiguous in several orders of its dims, of which the framework takes the usual one, while ranks
-    with more elements keep the order of the operands: a later view would be a copy on some ranks only.
+    A shard of length 0 or 1 along a dim is contiguous in several orders of its dims; the framework picks the default
+    one, while ranks with more elements keep the order of the operands: a later view would be a copy on some ranks only.
 
     Args:
         platform: the framework.
@@ -70,7 +70,7 @@ def preserve_global_memory_format(platform: Platform, plan: OpPlan, call: Run, o
 
 
 def copy_if_any_rank_copies(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
-    """Return ``call``, a view, as a copy where the whole tensor cannot be viewed so, though this rank's part can.
+    """Return ``call``, a view, as a copy if the global tensor cannot be viewed like this although the local one can.
 
     Args:
         platform: the framework.

@@ -65,7 +65,7 @@ implicitly_replicates = _REPLICATE_PLAIN.get
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Inside this context, plain tensors without gradient are taken as replicated: equal on all ranks."""
+    """Inside this context, plain tensors without gradient count as replicated, equal on all ranks."""
     token = _REPLICATE_PLAIN.set(True)
     try:
         yield
@@ -146,7 +146,7 @@ class Dispatcher:
                 return entry.composed_as(self.ops, **bound)
             first, run = self._compile(entry, args, kwargs)
             result = first(args, kwargs)  # a call that fails must not leave a plan behind
-            if len(entry.cache) >= _MAX_PLANS:  # sizes and numbers that never come again must not fill the memory
+            if len(entry.cache) >= _MAX_PLANS:  # sizes and numbers that are not used again must not fill the memory
                 entry.cache.clear()
             entry.cache[key] = run
             return result
@@ -155,9 +155,8 @@ class Dispatcher:
     def dispatch_cached(self, entry: OpEntry) -> Callable[[Any], Any]:  # noqa: C901 - as above
         """Return a function that runs a call seen before, by its positional arguments, or returns :data:`CACHE_MISS`.
 
-        It is :meth:`dispatch` with the key computed in line, for calls of tensors, lists of them, whole numbers and
-        tuples of those. Arguments that the rule takes by name only may stand behind the others if they are their
-        default, None.
+        It is :meth:`dispatch` with the key computed in line, for calls with tensors, lists of them, integers and tuples
+        of those. Keyword-only arguments of the rule may follow the others if they are their default, None.
         """
         get, dtensor_type, loose = entry.cache.get, self.dtensor_type, entry.loose
         most, may_be_none = entry.binder.most_positional, entry.binder.named_are_optional
@@ -278,7 +277,7 @@ class Dispatcher:
     # -- keys ------------------------------------------------------------------------------------------------------
 
     def _key(self, value: Any) -> Any:  # noqa: C901, PLR0911 - one line per type
-        """The part of a key that stands for one argument."""
+        """The part of a key for one argument."""
         of = type(value)
         if of is self.dtensor_type:
             return value._layout
@@ -337,7 +336,7 @@ class Dispatcher:
     # -- compiling -------------------------------------------------------------------------------------------------
 
     def _compile(self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, Run]:
-        """Plan the call and compile the plan: the executor of this call, and that of later ones."""
+        """Plan the call and compile the plan: returns the executor of this call, and that of later ones."""
         check_framework(entry.name, self._framework, leaves([*args, kwargs], (list, tuple, dict)))
         marked, named = self._mark(args), self._mark(kwargs)
         try:
@@ -352,9 +351,9 @@ class Dispatcher:
         marks: list[TensorArgument] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
-        # A spelling may name the parameters in another order; operands are counted in the rule's.
+        # An entry may list the parameters in another order; operands are counted in the rule's.
         order = [name for name in binder(rule.signature).names if name in bound]
-        further = () if entry.unless is not None else bound  # what `unless` reads is not the rule's
+        further = () if entry.unless is not None else bound  # the arguments that `unless` reads are not the rule's
         bound = {name: bound[name] for name in dict.fromkeys((*order, *further))}
         try:
             template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
@@ -370,16 +369,16 @@ class Dispatcher:
         return compile_plan(self.platform, entry, plan, marked, named, marks)
 
     def _write_plain(self, entry: OpEntry, target: Any, tensors: list[Any]) -> Run:
-        """Compile a call that writes the plain tensor ``target``: its DTensors are single values that all ranks have.
+        """Compile a call that writes the plain tensor ``target``: its DTensors have one element, which all ranks hold.
 
         Clipping gradients of plain and distributed parameters alike does that.
 
         Raises:
-            MixedTensorError: a DTensor has more values or is not whole, or (at the call) would get a gradient.
+            MixedTensorError: a DTensor has more elements or is not replicated, or (at the call) would get a gradient.
         """
         error = MixedTensorError(
             f"{entry.name}: a plain tensor {list(target.shape)} cannot be written with DTensors but those of one value "
-            "that is whole on this rank and takes no gradient; write the result of full_tensor()"
+            "that is replicated and needs no gradient; write the result of full_tensor()"
         )
         distributed = [x for x in tensors if isinstance(x, DTensor)]
         layouts = [x._layout for x in distributed if math.prod(x.shape) == 1]
@@ -415,7 +414,7 @@ class Dispatcher:
     def _template(
         self, name: str, value: Any, mesh: DeviceMesh, operands: list[Operand], marks: list[TensorArgument]
     ) -> Any:
-        """The argument ``value`` with a :class:`Ref` for each tensor, which joins ``operands`` and ``marks``."""
+        """The argument ``value`` with a :class:`Ref` for each tensor, which is added to ``operands`` and ``marks``."""
 
         def refer(leaf_name: str, leaf: Any) -> Any:
             if not isinstance(leaf, TensorArgument):
@@ -494,9 +493,9 @@ def _has_partial(values: Any, dtensor_type: Any) -> bool:
 
 
 def _part(of: type, arg: Any, dtensor_type: type) -> Any:
-    """The part of a key that stands for an argument of type ``of``, as :meth:`Dispatcher.dispatch` has it.
+    """The part of a key for an argument of type ``of``, as in :meth:`Dispatcher.dispatch`.
 
-    None unless it is a tuple of whole numbers, a parameter or a list of DTensors.
+    None unless it is a tuple of integers, a parameter or a list of DTensors.
     """
     if of is tuple and _ATOMS.issuperset(map(type, arg)):
         return (tuple(map(type, arg)), arg)
@@ -508,7 +507,7 @@ def _part(of: type, arg: Any, dtensor_type: type) -> Any:
 
 
 def _index_key(index: Any) -> tuple[Any, ...] | None:
-    """The parts of a key that stand for an index, as :meth:`Dispatcher.dispatch` has them; None unless of numbers."""
+    """The parts of a key for an index of numbers, as in :meth:`Dispatcher.dispatch`; None for other indices."""
     of = type(index)
     if of is int:
         return (int, index)
@@ -528,7 +527,7 @@ def _index_key(index: Any) -> tuple[Any, ...] | None:
 
 
 def _slice_key(item: Any) -> tuple[Any, ...] | None:
-    """The part of a key that stands for a slice; None unless its bounds are numbers, which tensors may stand for."""
+    """The part of a key for a slice; None unless its bounds are numbers (they may be tensors)."""
     if type(item) is not slice:
         return None
     start, stop, step = item.start, item.stop, item.step

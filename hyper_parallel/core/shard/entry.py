@@ -25,14 +25,14 @@ _NO_TYPES: frozenset[type] = frozenset()
 EMPTY = inspect.Parameter.empty
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, KEYWORD_ONLY)
-# The frameworks' names of the operands that rules call x and y.
+# Names in the frameworks of the operands that rules call x and y.
 ALIASES = {"input": "x", "self": "x", "other": "y", "A": "x", "B": "y"}
 
 
 class Binder:
     """Binds positional and keyword arguments to the parameters of one signature.
 
-    A starred parameter (``*shape``) takes one sequence or several numbers alike, as tensor methods do.
+    A starred parameter (``*shape``) takes one sequence or several numbers, as tensor methods do.
     """
 
     def __init__(self, text: str) -> None:
@@ -47,13 +47,13 @@ class Binder:
         self._least = 1 + max(
             (place for place, default in enumerate(self._defaults.values()) if default is EMPTY), default=-1
         )
-        """Positional arguments with which nothing else is required."""
+        """Number of required positional arguments."""
         self._required = tuple(name for name, default in self._defaults.items() if default is EMPTY)
         self._positional = tuple(
             name for name, parameter in self.parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         )
         self.most_positional: float = len(self._positional)
-        """Positional arguments of a call; without a limit if one is starred."""
+        """Largest number of positional arguments; unlimited if one is starred."""
         self.starred = next(
             (name for name, parameter in self.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL), None
         )
@@ -62,7 +62,7 @@ class Binder:
         self.named_are_optional = all(
             parameter.default is None for parameter in self.parameters.values() if parameter.kind is KEYWORD_ONLY
         )
-        """Whether None is the default of each parameter that is passed by name only."""
+        """Whether None is the default of each keyword-only parameter."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Bind a call.
@@ -98,7 +98,7 @@ class Binder:
     def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """Bind a call of a signature without a starred parameter; None if it does not fit.
 
-        ``inspect`` does the same ten times slower, and words the errors.
+        ``inspect`` does the same ten times slower; it is used for the error messages.
         """
         values = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
         if not kwargs and self._least <= len(args) <= len(self._positional):
@@ -164,7 +164,7 @@ class KeywordCall:
 
 
 ENTRIES: Owners[OpEntry] = Owners()
-"""Every spelling, each with its plans; the dispatcher sets their limit."""
+"""Every entry with its cached plans; the dispatcher sets the limit."""
 
 
 class OpEntry:
@@ -179,7 +179,7 @@ class OpEntry:
         canonical: always call ``local``, because ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
         composed: the function that runs instead of a plan, for a decomposition.
-        direct: of a decomposition: the entry that is planned in its place, unless its own ``unless`` says otherwise.
+        direct: of a decomposition: the entry that is planned instead, unless its own ``unless`` is true.
         unless: of such an entry: whether a call, by its bound arguments, is run by ``composed_as`` instead; it reads
             only what the key holds, and arguments that the rule does not have.
         composed_as: the function that runs then.
@@ -230,7 +230,7 @@ class OpEntry:
         self.composed_as: Callable[..., Any] = func
 
     def plan_directly(self, rule: Rule, local: Callable[..., Any], unless: Callable[[dict[str, Any]], bool]) -> None:
-        """Let calls of this decomposition be planned by ``rule``, with the entry's own function on local tensors.
+        """Plan calls of this decomposition by ``rule``, with the entry's own function on local tensors.
 
         Args:
             rule: the rule of calls that are one operator.

@@ -1,7 +1,7 @@
 """Compiles an operator plan into a closure that fetches local tensors, calls the framework and wraps the results.
 
-A closure is compiled once per key of a call. What the key does not hold (the values of Python numbers, for operators
-whose placement ignores them) is read from the caller's arguments at each call.
+A closure is compiled once per key of a call. Values that are not in the key (Python numbers, for operators whose
+placement ignores them) are read from the caller's arguments at each call.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def compile_plan(
         call = preserve_global_memory_format(
             platform, plan, call, [_reader(mark, args, kwargs, _identity) for mark in marks]
         )
-    if has_empty_shard(plan):  # of any operator: its result may be a view that is written afterwards
+    if has_empty_shard(plan):  # for every operator: its result may be a view that is written afterwards
         call = platform.replaying_views(call)
     if rule.op == "view" and not plan.moves and is_thin(plan.choice.targets[0]):
         call = copy_if_any_rank_copies(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
@@ -123,7 +123,7 @@ def _first_argument(args: Any, kwargs: Any) -> Any:
 
 
 def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: TensorArgument) -> Fetch:
-    """Return the function that gives the local tensor of operand ``index`` in the layout of the plan."""
+    """Return the function that fetches the local tensor of operand ``index`` in the layout of the plan."""
     operand = plan.call.operands[index]
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
     cause = Cause(entry.name, operand.name, implicit=True)
@@ -177,7 +177,7 @@ def local_call(
 
 
 def _function(platform: Platform, plan: OpPlan, func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``func``, or where no shard of this rank is empty, what it calls then."""
+    """Return ``func``, or, if no shard of this rank is empty, the function that it calls in that case."""
     return func if has_empty_shard(plan) else platform.on_elements(func)
 
 
@@ -202,12 +202,12 @@ def _framework_call(
 
 
 def _kind(converter: Fetch) -> str:
-    """What an argument of the local call is to :func:`call_form`."""
+    """The kind of an argument of the local call, for :func:`call_form`."""
     return SAME if converter is _identity else LOCAL if converter is _LOCAL else CONVERTED
 
 
 def _argument_converter(value: Any, fetches: dict[int, Fetch]) -> Fetch:
-    """How one argument of the caller's call becomes one of the local call."""
+    """The converter of one argument of the caller's call to one of the local call."""
     if isinstance(value, TensorArgument):
         return fetches[id(value)]
     if isinstance(value, (list, tuple)) and any(marks_in(value)):
@@ -255,7 +255,7 @@ def _canonical(
         for name, fill in nested.items():
             filled[name] = fill(locals_)
         if scalars and not by_value:
-            # The key holds their types only.
+            # The key has only their types.
             bound = bind(args, kwargs)
             filled.update((name, bound[name]) for name in scalars)
         return func(**filled) if run is None else run(platform, filled)
@@ -264,7 +264,7 @@ def _canonical(
 
 
 def _nested_argument_builder(value: Any) -> Callable[[Sequence[Any]], Any]:
-    """How a nested argument of the template is filled with local tensors."""
+    """Return the function that fills a nested argument of the template with local tensors."""
     if isinstance(value, Ref):
         return itemgetter(value.index)
     if isinstance(value, (list, tuple)):
@@ -419,7 +419,7 @@ def _returning_operand_if_unchanged(
     return run
 
 
-# Where writing to a view does not change its base.
+# A framework in which writing to a view does not change its base.
 _VIEWS_LOSE_WRITES = (
     "it is a view, and this framework loses writes to views; write to the tensor itself, "
     "as in x[index] = value, or use the out-of-place form"
@@ -467,7 +467,7 @@ def _fused(
     inherit: Run | None,
     otherwise: Run,
 ) -> Run | None:
-    """Return one closure that fetches operands, calls the framework and wraps the result; None if that is not all.
+    """Return one closure that fetches operands, calls the framework and wraps the result; None if it needs more.
 
     Args:
         platform: the framework.
@@ -476,7 +476,7 @@ def _fused(
         args: positional arguments with tensors marked.
         kwargs: the keyword arguments likewise.
         fetches: the functions that give local tensors, by mark.
-        inherit: of a view, reads the operand of which it is one.
+        inherit: for a view, reads its base operand.
         otherwise: the closure that does the same in several steps, and protects a view of a read-only operand.
     """
     layout = plan.choice.outputs[0]
@@ -491,7 +491,7 @@ def _fused(
 
 
 def _readonly(plan: OpPlan) -> str | None:
-    """Why a view by this plan may not be written: its base had to move, so the view is a copy."""
+    """The reason why a view by this plan may not be written: its base had to move, so it is a copy."""
     if not plan.moves:
         return None
     first = plan.call.operands[0]

@@ -4,9 +4,9 @@
 an input and an output may be sharded in both; a label missing from the output is reduced, if the operator reduces by
 addition; a label in ``whole`` may not be sharded. A dim labelled None (broadcast, size 1) is not sharded.
 
-A pattern is the same as text: ``"x ...[m][n], tau ...[k] -> ...[m][n]"``. ``...`` means leading dims that
-broadcast against each other and run through; brackets surround dims that may not be sharded. Operands have names,
-and one that was not passed is left out.
+A pattern is the same as text: ``"x ...[m][n], tau ...[k] -> ...[m][n]"``. ``...`` means leading dims that broadcast
+against each other and pass through; brackets surround dims that may not be sharded. Operands have names, and one that
+was not passed is left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LINEAR_OPS = ("sum", "avg")
 
 @dataclass(frozen=True)
 class Labels:
-    """Which dims of operands and outputs correspond, and which partial values pass.
+    """The correspondence of dims of operands and outputs, and the partial values that pass through.
 
     Attributes:
         inputs: per operand, a label per dim.
@@ -170,7 +170,7 @@ Sizes = dict[str, int]
 
 @dataclass(frozen=True)
 class Term:
-    """One operand or output: whether it has leading dims, and its named dims, each with whether it stays whole."""
+    """One operand or output: whether it has leading dims, and its named dims, each with whether it may be sharded."""
 
     batch: bool
     dims: tuple[tuple[str, bool], ...]

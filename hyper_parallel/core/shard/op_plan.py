@@ -1,4 +1,4 @@
-"""The plan of a call: which layouts the operands need, and which the outputs have. No tensors are involved."""
+"""The plan of a call: the layouts that operands need, and those that outputs have. No tensors are involved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["OpPlan", "describe", "observing_plans", "plan_call", "replicated_lay
 
 @dataclass(frozen=True)
 class OpPlan:
-    """What the executor does for one call.
+    """The plan of one call, for the executor.
 
     Attributes:
         call: the call that was planned.
@@ -33,7 +33,7 @@ class OpPlan:
         many: True when the operator returns a sequence.
         impl: function to call on local tensors instead of the framework's, or None.
         open: True if the number and sizes of outputs are known only after the call; all of them are replicated.
-        view: True if this call returns a view of its first operand, though the rule's others do not.
+        view: True if this call returns a view of its first operand, unlike other calls of the rule.
         ordered: True if the framework stores the dims of the output in the order of those of its operands.
     """
 
@@ -60,7 +60,7 @@ _OBSERVERS: ContextVar[tuple[Callable[[OpPlan], None], ...]] = ContextVar("hyper
 
 @contextmanager
 def observing_plans(observe: Callable[[OpPlan], None]) -> Iterator[None]:
-    """Call ``observe`` with every plan made inside the block; calls with the key of an earlier one make none."""
+    """Call ``observe`` with every plan made inside the block; calls with a cached key make no plan."""
     token = _OBSERVERS.set((*_OBSERVERS.get(), observe))
     try:
         yield
@@ -158,7 +158,7 @@ def _refuse_tensors_for_numbers(call: OpCall, error: Exception) -> None:
 
 
 def replicated_layout(mesh: DeviceMesh, shape: Sequence[int]) -> Layout:
-    """The layout of a tensor of ``shape`` that every rank holds whole."""
+    """The replicated layout of a tensor of ``shape``."""
     return Layout.of(mesh, ((),) * len(shape), (), tuple(shape))
 
 

@@ -1,9 +1,9 @@
 """Operators on ranks outside of the mesh of their operands: they compute nothing and communicate nothing.
 
-A program that runs on all ranks calls operators on tensors of a smaller mesh too. On the other ranks their results hold
-no elements, but have the shape, dtype, placements and graph that they have on the ranks of the mesh. What these are is
-found by the plan of the first rank of the mesh, whose local call runs on tensors without storage. It counts random
-calls as that rank does, so that later ones on a mesh of all ranks agree.
+A program that runs on all ranks also calls operators on tensors of a smaller mesh. On ranks outside of it the results
+have no elements, but the shape, dtype, placements and graph that they have on the ranks of the mesh. These are found by
+the plan of the mesh's first rank, with a local call on tensors without storage. Random calls are counted as on that
+rank, so that later ones on a mesh of all ranks agree.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _on(mesh: DeviceMesh, layout: Layout) -> Layout:
 def _without_storage(
     platform: Platform, plan: OpPlan, index: int, entered: list[tuple[Any, Any]]
 ) -> Callable[[Any], Any]:
-    """Return the function that gives operand ``index`` of the local call, and adds it to ``entered``."""
+    """Return the function that makes operand ``index`` of the local call, and adds it to ``entered``."""
     shape = plan.choice.targets[index].local_shape
 
     def fetch(tensor: Any) -> Any:
@@ -111,7 +111,7 @@ def _refuse_recorded_write(platform: Platform, plan: OpPlan, entered: list[tuple
 
 
 def _result(platform: Platform, out: Any, layout: Layout, entered: list[tuple[Any, Any]]) -> Any:
-    """The DTensor without elements that stands for ``out``; the operand itself if the local call returned that."""
+    """The DTensor without elements for ``out``; the operand itself if the local call returned that."""
     for stand_in, tensor in entered:
         if out is stand_in:
             return tensor

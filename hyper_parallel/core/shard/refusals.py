@@ -33,13 +33,13 @@ __all__ = [
     "transformed_error",
 ]
 
-# Which entry of a plan made the last DTensor, for errors about mixed tensors: the mesh of the style, as messages show
-# it, and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
+# The plan entry that made the last DTensor, for errors about mixed tensors: the mesh of the style, as messages show it,
+# and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
 _LAST_OUTPUT: ContextVar[tuple[str, str]] = ContextVar("hyper_parallel_style_output", default=("", ""))
 
 
 def note_style_output(note: tuple[str, str]) -> None:
-    """Note that a style's module has returned a DTensor: ``repr`` of the mesh, and the clause that says so."""
+    """Record that a style's module returned a DTensor: ``repr`` of the mesh, and the clause for messages."""
     _LAST_OUTPUT.set(note)
 
 
@@ -130,7 +130,7 @@ def transformed_error(argument: str, mesh: DeviceMesh) -> MixedTensorError:
     path = module_path()
     return MixedTensorError(
         f"{path}{path and ': '}{argument} is an argument of a function that torch.func transforms (grad, vjp, vmap), "
-        f"or computed from one, but other operands are DTensors on {mesh!r} that it does not; give the function every "
+        f"or computed from one, but other operands are DTensors on {mesh!r} that are not; pass the function every "
         "DTensor as an argument that is transformed, or differentiate with torch.autograd.grad"
     )
 

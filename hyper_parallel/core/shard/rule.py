@@ -1,4 +1,4 @@
-"""Sharding rules: what an operator does along one mesh axis, as rows of placements.
+"""Sharding rules: the behaviour of an operator along one mesh axis, as rows of placements.
 
 A row maps placements of the operands to placements of the outputs. Rules never see several axes, uneven shards,
 costs or gradients: ``strategy``, ``op_plan`` and ``dispatch`` derive those.
@@ -133,7 +133,7 @@ class Row:
         inputs: placement of each operand.
         outputs: placement of each output.
         even: pairs of operand number and dim whose size must be divisible by the number of shards, because the local
-            call would otherwise not see whole rows of the global one.
+            call would otherwise not see complete rows of the global tensor.
         full: pairs of operand number and dim of which no rank may hold an empty shard.
         sizes: triples of operand number, dim and another size that must be divisible by the dim's number of shards.
         cut: used by view rules: operand number, dim, and the number of shards into which mesh axes further left must
@@ -159,7 +159,7 @@ class Strategies:
         localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
         many: True if the operator returns a tuple or list, even of one tensor.
         open: True if the number and sizes of outputs depend on the operands' values; see :func:`whole`.
-        view: True if this call returns a view of its first operand, though the rule's others do not.
+        view: True if this call returns a view of its first operand, unlike other calls of the rule.
         ordered: True if the framework stores the dims of the output in the order of those of its operands.
     """
 

@@ -1,8 +1,8 @@
 """Sample calls for verifying rules, declared next to each rule.
 
-A sample names operands by what they hold, and their sizes by letters: ``sample("matmul", real("mk"), real("kn"))``.
-The verifier gives the letters sizes, no two alike, some of them 1, indivisible or smaller than the number of ranks; so
-one line stands for many shapes. No arrays are created here, and no array library is imported.
+A sample describes the values of its operands, and names their sizes by letters: ``sample("matmul", real("mk"),
+real("kn"))``. The verifier gives the letters sizes, no two alike, some of them 1, indivisible or smaller than the
+number of ranks; so one line stands for many shapes. No arrays are created here, and no array library is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Shape = tuple[Dims, ...]
 
 @dataclass(frozen=True)
 class Value:
-    """Description of an operand: which values it has, and its shape in letters and numbers.
+    """Description of an operand: its kind of values, and its shape in letters and numbers.
 
     Attributes:
         kind: ``real``, ``ordered``, ``between``, ``integers``, ``booleans``, ``shuffled``, ``nonfinite``, ``complex``.
@@ -60,7 +60,7 @@ class Value:
 
     @property
     def fixed(self) -> Value:
-        """The same operand where no gradient is wanted: the frameworks do not differentiate by it."""
+        """The same operand, without a gradient: the frameworks do not differentiate by it."""
         return replace(self, grad=False)
 
 

@@ -58,7 +58,7 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
 
 
 def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice | None:
-    """The choice of one given row per axis, where axes that share a dim split it in ``order``.
+    """The choice from one row per axis; axes that share a dim split it in ``order``.
 
     Args:
         call: the call.
@@ -193,7 +193,7 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
     if now == wanted:
         return 0.0
     if isinstance(now, Replicate):
-        # Free of communication; a shard also makes the work smaller.
+        # No communication; a shard also reduces the work.
         return 0.0
     if isinstance(now, Partial):
         if isinstance(wanted, Partial):

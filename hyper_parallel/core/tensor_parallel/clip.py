@@ -17,7 +17,7 @@ __all__ = ["clip_grad_norm_", "total_norm"]
 
 _EPSILON = 1e-6
 
-# A mesh, and the axes of it that shard a gradient.
+# A mesh, and those of its axes that shard a gradient.
 ShardAxes = tuple["DeviceMesh | None", tuple[int, ...]]
 
 
@@ -70,7 +70,7 @@ def clip_grad_norm_(
 
 
 def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Any:
-    """Return the norm of all elements of tensors on any meshes, which :func:`clip_grad_norm_` computes of gradients.
+    """Return the norm of all elements of tensors on any meshes, as :func:`clip_grad_norm_` computes it for gradients.
 
     Args:
         tensors: one tensor, or an iterable of them; DTensors and plain ones may be mixed.

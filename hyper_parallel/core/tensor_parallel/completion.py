@@ -26,7 +26,7 @@ from hyper_parallel.platform.select import platform_of, platform_of_argument
 
 __all__ = ["complete_plan"]
 
-# Names such as q_norm and k_layernorm: what works on queries and keys may have the size of the model, too.
+# Names such as q_norm and k_layernorm; the name decides because such a norm may also have the size of the model.
 _QUERIES_OR_KEYS = re.compile(r"(^|_)(q|k|qk|query|key)(_|$)")
 
 
@@ -38,7 +38,7 @@ def complete_plan(
     The entries of the plan come first, unchanged. After them, each module with uncovered parameters gets an entry that
     replicates it: ``NoParallel(use_local_output=False)`` where the plan's styles return DTensors, otherwise
     ``NoParallel(use_local_output=None)``, whose output is local if its input is. A layer whose weight is tied to a
-    covered one gets the style that lays it out alike, a norm of the local heads of queries or keys :class:`HeadNorm`.
+    covered one gets the style with the same layout, a norm of the local heads of queries or keys :class:`HeadNorm`.
     Paths that differ in numbers alone become one glob.
 
     Where the plan's styles return local tensors, a module of several inputs and the parameters of one that has layers
@@ -76,9 +76,9 @@ def complete_plan(
     styles = {unit.path: style for unit in proposal.units if (style := proposal.style(unit)) is not None}
     added = _with_globs(styles, [path for path, _ in platform.get_cells_and_names(module)])
     nested = [
-        f"{path!r} holds entries for what is inside; give it one for '' as well" for path in added if path in entries
+        f"{path!r} has entries for modules inside only; add one for '' as well" for path in added if path in entries
     ]
-    _refuse("a path has one entry", nested)
+    _refuse("give a path one entry", nested)
     return {**entries, **added}
 
 
@@ -88,7 +88,7 @@ def _refuse(head: str, problems: Sequence[str]) -> None:
 
 
 def _with_globs(styles: Mapping[str, ParallelStyle], paths: list[str]) -> dict[str, ParallelStyle]:
-    """The styles by pattern: one for all paths that differ in numbers, if no other path matches it."""
+    """Return the styles by pattern; paths that differ only in numbers share one, unless it matches others."""
     added: dict[str, ParallelStyle] = {}
     for path, style in styles.items():
         glob = ".".join("*" if part.isdecimal() else escape(part) for part in path.split("."))
@@ -99,7 +99,7 @@ def _with_globs(styles: Mapping[str, ParallelStyle], paths: list[str]) -> dict[s
 
 @dataclass(frozen=True)
 class _Proposal:
-    """Styles for the modules that a plan does not cover, and why there may be none.
+    """Styles for the modules that a plan does not cover, and reasons why there is none.
 
     Attributes:
         coverage: what the plan covers.
@@ -113,7 +113,7 @@ class _Proposal:
     def gets_dtensors(self) -> bool:
         """Whether styles return more than shards of features, and all of these return DTensors.
 
-        What the last layer returns leaves the model, so no other one gets it.
+        The output of the last layer leaves the model, so no other module receives it.
         """
         last = self.coverage.modules[self._last]
         outputs = [
@@ -128,13 +128,13 @@ class _Proposal:
 
     @cached_property
     def units(self) -> list[Unit]:
-        """The modules that need a style: those inside of one with parameters of its own are treated as it is."""
+        """The modules that need a style; modules inside one that has own parameters are treated with it."""
         units = self.coverage.units
         whole = {unit.path for unit in units if unit.path and self._is_whole(unit.path)}
         return [unit for unit in units if whole.isdisjoint(parents(unit.path))]
 
     def _is_whole(self, path: str) -> bool:
-        """Whether one style can replicate all of a module: no other is inside."""
+        """Whether one style can replicate all of a module: no module inside has a style."""
         return not self.coverage.has_styles_inside(path)
 
     # -- styles ----------------------------------------------------------------------------------------------------
@@ -152,11 +152,11 @@ class _Proposal:
         return None if stays_plain else NoParallel(use_local_output=None)
 
     def _returns_output(self, unit: Unit) -> bool:
-        """Whether a module is the layer that returns the model's output, and that is to be plain."""
+        """Whether a module is the layer that returns the model's output, which shall be plain."""
         return self.plain_output and unit.path == self._last and self._is_linear(unit.path)
 
     def _layer_styles(self, unit: Unit) -> list[ParallelStyle]:
-        """The styles that return whole outputs of a module, by which a tied parameter may be laid out."""
+        """The styles that return complete outputs of a module and may lay out a tied parameter."""
         platform, module = self.coverage.platform, unit.module
         local = not self.gets_dtensors or self._returns_output(unit)
         styles: list[ParallelStyle] = [NoParallel(use_local_output=local if self.gets_dtensors else None)]
@@ -176,7 +176,7 @@ class _Proposal:
         return placements
 
     def _tied(self, unit: Unit) -> dict[str, tuple[Placement, Match]]:
-        """Those of a module's parameters, by name."""
+        """The tied parameters of a module, by name."""
         paths = {name: f"{unit.path}.{name}".strip(".") for name in unit.names}
         return {name: self._tied_placements[path] for name, path in paths.items() if path in self._tied_placements}
 
@@ -220,7 +220,7 @@ class _Proposal:
         if match is None:
             return None
         return (
-            f"it may get local shards from {_named(match)} or whole tensors; give that style use_local_output=False, "
+            f"it may get shards from {_named(match)} or complete tensors; give that style use_local_output=False, "
             "or the module a style, such as SequenceParallel(use_local_output=True) for shards of the sequence"
         )
 
@@ -228,7 +228,7 @@ class _Proposal:
         for match in self._sources:
             if self._may_get(unit, match) and not self._is_norm_of_heads(unit, match):
                 return (
-                    f"it may get local features from {_named(match)} or whole tensors; give that style "
+                    f"it may get local features from {_named(match)} or complete tensors; give that style "
                     "use_local_output=False, or the module a style: RowwiseParallel() for a linear layer that gets "
                     "these features, HeadNorm() for a norm of heads"
                 )
@@ -257,7 +257,7 @@ class _Proposal:
                 return True
             if not owner or self._reads_features(owner):
                 return False
-            owner = self.coverage.caller(owner)  # nobody reads them inside, so they leave it
+            owner = self.coverage.caller(owner)  # no module inside reads them, so they leave this module
 
     def _may_get_inside(self, unit: Unit, source: Match, owner: str) -> bool:
         """Whether a module may get the local features of ``source`` from the module at ``owner``, which has them."""
@@ -291,13 +291,13 @@ class _Proposal:
         return self.coverage.platform.is_linear_module(self.coverage.modules[path])
 
     def _size(self, path: str) -> int | None:
-        """Features that a module takes, as its parameters or those of layers inside tell; None if they do not."""
+        """Number of input features of a module, from its parameters or those of layers inside; None if unknown."""
         layers = (self.coverage.modules[layer] for layer in (path, *self.coverage.layers_inside(path)))
         return next((size for layer in layers if (size := _own_size(layer)) is not None), None)
 
 
 def _own_size(module: Any) -> int | None:
-    """Features that a module takes, as its own parameters tell: of a layer, or vectors of one size."""
+    """Number of input features of a module, from its own parameters: a layer's weight, or vectors of one size."""
     platform = platform_of(module)
     if platform.is_linear_module(module) or platform.is_embedding_module(module):
         return _weight_shape(module)[1]
@@ -306,7 +306,7 @@ def _own_size(module: Any) -> int | None:
 
 
 def _weight_shape(module: Any) -> tuple[int, int]:
-    """The features that a linear layer returns and takes, or the rows and features of an embedding."""
+    """Output and input features of a linear layer, or rows and features of an embedding."""
     platform = platform_of(module)
     rows, columns = getattr(module, platform.layer_parameters(module)[0]).shape
     return int(rows), int(columns)
@@ -319,7 +319,7 @@ def _agrees(style: ParallelStyle, unit: Unit, tied: Mapping[str, tuple[Placement
 
 
 def _named(match: Match) -> str:
-    """The entry of the plan that a module has its style by."""
+    """The entry of the plan that gives a module its style, as text for messages."""
     return f"the entry {match.pattern!r} ({type(match.style).__name__})"
 
 
@@ -333,7 +333,7 @@ def _returns_local_features(match: Match) -> bool:
 
 
 def _hands_over_shards(match: Match) -> bool:
-    """Whether local tensors that are no whole ones enter or leave a module, but for features of a linear layer."""
+    """Whether local shards enter or leave a module, apart from features of a linear layer."""
     if _returns_local_features(match):
         return False
     handed_over = (*match.style.inputs(), *match.style.outputs())

@@ -51,7 +51,7 @@ def name_entry(module: Any, mesh: DeviceMesh, entry: str, fix: str) -> None:
         module: the module.
         mesh: its mesh.
         entry: pattern and style.
-        fix: the end of the message: what makes the output a plain tensor; or ``""``.
+        fix: end of the message, which says how to make the output a plain tensor; may be ``""``.
     """
     clause = (
         f"the last DTensor that a style returned is the output of {module_label(module)}, entry {entry} of the plan"
@@ -60,7 +60,7 @@ def name_entry(module: Any, mesh: DeviceMesh, entry: str, fix: str) -> None:
 
 
 def trace_modules(platform: Platform, root: Any) -> None:
-    """Register hooks that tell the event log which module is running, and messages which one returned a DTensor."""
+    """Register hooks that record which module runs, for the event log, and which returned a DTensor, for messages."""
     for _, module in platform.get_cells_and_names(root):
         if not module.__dict__.get(_TRACED):
             module.__dict__[_TRACED] = True
@@ -82,7 +82,7 @@ def _leaving(module: Any, args: Any, output: Any) -> None:
     if entry is not None and isinstance(output, DTensor):
         note_style_output(entry)
     running = _RUNNING.get()
-    # If recording began inside this forward, the module was never entered.
+    # If recording began inside this forward, the log has no entry of the module.
     if running and running[-1][0] == id(module):
         _RUNNING.set(running[:-1])
         set_module_path(running[-1][1])
@@ -139,7 +139,7 @@ def parallelize_module(
 def check_named(
     platform: Platform, module: Any, mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any]
 ) -> list[str]:
-    """Name the modules for messages, check a plan, and return what is probably unintended about it.
+    """Name the modules for messages, check a plan, and return notes on what is probably unintended.
 
     Raises:
         PlanError: (a ValueError) all problems of the plan.

@@ -42,7 +42,7 @@ class Match:
         pattern: the plan's path.
         path: the module's.
         module: the module.
-        style: what the plan gives it.
+        style: the style that the plan gives it.
         ancestors: the modules that it is in, from the one that has it as a child to the root of the plan.
     """
 
@@ -54,7 +54,7 @@ class Match:
 
     @property
     def owner(self) -> Any:
-        """The ancestor that the style looks at, or None."""
+        """The ancestor that the style reads, or None."""
         return self.style.owner_among(self.ancestors)
 
 
@@ -87,8 +87,8 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
     Problems: a pattern that matches nothing, a style on a module that it does not support, a number of attention heads
-    that the parallel axis does not divide, a tied weight that two styles would lay out differently, or that an earlier
-    call has placed elsewhere. Notes: linear
+        that the parallel axis does not divide, a tied weight that two styles would lay out differently, or to which an
+        earlier call gave another layout. Notes: linear
     layers that stay unsharded although sibling layers are sharded.
 
     Raises:
@@ -97,7 +97,7 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     """
     styles = resolve_plan(module, plan)
     platform = platform_of(module)
-    size = device_mesh.shape[parallel_axis(device_mesh)] if styles else 1  # without styles no axis is meant
+    size = device_mesh.shape[parallel_axis(device_mesh)] if styles else 1  # without styles there is no parallel axis
     matched = matched_modules(module, styles)
     unsupported = _unsupported_modules(matched)
     fitting = [match for match in matched if match.style.unsupported_reason(match.module) is None]
@@ -159,7 +159,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
 
 
 def misfits(platform: Platform, module: Any, plan: Any, matched: list[Match]) -> list[str]:
-    """Return, in words, patterns of a plan that match nothing, and styles that do not apply to what they match."""
+    """Return, in words, patterns of a plan that match nothing, and styles that do not apply to their modules."""
     return [*_unmatched(platform, module, plan, matched), *_unsupported_modules(matched)]
 
 
@@ -248,7 +248,7 @@ def _kv_layers(layouts: dict[str, list[tuple[Placement, Match]]]) -> dict[Match,
 
 
 def _whole_queries(platform: Platform, layouts: dict[str, list[tuple[Placement, Match]]]) -> Iterator[str]:
-    """Problems with the queries of repeated heads: replicated ones would attend to a part of the heads."""
+    """Problems with the queries of repeated heads: replicated queries would attend to a part of the heads."""
     sharded = [
         match
         for placements in layouts.values()
@@ -281,7 +281,7 @@ def _local_outputs(platform: Platform, layouts: dict[str, list[tuple[Placement, 
 
 
 def _returns_local_shards(style: ParallelStyle) -> bool:
-    """Whether a style returns some local features: styles of users are taken to, repeated heads are whole."""
+    """Whether a style returns some local features: users' styles are assumed to; repeated heads are complete."""
     if isinstance(style, ReplicateKV):
         return False
     outputs = getattr(style, "output_layouts", None) or (Shard(-1),)
@@ -340,7 +340,7 @@ def _unsharded_siblings(
 
 
 def _is_named_linear(platform: Platform, match: Match) -> bool:
-    """Whether a layer tells about its siblings in a pipeline, where calls for other stages shard other layers.
+    """Whether a layer has siblings to be sharded as it is, in a pipeline too, whose stages have calls of their own.
 
     The head is a sibling of the embedding, and numbered layers are siblings, but may be of other stages.
     """

@@ -23,7 +23,7 @@ from hyper_parallel.platform.select import platform_of
 __all__ = ["STYLE_NAMES", "entries_of", "left_alone", "own_plan", "resolve_plan"]
 
 OWN = "auto"
-"""Stands for a plan: the model's own."""
+"""In place of a plan: use the model's own."""
 
 STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -39,11 +39,12 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "replicate_kv": ReplicateKV,
     "replicated_with_grad_allreduce": HeadNorm,
     "mla_kv_a_proj": LatentKV,
-    # Elsewhere, parameters of these are no DTensors, and "gather" sums what "local_rowwise" leaves partial. Here the
-    # layer itself sums, so that its output is right wherever it goes, and nothing is left to gather.
+    # In Transformers, parameters of these are not DTensors, and "gather" sums the partial output of "local_rowwise".
+    # Here the layer itself sums, so its output is complete for every reader, and "gather" has nothing to do.
     "local_colwise": ColwiseParallel,
     "local_rowwise": RowwiseParallel,
-    # Elsewhere, the first shards features of every expert, as the names of its parameters say. Here both shard experts.
+    # In Transformers, the first shards features of every expert, as the names of its parameters say. Here both shard
+    # experts.
     "moe_tp_experts": ExpertParallel,
     "ep_dispatch_experts": ExpertParallel,
 }
@@ -61,7 +62,7 @@ _REFUSED = {
     "moe_identity_expert": "such experts are not stacked; leave the module with these experts out of the plan",
     "local_params": "styles lay out layers; leave this parameter, and the layers that compute with it, out of the plan",
     "all_reduce": (
-        "row-wise layers sum themselves; for another partial sum use "
+        "row-wise layers sum themselves; if another layer returns a partial sum, use "
         "PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Replicate())"
     ),
 }

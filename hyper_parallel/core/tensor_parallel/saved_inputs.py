@@ -1,4 +1,4 @@
-"""``input_reshard``: what backward needs of replicated inputs is kept as shards, and gathered when it is needed."""
+"""``input_reshard``: replicated inputs that backward needs are kept as shards, and gathered when they are needed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ def input_reshard(module: ModuleT, tp_device_mesh: DeviceMesh, input_reshard_dim
     """Keep the inputs that ``module`` saves for backward as shards, and gather them in backward.
 
     Tensor parallelism replicates the input of a column-wise layer, so that each rank saves the complete tensor for the
-    gradient of its weight. Afterwards each rank saves its shard of it, and the backward of each operator that needs it
-    starts with an all-gather. Values and gradients keep their bits.
-
-    It concerns DTensors that are arguments of ``module``, or of a module inside, and are replicated along the mesh:
-    views of all of their elements, and no copies in another dtype, as autocast makes them. Inside recomputation
-    (``checkpoint`` around the module) the shards are kept, too.
+    gradient of its weight. After this call each rank saves only its shard, and the backward of each operator that needs
+    it starts with an all-gather. Values and gradients are bitwise the same.  It applies to DTensors that are arguments
+    of ``module``, or of a module inside, and are replicated along the mesh, and to views of all their elements, but not
+    to copies in another dtype, as autocast makes them. Inside recomputation (``checkpoint`` around the module) the
+    shards are kept, too.
 
     Args:
         module: the module, which is changed in place; a plan was applied to it or to modules inside.
@@ -73,7 +72,7 @@ def input_reshard(module: ModuleT, tp_device_mesh: DeviceMesh, input_reshard_dim
             "replicated; call parallelize_module first"
         )
         raise PlanError(msg)
-    platform.storage_key(parameters[0]._local)  # refused here instead of in the first forward
+    platform.storage_key(parameters[0]._local)  # refuse here rather than in the first forward
     saving = _Saving(mesh, input_reshard_dim)
     platform.register_forward_pre_hook(module, saving.enter)
     for _, inside in platform.get_cells_and_names(module):
@@ -112,7 +111,7 @@ class _Saving:
 
 
 class _Call:
-    """One forward: the replicated inputs in it, each of which is sharded once, when it is first saved."""
+    """One forward with its replicated inputs; each is sharded once, when it is first saved."""
 
     def __init__(self, platform: Platform) -> None:
         self.platform, self.hooks = platform, platform.replace_saved(self.replace)
@@ -126,7 +125,7 @@ class _Call:
             self.inputs[key] = _Input(ref(local), self.platform.version(local), shards)
 
     def replace(self, tensor: Any) -> Offloaded | None:
-        """Return what is kept of a tensor that is saved; None for one that is no input, or was written since."""
+        """Return the shard that replaces a saved tensor; None if it is not an input, or was written since."""
         found = self.inputs.get(self.platform.storage_key(tensor))
         local = None if found is None else found.local()
         if found is None or local is None or self.platform.version(tensor) != found.version:
@@ -138,11 +137,11 @@ class _Call:
 
 @dataclass
 class _Input:
-    """A replicated local tensor, which is not kept alive, and the shard of it that is.
+    """A replicated local tensor, held by a weak reference, and its shard, which is kept alive.
 
     Attributes:
         local: refers to the tensor.
-        version: how often it had been written.
+        version: how often it had been written at that time.
         sharding: leads to this rank's shard.
         shard: the shard, once something saves the tensor.
     """

@@ -101,7 +101,7 @@ class Coverage:
         return [Unit(path, self.modules[path], tuple(names[path])) for path in self.modules if names.get(path)]
 
     def _is_left_alone(self, module: Any) -> bool:
-        """Whether a module is named to be left alone, or parallel already."""
+        """Whether the plan says to leave a module alone, or it is already parallelized."""
         values = self.platform.direct_parameters(module).values()
         return id(module) in self._alone or any(isinstance(value, DTensor) for value in values)
 

@@ -32,7 +32,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
     platform_type: str
 
     def _blocking(self, member: str, operation: str, data: Any, ranks: Ranks, argument: Any = None) -> Any:
-        """Run the transport's ``operation``, in its asynchronous form if another member has started that."""
+        """Run the transport's ``operation``, in its asynchronous form if another member has started that form."""
         transport, arguments = self._transport_for(ranks), engine_arguments(operation, data, ranks, argument)
         if must_agree(transport, ranks):
             proposal = self._proposal(member, operation, data, ranks, **_argument(operation, argument))
@@ -67,7 +67,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         """Check an all-to-all of rows.
 
         Returns:
-            the output, if another member has started the collective, which is then carried out here; else None.
+            the output, if another member has started the collective, in which case it runs here; else None.
         """
         if not must_agree(self.transport(), route.ranks):
             return None
@@ -82,7 +82,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return self._agreement(route.ranks).start_rows(proposal, lambda: _launched(route, launch))
 
     def _transport_for(self, ranks: Ranks) -> Transport:
-        """Return the transport; collectives of ``ranks`` that were agreed upon beforehand end here."""
+        """Return the transport, after ending collectives of ``ranks`` that were agreed upon in advance."""
         transport = self.transport()
         sequence = transport.sequences.get(tuple(sorted(ranks))) if transport.sequences else None
         if sequence is not None:

@@ -176,7 +176,7 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
 
         @staticmethod
         def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
-            """Reduce-scatter; for max and min all-reduce and slice, since backward needs the whole result."""
+            """Reduce-scatter; for max and min all-reduce and slice, since backward needs the complete result."""
             ctx.spec = spec
             platform = spec.platform
             if spec.op in _EXTREMA:
@@ -306,7 +306,7 @@ _EXTREMA = ("max", "min")
 
 
 def _attained(spec: ReductionSpec, data: Any, result: Any) -> tuple[Any, Any]:
-    """Return where this rank did not attain the extremum, and how many ranks did; ranks that hold NaN attain NaN."""
+    """Return where this rank did not attain the extremum, and how many ranks did; NaN attains NaN."""
     ones = spec.platform.ones_like(data)
     attained = ones * (data == result) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
     return attained == 0, spec.platform.transport().all_reduce(attained, "sum", spec.ranks)

@@ -25,7 +25,7 @@ class CollectivesFacet(AgreementFacet):
     fills ``output`` and returns it. Inputs must not be written before that. ``group`` is a handle, a tuple or list of
     global ranks, or None for the world; results are in the order of its members.
 
-    A message goes to the receive of the same tag, group and kind of member; messages for which all three are equal
+    A message is matched to the receive with the same tag, group and function; messages for which all three are equal
     arrive in the order in which they were sent. NCCL and HCCL have no tags: there, messages between two ranks must be
     received in the order in which they were sent, whatever their tags.
     """

@@ -37,9 +37,9 @@ _DIFFERENTIABLE = ("sum", "avg", "max", "min")
 class DifferentiableFacet(CollectivesFacet):
     """Facet *differentiable*, on plain tensors.
 
-    A result that every rank holds (of a gather or an all-reduce) is assumed to be used by all ranks alike: every rank's
-    gradient of it is the true one, and gradients are not summed. Pass ``varying=True`` if ranks use the result in
-    different ways: then their gradients are summed. ``group`` as for facet *collectives*.
+    A result that every rank holds (of a gather or an all-reduce) is assumed to be used by all ranks in the same way:
+    every rank's gradient of it is complete, and gradients are not summed. Pass ``varying=True`` if ranks use the result
+    in different ways: then their gradients are summed. ``group`` as for facet *collectives*.
     """
 
     Function: Any
@@ -330,9 +330,9 @@ def _dim(member: str, name: str, dim: int, data: Any) -> int:
 class HookCoordinator:
     """A rendezvous for two threads: at each position a thread waits until the other has reached one too.
 
-    One thread may be in forward while the other is in backward, so that one computes while the other's all-to-all is
-    under way. A thread that is done calls :meth:`leave` (or ends its :meth:`taking_part`); from then on the other
-    passes without waiting. A thread that waits longer than ``timeout`` raises, and so does its partner.
+    One thread may be in forward while the other is in backward, so that one computes while the other's all-to-all is in
+    flight. A thread that is done calls :meth:`leave` (or ends its :meth:`taking_part`); from then on the other passes
+    without waiting. A thread that waits longer than ``timeout`` raises, and so does its partner.
 
     Args:
         timeout: seconds.
@@ -408,7 +408,7 @@ class HookCoordinator:
             self._arrival.notify_all()
 
     def abort(self, reason: str) -> None:
-        """Make every thread that waits, or comes later, raise RendezvousError with ``reason``."""
+        """Make every thread that waits, or arrives later, raise RendezvousError with ``reason``."""
         with self._arrival:
             self._failure = self._failure or reason
             self._arrival.notify_all()

@@ -1,6 +1,6 @@
-"""What the framework's part of ``fully_shard`` is given: where parameters lie, and in which dtypes it works.
+"""Options of the framework's part of ``fully_shard``: placement of parameters, and dtypes.
 
-And what every framework's part checks alike.
+Also checks that both frameworks share.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["ACCUMULATED", "KEPT", "FullyShardedOptions", "Reduction", "replaced_parameter", "unreduced_gradient"]
 
 ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
-"""Why a gradient is not reduced that was accumulated."""
+"""The reason why an accumulated gradient is not reduced."""
 
 KEPT = "it was not reduced over the replicas; run the last backward before the step with set_requires_all_reduce(True)"
-"""Why a gradient is not reduced that is to be summed over the replicas later."""
+"""The reason why a gradient that will be summed over the replicas later is not reduced."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FullyShardedOptions:
     """How a group of parameters is sharded.
 
     Attributes:
-        ranks: global ranks that share each parameter.
+        ranks: global ranks over which each parameter is sharded.
         replicas: global ranks that hold the same shards as this one, itself included.
         reshard: free the gathered parameters after forward; None: unless the group is outermost.
         param_dtype: of the gathered parameters; None: that of the shards.
@@ -55,12 +55,12 @@ class FullyShardedOptions:
 
 @dataclass
 class Reduction:
-    """What becomes of the gradients of a group; may be changed between passes.
+    """How the gradients of a group are reduced; may be changed between passes.
 
     Attributes:
-        averages: divide the sum by the number of ranks that share or repeat the parameters.
-        adds_copies: add up the gradients of the copies that axes of the parameter's own mesh repeat, as where each of
-            these ranks computes with a part of a sequence.
+        averages: divide the sum by the number of ranks over which the parameters are sharded or replicated.
+        adds_copies: add up the gradients of copies along replicated axes of the parameter's own mesh, where each of
+            these ranks computes with a shard of a sequence.
         over_replicas: reduce over the replicas; if not, the sum is kept until a pass that does.
         on_main_grad: add to ``main_grad``, a float32 DTensor, and leave ``grad`` alone.
     """
@@ -72,10 +72,10 @@ class Reduction:
 
 
 def replaced_parameter(name: str, owner: Any) -> PlanError:
-    """Return the error for parameter ``name`` of module ``owner``, which is another one than was sharded."""
+    """Return the error for parameter ``name`` of module ``owner`` that is not the one that was sharded."""
     return PlanError(
         f"fully_shard: parameter {name} of {type(owner).__name__} was replaced or converted after fully_shard, which "
-        "gathers the one from before; convert the module first, and load values into its parameters"
+        "gathers the earlier one; convert the module first, and load values into its parameters"
     )
 
 

@@ -39,8 +39,8 @@ class GroupsFacet(AgreementFacet):
     ) -> None:
         """Join the world; if the rank is in one already, check that the arguments do not contradict it.
 
-        In a simulated world the simulation stands in for every backend. A world over gloo is left at the end of the
-        process, if not before.
+        In a simulated world the simulation stands in for every backend. A world over gloo is destroyed at the end of
+        the process, if not earlier.
 
         Args:
             backend: ``gloo``, ``nccl`` or ``hccl``; by default the engine of this process's device.
@@ -73,15 +73,15 @@ class GroupsFacet(AgreementFacet):
         self._join({**arguments, **self._launched(engine, arguments), "backend": engine})
         self._joined_as = arguments
         if engine == "gloo":
-            # Threads of gloo that are left at the end of a process can abort it.
+            # Threads of gloo that still run at the end of a process can abort it.
             atexit.unregister(self._leave_joined)
             atexit.register(self._leave_joined)
 
     def join_launched_world(self, device_type: str) -> None:
         """Join the world that torchrun or msrun describes in the environment, unless this rank is in one.
 
-        Without the variables of a launcher, or in a world of one, nothing happens. On CPU, msrun's scheduler ends here
-        with status 0, as MindSpore ends it on devices: it is not a rank.
+        Without the variables of a launcher, or in a world of one, nothing happens. On CPU, msrun's scheduler, which is
+        not a rank, exits here with status 0, as it does on devices.
 
         Args:
             device_type: chooses the engine: ``cpu``, ``cuda`` or ``npu``. A process that uses no device yet takes the
@@ -97,7 +97,7 @@ class GroupsFacet(AgreementFacet):
         self.init_process_group(BACKENDS[device_type][0])
 
     def _launched(self, engine: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments that msrun gives and the program does not; other launchers' are read by the engine.
+        """Return the arguments that msrun sets and the program does not pass; engines read other launchers' variables.
 
         Raises:
             SystemExit: with status 0, in msrun's scheduler.
@@ -122,7 +122,7 @@ class GroupsFacet(AgreementFacet):
             self.destroy_process_group()
 
     def _choose_device(self, device_type: str) -> None:
-        """Use the device that the launcher gave this rank; nothing where the framework's own start does so."""
+        """Use the device that the launcher gave this rank; does nothing where the framework does this itself."""
 
     def has_world(self) -> bool:
         """Return True if this rank is in a world of more than itself, simulated or real."""
@@ -142,7 +142,7 @@ class GroupsFacet(AgreementFacet):
     _joined_as: dict[str, Any] | None = None
 
     def _known(self) -> dict[str, Any]:
-        """Return the facts that arguments must not contradict: about the world, and how it was joined."""
+        """Return the facts about the world, and how it was joined, that arguments must not contradict."""
         transport = self.transport()
         known = {} if active_transport() is not None else dict(self._joined_as or {})
         known.update(world_size=transport.world_size, rank=transport.rank)
@@ -192,7 +192,7 @@ class GroupsFacet(AgreementFacet):
         return self.transport().group(self._distinct("_create_group", rank_list))
 
     def mesh_group(self, ranks: Ranks) -> Any:
-        """Return the group of ``ranks``, this one included, that the framework's own functions take."""
+        """Return the group of ``ranks``, this one included, for the framework's own functions."""
         return self.transport().group(ranks)
 
     def get_created_group(self, rank_list: Sequence[int]) -> Any:

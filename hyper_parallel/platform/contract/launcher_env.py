@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LaunchedRank", "launched_rank", "unlaunched"]
 
-# What torchrun sets for each rank, and srun or a script in its place.
+# Variables that torchrun, or srun or a script instead of it, sets for each rank.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# What msrun sets for each worker and for its scheduler. Workers of several machines have no RANK_ID without
+# Variables that msrun sets for each worker and for its scheduler. Workers of several machines have no RANK_ID without
 # --node_rank: MindSpore numbers them when they join.
 _MSRUN = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
-    """A rank as its launcher numbered it.
+    """A rank as numbered by its launcher.
 
     Attributes:
         rank: of this process; None if the launcher leaves the number to the framework.
@@ -87,5 +87,5 @@ def _number(variable: str) -> int:
     try:
         return int(os.environ[variable])
     except ValueError:
-        msg = f"{variable} is {os.environ[variable]!r}: a launcher sets it to a whole number"
+        msg = f"{variable} is {os.environ[variable]!r}: a launcher sets it to an integer"
         raise MeshError(msg) from None

@@ -31,7 +31,7 @@ _SMALL = 4096
 
 
 class Offloaded(abc.ABC):
-    """What is kept of a saved tensor until backward needs it, such as its values in slower memory."""
+    """A saved tensor as it is kept until backward needs it, such as its values in slower memory."""
 
     @abc.abstractmethod
     def restore(self) -> Any:
@@ -85,7 +85,7 @@ class MemoryFacet(LedgerFacet):
     def create_selective_checkpoint_contexts(
         self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return contexts for forward and recomputation, between which the outputs of chosen operators are kept.
+        """Return contexts for forward and recomputation; outputs of the chosen operators are kept in between.
 
         Args:
             policy_fn_or_list: operators whose outputs are kept, or ``(ctx, op, *args, **kwargs)`` that returns a bool
@@ -109,7 +109,7 @@ class MemoryFacet(LedgerFacet):
         return self._wrapped(module, around)
 
     def async_save_on_cpu(self, policy_fn: Callable[[Any], Any] | None = None) -> AbstractContextManager[Any]:
-        """Offload what operations inside save for backward to the next slower memory, until backward needs it.
+        """Offload tensors that operations inside save for backward to the next slower memory, until needed.
 
         From a device it goes to pinned host memory, over a stream of its own; from host memory to an unnamed temporary
         file. Parameters stay.
@@ -135,15 +135,15 @@ class MemoryFacet(LedgerFacet):
 
     @abc.abstractmethod
     def replace_saved(self, replace: Callable[[Any], Offloaded | None]) -> AbstractContextManager[Any]:
-        """Keep other things than the tensors that operations inside save for backward.
+        """Replace the tensors that operations inside save for backward.
 
         Args:
-            replace: returns what is kept instead of a tensor, or None: then hooks further out decide, if there are any.
+            replace: returns the object to keep instead of a tensor, or None, which leaves the decision to outer hooks.
         """
 
     @abc.abstractmethod
     def storage_key(self, tensor: Any) -> tuple[Any, ...] | None:
-        """Return the elements that ``tensor`` has, by place in memory and dtype; None if they are not densely stored.
+        """Return a key of the elements of ``tensor``: place in memory and dtype; None if they are not densely stored.
 
         Views of all of them have the same key. It is unique while the storage lives.
         """
@@ -201,7 +201,7 @@ def replayable_from_current_state(
     get_state: Callable[[], Any],
     replay: Callable[[Any], AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """Return ``fn`` such that every run samples from the present state on. Arguments as for :func:`replayable`."""
+    """Return ``fn`` such that every run samples from the current state. Arguments as for :func:`replayable`."""
     state = get_state()
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +216,7 @@ def replayable_constructor(
     get_state: Callable[[], Any],
     replay: Callable[[Any], AbstractContextManager[Any]],
 ) -> Callable[..., None]:
-    """Return the constructor ``init`` such that the function it receives samples from the state at construction on.
+    """Return the constructor ``init`` such that the function it receives samples from the state at construction.
 
     Args:
         init: constructor of a framework's object, made before a forward runs; its first argument is the function that

@@ -45,7 +45,7 @@ class HookHandle:
 
 
 def check_hook(member: str, hook: Any) -> None:
-    """Check when a hook is registered that it can be called, since it would only fail in a later step.
+    """Check at registration that a hook can be called, since it would only fail in a later step.
 
     Raises:
         TypeError: ``hook`` cannot be called.
@@ -59,9 +59,9 @@ _REGISTRIES = frozenset({"_params", "_cells", "_buffers", "_parameters", "_modul
 
 
 def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
-    """Return ``value`` with the parameters in it replaced by id; itself where none is in it.
+    """Return ``value`` with the parameters in it replaced by id; or ``value`` itself if there are none.
 
-    Lists and dicts are changed in place, since other objects may hold them too.
+    Lists and dicts are changed in place, since other objects may hold them, too.
     """
     if id(value) in successors:
         return successors[id(value)]
@@ -107,7 +107,7 @@ class ModulesFacet(LedgerFacet):
         """Replace the module's own parameter or buffer ``name``."""
 
     def check_unhooked(self, parameter: Any, path: str, event: str) -> None:
-        """Refuse to replace a parameter whose hooks nobody would call; a framework without such hooks does nothing.
+        """Refuse to replace a parameter that has hooks, which would not be called.
 
         Args:
             parameter: that is about to be replaced.
@@ -119,10 +119,10 @@ class ModulesFacet(LedgerFacet):
         """
 
     def parameters_replaced(self, root: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """Put new parameters wherever modules under ``root`` hold the old ones outside of their registry.
+        """Replace old parameters that modules under ``root`` hold outside of their registry.
 
-        Modules iterate over lists, tuples and dicts of their parameters; a forward that went on with the old ones would
-        use values that no optimizer trains.
+        Modules iterate over lists, tuples and dicts of their parameters; a forward that used the old ones would use
+        values that no optimizer trains.
 
         Args:
             root: the module whose parameters were replaced.
@@ -249,12 +249,12 @@ class ModulesFacet(LedgerFacet):
         """
 
     def with_sharded_methods(self, module: Any) -> None:
-        """Give ``module`` the methods of modules under ``fully_shard``, where the framework's users expect them."""
+        """Give ``module`` the methods of modules under ``fully_shard``, if users of the framework expect them."""
         del module
 
     @abc.abstractmethod
     def compiled_forward(self, module: Any, backend: Any) -> Any:
-        """Let the forward of ``module`` run by graphs of local operators and collectives; see ``compile``.
+        """Run the forward of ``module`` as graphs of local operators and collectives; see ``compile``.
 
         Args:
             module: the module, with its plan applied; it is changed in place.
@@ -263,7 +263,7 @@ class ModulesFacet(LedgerFacet):
 
     @abc.abstractmethod
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
-        """Return what averages the gradients of ``module`` while backward computes; ``reduces`` switches it.
+        """Return the object that averages the gradients of ``module`` during backward; its ``reduces`` switches it.
 
         Args:
             module: the module, which is hooked.

@@ -20,7 +20,7 @@ class StateDictOptions:
     """Options of a state dict; any object with these attributes works.
 
     Attributes:
-        full_state_dict: whole tensors on every rank instead of DTensors.
+        full_state_dict: complete tensors on every rank instead of DTensors.
         cpu_offload: tensors on the host.
         ignore_frozen_params: without parameters that are not trained.
     """
@@ -54,8 +54,8 @@ class PersistenceFacet(IdentityFacet):
     def save_checkpoint(self, cell: Any, file_path: Any, ckpt_format: str = "safetensors") -> None:
         """Write a model or a state dict atomically: the old file stays until the new one is complete.
 
-        A state with DTensors is written by rank 0 of the world, as whole tensors; all ranks call this together, and all
-        raise if it fails. Without DTensors every rank that calls this writes.
+        A state with DTensors is written by rank 0 of the world, as complete tensors; all ranks call this together, and
+        all raise if it fails. Without DTensors every rank that calls this writes.
 
         Args:
             cell: a module, or a mapping of names to tensors.

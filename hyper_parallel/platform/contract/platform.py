@@ -67,7 +67,7 @@ class Platform(
 
     @abc.abstractmethod
     def transport(self) -> Transport:
-        """Return the transport: of the simulated rank, else of the framework's engine, else of a single process."""
+        """Return the transport: of the simulated rank, else of the framework's engine, else of one process."""
 
     @abc.abstractmethod
     def wrap(self, local: Any, layout: Any) -> Any:
@@ -101,18 +101,18 @@ class Platform(
         """Return the number of writes to ``local`` if the framework counts them, else a constant."""
 
     spoils_sums_of_nothing = False
-    """A sum over no elements, and so the gradient of what was broadcast to no rows, is whatever memory holds."""
+    """True if a sum over no elements, and so the gradient of a tensor broadcast to no rows, is uninitialised memory."""
     computes_on_meta = False
-    """True if operators run on tensors without storage, which tells the dtypes and shapes of their results."""
+    """True if operators run on tensors without storage, which yields the dtypes and shapes of their results."""
     loses_writes_through_views = False
     """True if values or gradients written through a view do not reach its base tensor."""
 
     def replaying_views(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, which makes or writes views of empty tensors, with the graph of one of others."""
+        """Return ``call``, which makes or writes views of empty tensors, with the graph of other tensors."""
         return call
 
     def on_elements(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what ``func``, which may look for empty tensors among its operands, calls if there are none."""
+        """Return the function that ``func`` calls if none of its operands is empty."""
         return func
 
     @abc.abstractmethod
@@ -124,7 +124,7 @@ class Platform(
         """Return the dispatcher's entry of an operator (the framework's callable, or its name), or None."""
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
-        """Make reads of ``view`` an error once ``base`` is written, where it had to be a copy or is a view of one.
+        """Make reads of ``view`` an error once ``base`` is written, if it had to be a copy or is a view of one.
 
         Args:
             view: the result of an operator whose results are views.
@@ -134,7 +134,7 @@ class Platform(
         del view, base, is_copy
 
     def is_transformed(self, tensor: Any) -> bool:
-        """Return whether a function transform (``torch.func``) stands behind a plain tensor."""
+        """Return whether a plain tensor is wrapped by a function transform (``torch.func``)."""
         del tensor
         return False
 

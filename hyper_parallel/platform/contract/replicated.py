@@ -1,6 +1,6 @@
-"""What the framework's part of ``replicate`` is given: over which ranks gradients are averaged, and in what buckets.
+"""Options of the framework's part of ``replicate``: ranks to average over, and buckets.
 
-And what every framework's part computes and checks alike.
+Also computations and checks that both frameworks share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReplicatedOptions:
     Attributes:
         ranks: global ranks that hold the same parameters, this one included.
         bucket_bytes: size of a bucket; a larger parameter has a bucket of its own.
-        source: global rank whose parameters and buffers all take; None: each keeps its own.
+        source: global rank whose parameters and buffers are copied to all; None: each keeps its own.
     """
 
     ranks: Ranks
@@ -65,6 +65,6 @@ def check_unchanged(trained: Mapping[str, int], averaged: Collection[int]) -> No
     if names:
         msg = (
             f"replicate: parameters {', '.join(names)} were replaced, added or unfrozen since; their gradients "
-            "would not be averaged; call replicate when the model is complete"
+            "would not be averaged; call replicate once the model is complete"
         )
         raise PlanError(msg)

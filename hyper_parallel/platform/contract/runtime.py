@@ -191,11 +191,11 @@ class RuntimeFacet(IdentityFacet, LedgerFacet):
 
     @abc.abstractmethod
     def use_deterministic(self) -> None:
-        """Set the framework's switches by which two runs give the same bits, and have reductions in rank order."""
+        """Set the framework's switches for bitwise equal runs, and make reductions add in rank order."""
 
     @abc.abstractmethod
     def seed(self, seed: int) -> None:
-        """Start the framework's own generators of this rank from ``seed``."""
+        """Seed the framework's own generators of this rank."""
 
     @abc.abstractmethod
     def get_symmetric_memory_handler(self) -> Any:

@@ -30,18 +30,18 @@ _UNICODE = re.compile(r"[^\ud800-\udfff]*")
 
 
 def unusable(names: Iterable[str]) -> list[str]:
-    """Return for each name that no tensor of a safetensors file can have, why: others could not read the file."""
+    """Return the reason for each name that no tensor of a safetensors file can have; other readers would fail."""
     problems = []
     for name in names:
         if name == "__metadata__":
-            problems.append(f"{name} is not the name of a tensor: safetensors has an entry of this name; rename it")
+            problems.append(f"{name} is not the name of a tensor: safetensors reserves this name; rename it")
         elif not _UNICODE.fullmatch(name):
-            problems.append(f"{name!r} is not the name of a tensor: it has half of a surrogate pair; rename it")
+            problems.append(f"{name!r} is not the name of a tensor: it has a lone surrogate; rename it")
     return problems
 
 
 def check_regular(path: Path, caller: str) -> None:
-    """Refuse to read what may never end, such as a FIFO or a device; readers report missing files and folders.
+    """Refuse to read from a FIFO or a device, which may never end; readers report missing files and folders.
 
     Raises:
         CheckpointError: (a ValueError) a FIFO, a device or a socket is at ``path``.

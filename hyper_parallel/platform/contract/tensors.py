@@ -22,16 +22,16 @@ def dtype_name(dtype_str: Any) -> str:
     Other strings are returned unchanged, and ``""`` if it is not a string.
     """
     if not isinstance(dtype_str, str):
-        return ""  # the name of no dtype
+        return ""  # not the name of a dtype
     home, dot, name = dtype_str.rpartition(".")
     return name.lower() if not dot or home in _HOMES else dtype_str
 
 
 class Rearrangement(NamedTuple):
-    """An order of the elements of a tensor: those of ``reshape(shape).permute(order).reshape(result)``.
+    """A permutation of the elements of a tensor: those of ``reshape(shape).permute(order).reshape(result)``.
 
     Attributes:
-        shape: in which the tensor is seen.
+        shape: as which the tensor is viewed.
         order: dims of ``shape`` in their new order.
         result: shape of the result.
         sizes: of the dims in their new order.
@@ -89,7 +89,7 @@ class TensorsFacet(abc.ABC):
         return False
 
     def dense_copy(self, local: Any) -> Any:
-        """Return a copy on the graph, whose dims lie in memory in the usual order."""
+        """Return a copy on the graph, whose dims are in row-major order in memory."""
         return self.contiguous(local)
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
@@ -100,16 +100,16 @@ class TensorsFacet(abc.ABC):
     def storing_like(
         self, part: Sequence[int], shapes: Sequence[Sequence[int]], stays: Sequence[bool]
     ) -> Callable[[Any, Sequence[Any]], Any]:
-        """Return a function that stores an elementwise result in the order of dims that the whole one would have.
+        """Return a function that stores an elementwise result in the memory order of the global result.
 
         Args:
-            part: the shape of this rank's part of the result.
-            shapes: of every operand the whole shape.
-            stays: whether an operand's part is used as it is; if not, it was just received.
+            part: the shape of this rank's shard of the result.
+            shapes: the global shape of every operand.
+            stays: whether an operand's shard is used as it is; if not, it was just received.
 
         Returns:
-            a function of this rank's part of the result and of the operands' parts. It returns the result, or the same
-            values stored anew, on the graph.
+            a function of this rank's shards of the result and of the operands. It returns the result, or a copy in
+            another memory order, on the graph.
         """
         del part, shapes, stays
         return lambda data, _: data
@@ -119,7 +119,7 @@ class TensorsFacet(abc.ABC):
         """Return a tensor of the same storage, off the graph."""
 
     def function_result(self, data: Any) -> Any:
-        """Return the values of ``data`` as the forward of a custom autograd function may return them.
+        """Return ``data`` in a form that the forward of a custom autograd function may return.
 
         Frameworks treat a result that is a view specially: PyTorch refuses to write it in place.
         """
@@ -174,7 +174,7 @@ class TensorsFacet(abc.ABC):
         """Return the tensor on ``cpu``, ``cuda`` or ``npu``; itself if it is there."""
 
     def device_beside(self, data: Any, device_type: str) -> str:
-        """Return the type of device that a plain tensor is on, if it is another one than ``device_type``; else empty.
+        """Return the type of device that a plain tensor is on, if it differs from ``device_type``; else empty.
 
         Always empty where the framework moves tensors to its device by itself.
         """
@@ -295,7 +295,7 @@ class TensorsFacet(abc.ABC):
     def construct_strided_slice(
         self, x: Any, begin: Sequence[int], end: Sequence[int], stride: Sequence[int] | None = None
     ) -> Any:
-        """Return ``x[begin[0]:end[0]:stride[0], ...]``; further dims are whole.
+        """Return ``x[begin[0]:end[0]:stride[0], ...]``; further dims are complete.
 
         Raises:
             ValueError: lists of different or too great length, or a stride that is not positive.

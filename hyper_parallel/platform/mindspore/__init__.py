@@ -1,1 +1,1 @@
-"""MindSpore behind the platform contract."""
+"""The platform contract, implemented by MindSpore."""

@@ -1,4 +1,4 @@
-"""DTensors that a function reaches without being passed them: by closure, as globals, defaults or attributes."""
+"""Finds DTensors that a function reaches other than by its arguments: closures, globals, defaults, attributes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _reached(value: Any) -> list[Any]:  # noqa: PLR0911 - one per kind of value
 def _reached_by_function(function: types.FunctionType) -> list[Any]:
     reached = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # not assigned yet
+        with suppress(ValueError):  # an empty cell: not assigned yet
             reached.append(cell.cell_contents)
     if not _is_frameworks(function):
         reached += [function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__]

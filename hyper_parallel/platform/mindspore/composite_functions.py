@@ -1,4 +1,4 @@
-"""Pickles MindSpore's composite functions, which a user's module often holds: its functions travel to other ranks."""
+"""Pickles MindSpore's composite functions, which modules often hold and which are sent to other ranks with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 def make_picklable() -> None:
     """Register how ``GradOperation``, ``HyperMap``, ``Map`` and ``MultitypeFuncGraph`` are pickled.
 
-    Two things that MindSpore does not give back are lost: the name of a ``MultitypeFuncGraph``, which only appears in
+    Two attributes that MindSpore does not expose are lost: the name of a ``MultitypeFuncGraph``, which only appears in
     messages, and ``reverse`` of maps, which only orders the code of compiled graphs.
     """
     copyreg.pickle(MultitypeFuncGraph, _reduce_graph)
@@ -31,7 +31,7 @@ def _reduce_graph(graph: MultitypeFuncGraph) -> tuple[Any, ...]:
 
 
 def _register(graph: MultitypeFuncGraph, state: tuple[list[tuple[tuple[str, ...], Any]], Any]) -> None:
-    """Register functions again: after the graph exists, as they may call it."""
+    """Register functions again, once the graph exists, which they may call."""
     entries, graph.default_func = state
     for kinds, function in entries:
         graph.register(*kinds)(function)

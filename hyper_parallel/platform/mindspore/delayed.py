@@ -47,7 +47,7 @@ class MetaDevice(str):
 
 
 def parameters_on(device: Any) -> AbstractContextManager[Any]:
-    """Parameters of cells built inside are delayed on meta; elsewhere they are where MindSpore computes.
+    """Parameters of cells built inside are delayed on meta; for other devices MindSpore chooses the place.
 
     Raises:
         ValueError: no such device.
@@ -70,7 +70,7 @@ def without_values(data: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 class Place(NamedTuple):
-    """A parameter with its cell and its name there."""
+    """A parameter with its cell, and its name in the cell."""
 
     cell: Any
     name: str
@@ -92,7 +92,7 @@ def materialize(places: Sequence[Place], stage_index: int) -> None:
                if isinstance(place.parameter, DTensor) and type(_init_of(place.parameter)) not in _VALUES]  # fmt: skip
     if unknown:
         known = ", ".join(sorted(initializer.__name__ for initializer in _VALUES))
-        msg = f"init_parameters: no shard can be sampled of {', '.join(unknown)}; initializers that can: {known}"
+        msg = f"init_parameters: cannot sample a shard of {', '.join(unknown)}; initializers that can: {known}"
         raise PlanError(msg)
     initialized: dict[int, Any] = {}
     with _stage(stage_index):
@@ -157,7 +157,7 @@ def _truncated(init: Any, layout: Layout) -> Distribution:
     return sampling.uniform().map(value)
 
 
-# The value that an initializer gives every element, or the distribution that it samples.
+# The constant of an initializer, or the distribution that it samples.
 _VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
     initializers.Zero: lambda *_: 0.0,
     initializers.One: lambda *_: 1.0,

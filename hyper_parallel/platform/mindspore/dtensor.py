@@ -1,6 +1,6 @@
 """The DTensor of MindSpore: a tensor subclass over the storage of its local tensor.
 
-The object shares storage and autograd identity with its local tensor, so that optimizers written in C++ step on a
+The object shares storage and autograd identity with its local tensor, so that optimizers written in C++ can update a
 ``Parameter`` made of it; its Python attributes are those of the global tensor. Operators arrive at ``__fallback__``;
 methods that would reach the storage without it are overridden here.
 """
@@ -94,18 +94,18 @@ class MindSporeDTensor(DTensor, Tensor):
         return self.shape[0]
 
     def stride(self, dim: int | None = None) -> Any:
-        """Strides, in elements, of the whole tensor stored densely."""
+        """Strides, in elements, of the complete tensor stored densely."""
         steps = tuple(math.prod(self.shape[index + 1 :]) for index in range(self.ndim))
         return steps if dim is None else steps[dim]
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Strides, in bytes, of the whole tensor stored densely."""
+        """Strides, in bytes, of the complete tensor stored densely."""
         return tuple(step * self.itemsize for step in self.stride())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Bytes of the complete tensor."""
         return self.size * int(self.itemsize)
 
     # -- leaving the device mesh ---------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return whole.item() if index is None else whole.asnumpy().item(index)
 
     def tolist(self) -> Any:
-        """Nested lists of the whole tensor."""
+        """Nested lists of the complete tensor."""
         return self.full_tensor().asnumpy().tolist()
 
     def __bool__(self) -> bool:
@@ -136,11 +136,11 @@ class MindSporeDTensor(DTensor, Tensor):
         return int(self.full_tensor().__index__())
 
     def asnumpy(self) -> Any:
-        """Values of the whole tensor, as a read-only array of the global shape; partial values are reduced first.
+        """Values of the complete tensor, as a read-only array of the global shape; partial values are reduced first.
 
         It is a collective: every rank of the mesh must call it unless the tensor is replicated. The values of this
-        rank's shard are ``to_local().asnumpy()``. ``numpy()`` is the same method. A plain tensor's array shares its
-        storage, which that of a whole tensor cannot, so writing to it raises.
+        rank's shard are ``to_local().asnumpy()``. ``numpy()`` is the same method. The array of a plain tensor shares
+        its storage; that of a DTensor cannot, so it is read-only.
 
         Returns:
             a ``numpy.ndarray`` of the tensor's dtype.
@@ -185,7 +185,7 @@ class MindSporeDTensor(DTensor, Tensor):
 
     @property
     def data(self) -> Any:
-        """A parameter itself; of anything else the same storage, off the graph."""
+        """For a parameter the parameter itself; for others the same storage, off the graph."""
         return self if isinstance(self, Parameter) else self.detach()
 
     @data.setter
@@ -277,7 +277,7 @@ class MindSporeDTensor(DTensor, Tensor):
                 write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
-        """New storage: of a parameter a new parameter (initialized by ``init``), else a differentiable copy.
+        """A copy in new storage: for a parameter a new parameter (initialized by ``init``), else a differentiable copy.
 
         Raises:
             UnsupportedOperatorError: ``init`` draws random numbers.
@@ -303,11 +303,11 @@ class MindSporeDTensor(DTensor, Tensor):
         return self.clone()
 
     def __copy__(self) -> Any:
-        """Of a parameter a new parameter with its own values, else the same tensor under a new object."""
+        """For a parameter a new parameter with its own values, else another object of the same tensor."""
         return self.clone() if isinstance(self, Parameter) else self._alias(self._local)
 
     def _alias(self, local: Tensor) -> Any:
-        """Another DTensor of the same storage, which becomes stale as this one does."""
+        """Another DTensor of the same storage, which becomes stale when this one does."""
         alias = wrap(local, self._layout)
         alias._readonly = self._readonly
         self._platform.follow_writes(alias, self, is_copy=False)
@@ -359,7 +359,7 @@ class MindSporeMovedView(MovedView, MindSporeDTensor):  # type: ignore[override]
 
 
 def invalidate_with(copy: MindSporeDTensor, base: MindSporeDTensor) -> None:
-    """Make ``copy`` stale when ``base`` is written; where that is such a copy itself, when its own base is."""
+    """Make ``copy`` stale when ``base`` is written; or the base of one that is such a copy itself."""
     follow(copy, MindSporeMovedView, (base,), lambda base: counting(base._local))
 
 
@@ -384,7 +384,7 @@ def _rebuild(local: Tensor, layout: Layout, options: tuple[str, bool] | None) ->
 
 
 def install(platform: Any) -> None:
-    """Complete the class: its platform, and Python operators that skip MindSpore's own search for a handler."""
+    """Complete the class: its platform, and Python operators that bypass MindSpore's own search for a handler."""
     MindSporeDTensor._platform = platform
     started = intercept.start(platform, handlers())
     dispatcher = platform.dispatcher = started.dispatcher
@@ -424,7 +424,7 @@ METHODS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
-"""Light methods, with the operator that MindSpore calls for them."""
+"""Cheap methods, with the operator that MindSpore calls for them."""
 
 
 def _method(plain: Any, repeated: Any) -> Any:

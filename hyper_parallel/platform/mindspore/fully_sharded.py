@@ -1,8 +1,8 @@
 """A group of fully sharded parameters on MindSpore: gathered when its cell is called, gradients reduced in one.
 
-MindSpore differentiates functions, and nothing tells when a cell's backward begins or ends. So the whole parameters of
-a call are results of an autograd function, whose backward reduces their gradients. Operators save whole parameters for
-backward; a reference is saved instead, and the first one that backward reads gathers the parameters again.
+MindSpore differentiates functions and has no event when a cell's backward begins or ends. So the gathered parameters of
+a call are results of an autograd function, whose backward reduces their gradients. Operators save gathered parameters
+for backward; a reference is saved instead, and the first one that backward reads gathers the parameters again.
 """
 
 from __future__ import annotations
@@ -37,30 +37,26 @@ __all__ = ["FullyShardedGroup", "groups_within"]
 
 
 class _Saved:
-    """Stands for a whole parameter among the tensors that are saved for backward."""
+    """Placeholder of a gathered parameter among the tensors that are saved for backward."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
 class _Call:
-    """A call of the cell, from forward to the end of its backward.
-
-    Args:
-        group: whose cell is called.
-    """
+    """A call of the cell, from forward to the end of its backward.  Args: group: the group of the called cell."""
 
     def __init__(self, group: FullyShardedGroup) -> None:
         self.group = group
-        self._row = group.row()  # of the values of forward, whatever is written to the shards before backward
+        self._row = group.row()  # the values of forward, even if the shards are written to before backward
         self.wholes: list[Tensor] = group.gather(self._row)
-        """The whole parameters; empty while they are freed."""
+        """The gathered parameters; empty while they are freed."""
         self._places = {whole.data_ptr(): index for index, whole in enumerate(self.wholes)}
         self.exposed: list[Any] = []
         self._saving: AbstractContextManager[Any]
 
     def begin(self, *, saves: bool = True) -> None:
-        """Gather on the graph, and show the cells what was gathered.
+        """Gather on the graph, and set the gathered parameters in the cells.
 
         Args:
             saves: whether references are saved for backward; False where something else saves tensors.
@@ -76,14 +72,14 @@ class _Call:
         self._saving.__enter__()
 
     def show(self) -> None:
-        """Let the cells see the whole parameters."""
+        """Set the gathered parameters in the cells."""
         for member, whole in zip(self.group.members, self.exposed, strict=True):
             member.expose(whole)
         for held in self.group.tuples:
             held.show()
 
     def end_forward(self, *, keep: bool) -> None:
-        """Drop the whole parameters, unless they are to be kept for backward."""
+        """Drop the gathered parameters, unless they are kept for backward."""
         self._saving.__exit__(None, None, None)
         del self._saving  # which refers to this object
         self.exposed = []
@@ -105,11 +101,11 @@ class _Call:
 
 
 class _Gather(Function):
-    """The whole parameters that are trained; backward reduces their gradients, which have no gradient."""
+    """The gathered trainable parameters; backward reduces their gradients, which are not differentiable."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *shards: Tensor) -> tuple[Tensor, ...]:
-        """Return what the call has gathered."""
+        """Return the gathered parameters of the call."""
         del shards
         ctx.call = call
         return tuple(whole for member, whole in zip(call.group.members, call.wholes, strict=True) if member.is_trained)
@@ -173,7 +169,7 @@ class FullyShardedGroup:
         module.register_forward_hook(self._after_forward, always_call=True)
 
     def take(self, nested: Sequence[FullyShardedGroup]) -> None:
-        """Note that ``nested`` groups are of submodules: of those None frees after forward."""
+        """Record that ``nested`` groups belong to submodules: ``reshard=None`` frees those after forward."""
         for group in nested:
             group.is_outermost = False
 
@@ -191,7 +187,7 @@ class FullyShardedGroup:
 
     def _after_forward(self, _cell: Any, args: Any, output: Any) -> Any:
         del args
-        if self._calls:  # else the cell raised before it was called
+        if self._calls:  # otherwise the cell raised before it was called
             reshard = self.options.reshard
             keep = self.platform.grad_enabled() and (self.is_outermost if reshard is None else not reshard)
             self._end(keep=keep)
@@ -213,7 +209,7 @@ class FullyShardedGroup:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether the cells compute with whole parameters now."""
+        """Whether the cells compute with gathered parameters now."""
         return bool(self._calls)
 
     def has_parameters_of(self, cells: frozenset[int]) -> bool:
@@ -222,7 +218,7 @@ class FullyShardedGroup:
 
     @contextmanager
     def gathering(self, *, saves: bool) -> Iterator[None]:
-        """Let the cells compute with whole parameters, as in a call."""
+        """Let the cells compute with gathered parameters, as in a call."""
         call = _Call(self)
         self._calls.append(call)
         call.begin(saves=saves)
@@ -233,7 +229,7 @@ class FullyShardedGroup:
 
     @contextmanager
     def replacing_shards(self, shards: Sequence[Tensor]) -> Iterator[None]:
-        """Gather from ``shards``, of the parameters that are trained, and differentiate by them."""
+        """Gather from ``shards`` of the trainable parameters, and differentiate by these."""
         for member, shard in zip(self.trained, shards, strict=True):
             member.replacement = shard
         try:
@@ -256,7 +252,7 @@ class FullyShardedGroup:
         return self._in_policy_dtype(row, self.options.param_dtype)
 
     def gather(self, row: Tensor) -> list[Tensor]:
-        """Return the whole of each parameter, from the rows of all ranks."""
+        """Return each complete parameter, from the rows of all ranks."""
         rows = self.platform.all_gather_into_tensor(row, self.options.ranks)
         return [member.shaped(self._whole(rows, member.slot)) for member in self.members]
 
@@ -270,10 +266,10 @@ class FullyShardedGroup:
         return mint.cat(parts)
 
     def reduce(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of the shards; zeros of a pass that accumulates, None of those on ``main_grad``.
+        """Return the gradients of the shards; zeros in a pass that accumulates, None for those on ``main_grad``.
 
         Args:
-            gradients: of the whole parameters that are trained.
+            gradients: of the gathered trainable parameters.
         """
         totals = [
             gradient if member.accumulated is None else member.accumulated + gradient
@@ -303,7 +299,7 @@ class FullyShardedGroup:
     def _reduced(self, totals: Sequence[Tensor]) -> list[Tensor] | None:
         """Reduce the gradients over the ranks, in one collective, and return this rank's part of each.
 
-        None if the replicas have not been reduced over.
+        None if gradients are not reduced over the replicas yet.
         """
         parts: list[Tensor] = []
         slots = self._gradient_plan.slots
@@ -327,7 +323,7 @@ class FullyShardedGroup:
         return self._with_copies(gradients) if self.reduction.adds_copies else gradients
 
     def _with_copies(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Add up the gradients of copies: one collective for all members with copies on the same ranks."""
+        """Add up the gradients of copies: one collective for all parameters with copies on the same ranks."""
         for ranks in dict.fromkeys(member.copies for member in self.trained if member.copies):
             which = [index for index, member in enumerate(self.trained) if member.copies == ranks and member.local.size]
             if not which:
@@ -341,7 +337,7 @@ class FullyShardedGroup:
         return gradients
 
     def sharded(self) -> list[Any]:
-        """Return the parameters, of which each rank holds shards."""
+        """Return the parameters that are sharded over the ranks."""
         return [member.sharded for member in self.members]
 
     def drop_gradients(self) -> None:
@@ -365,7 +361,7 @@ def groups_within(cell: Any) -> list[FullyShardedGroup]:
 
 
 def _is_alike(tensor: Tensor, whole: Tensor) -> bool:
-    """Whether ``tensor``, which begins where ``whole`` does, is all of it, and no view that is laid out otherwise."""
+    """Whether ``tensor``, at the same address as ``whole``, has all of its elements in the same layout."""
     return bool(tensor.shape == whole.shape and tensor.stride() == whole.stride())
 
 
@@ -386,6 +382,6 @@ def _own_part(own: Tensor, slot: Slot, member: Member) -> Tensor:
 
 
 def _row_shape(original: Any, dim: int) -> tuple[int, ...]:
-    """Return the shape of what the data axis shares of ``original``, the dim that it splits first."""
+    """Return the shape of the tensor of ``original`` that the data axis shards, with the sharded dim first."""
     shape = tuple(original.local_shape if isinstance(original, DTensor) else original.shape)
     return (*shape[dim : dim + 1], *shape[:dim], *shape[dim + 1 :])

@@ -1,9 +1,9 @@
 """Gradients of MindSpore's own transforms, as DTensors.
 
 ``ms.grad``, ``ms.value_and_grad``, ``ops.GradOperation`` and ``ms.vjp`` share one function that runs forward and one
-that runs backward, whose gradients are local tensors. Under the gradient contract they are the true gradients; they get
-their layouts here, so that functions of MindSpore that are called with gradients (clipping, overflow checks,
-accumulation, optimizers written in Python) act on the whole.
+that runs backward, whose gradients are local tensors. Under the gradient contract these are complete; here they get
+their layouts, so that functions of MindSpore that are called with gradients (clipping, overflow checks, accumulation,
+optimizers written in Python) act on global tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOCAL: ContextVar[bool] = ContextVar("local_gradients", default=False)
 _REPLACED = "_hyper_parallel_replaced"
 _UNREDUCED = "_hyper_parallel_unreduced"
 AVERAGED = "_hyper_parallel_averaged"
-"""Attribute of a parameter of ``replicate``: what averages its gradients."""
+"""Attribute of a parameter of ``replicate``: the object that averages its gradients."""
 
 
 @contextmanager
@@ -65,11 +65,11 @@ def mark_replaced(old: Any, new: Any) -> None:
 
 
 def check_current(caller: str, parameters: Any) -> None:
-    """Refuse parameters that were replaced by DTensors: nothing that is done with them reaches the module.
+    """Refuse parameters that were replaced by DTensors: changes to them do not reach the module.
 
     Args:
         caller: for the message.
-        parameters: one, or several; what is not a parameter is skipped.
+        parameters: one, or several; other values are skipped.
 
     Raises:
         PlanError: (a ValueError) one of them was replaced.
@@ -197,15 +197,15 @@ def _told(result: Any) -> str:
 
 
 def refusing_cell_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the operator that runs backward hooks of Cells: it knows no layouts, one Cell may be called with several."""
+    """Wrap the operator that runs backward hooks of Cells: it has no layouts, a Cell may be called with several."""
 
     @wraps(call)
     def run(self: Any, args: Any) -> Any:
         tensors = args if isinstance(args, tuple) else (args,)
         if self.hook_dict() and any(isinstance(tensor, DTensor) for tensor in tensors):
             msg = (
-                f"backward hooks of {type(self.cell).__name__} would get this rank's parts of the gradients of "
-                "DTensors; in a forward hook, say register_hook of the input or output, whose hooks get DTensors"
+                f"backward hooks of {type(self.cell).__name__} would get this rank's shards of the gradients of "
+                "DTensors; in a forward hook, call register_hook of the input or output, whose hooks get DTensors"
             )
             raise UnsupportedOperatorError(msg)
         return call(self, args)
@@ -271,7 +271,7 @@ def vjp_seeded_locally(vjp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _seed(seed: Any, out: Any) -> Any:
-    """Return this rank's part of ``seed`` for output ``out``; a plain seed is the whole one, equal on all ranks."""
+    """Return this rank's part of ``seed`` for output ``out``; a plain seed is complete, equal on all ranks."""
     if isinstance(out, (list, tuple)) and isinstance(seed, (list, tuple)):
         return type(seed)(_seed(part, value) for part, value in zip(seed, out, strict=True))
     if not isinstance(out, DTensor):

@@ -1,8 +1,8 @@
-"""MindSpore's graph mode: what reaches DTensors runs in PyNative mode instead.
+"""MindSpore's graph mode: functions that reach DTensors run in PyNative mode instead.
 
 A graph is compiled from the shapes of local tensors, which it would treat as the global ones. Scripts that set
-``ms.GRAPH_MODE`` at their top run unchanged: each call of a Cell, and each gradient, is looked at when it runs.
-Functions that a program compiles itself with ``ms.jit`` are refused (``captured.py``).
+``ms.GRAPH_MODE`` at their top run unchanged: each call of a Cell, and each gradient, is checked when it runs. Functions
+that a program compiles itself with ``ms.jit`` are refused (``captured.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["cells_uncompiled", "gradients_uncompiled"]
 
 
 def cells_uncompiled(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what a Cell does in graph mode: one that reaches DTensors is called in PyNative mode."""
+    """Wrap the call of a Cell in graph mode: one that reaches DTensors is called in PyNative mode."""
 
     @wraps(compile_and_run)
     def run(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ def cells_uncompiled(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gradients_uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call of a gradient operator: the gradient of what reaches DTensors is computed in PyNative mode."""
+    """Wrap the call of a gradient operator: for a function that reaches DTensors it runs in PyNative mode."""
 
     @wraps(make)
     def call(self: Any, function: Any, *options: Any, **named: Any) -> Any:
@@ -47,7 +47,7 @@ def gradients_uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(compiled)
         def after_grad(*args: Any, **kwargs: Any) -> Any:
-            # With MS_JIT=0 nothing is compiled, and MindSpore's own would call itself without end.
+            # With MS_JIT=0 nothing is compiled, and MindSpore's own function would call itself endlessly.
             compiles = os.getenv("MS_JIT") != "0"
             if compiles and not _reaches(function, [options, list(named.values()), args], kwargs):
                 return compiled(*args, **kwargs)
@@ -60,7 +60,7 @@ def gradients_uncompiled(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reaches(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a function or Cell, or what it is called with, reaches a DTensor."""
+    """Whether a function or Cell, or one of its arguments, reaches a DTensor."""
     if isinstance(function, nn.Cell) and intercept.holds_dtensor(function.get_parameters()):
         return True
     return reaches_dtensor([function, args, kwargs])

@@ -1,4 +1,4 @@
-"""``loss.backward()`` and ``tensor.grad``, which MindSpore 2.11 has in public and 2.10 in private."""
+"""``loss.backward()`` and ``tensor.grad``, which are public in MindSpore 2.11 and private in 2.10."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ __all__ = ["enable"]
 def enable() -> None:
     """Record operations for backward from now on, and give tensors the attributes below that they lack.
 
-    Simulated ranks forget it when their run ends.
+    Simulated ranks undo it when their run ends.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) MindSpore has no ``backward`` and lacks what this one needs.
+        UnsupportedOnBackend: (a NotImplementedError) MindSpore has no ``backward`` and lacks the functions that this
+            one needs.
     """
     added = {name: value for name, value in _ATTRIBUTES.items() if not hasattr(Tensor, name)}
     for needed in (run_backward, *map(NAMES.find, TENSOR_GRADIENTS)) if added else ():
@@ -54,10 +55,10 @@ def _backward(
     """Add the gradients by the leaves to their ``grad``.
 
     Args:
-        self: what is differentiated.
+        self: the tensor to differentiate.
         gradient: the gradient by ``self``; 1 for a tensor of one element.
         retain_graph: keep the graph for another backward.
-        create_graph: record the backward.
+        create_graph: record the backward for differentiation.
         inputs: the only leaves that get a gradient.
 
     Raises:

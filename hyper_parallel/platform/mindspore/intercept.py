@@ -1,4 +1,4 @@
-"""Where MindSpore's calls on DTensors arrive.
+"""Intercepts MindSpore's calls on DTensors.
 
 MindSpore asks ``__fallback__`` of a tensor subclass before it selects a kernel, with the operator's name and the
 arguments as the caller or its Python layer wrote them. Everything arrives here: functions, methods, operators and
@@ -33,11 +33,11 @@ LEGACY_PARTS = 3  # a legacy primitive arrives as [primitive, name, arguments]
 
 
 class Interception(NamedTuple):
-    """What interception works with, built once by the platform's construction.
+    """The tables of interception, built once when the platform is constructed.
 
     Attributes:
         dispatcher: the hot path.
-        handlers: what serves an operator, by its name.
+        handlers: handlers of operators, by name.
         methods: the same for tensor methods that differ from the function of their operator's name.
         repeated: runs a call seen before, of an operator whose arguments are dispatched as they were written.
         repeated_methods: the same for tensor methods.
@@ -70,7 +70,7 @@ def interception() -> Interception:
 
 
 def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Any:
-    """Serve an operator that MindSpore calls with a DTensor or a Parameter among its operands."""
+    """Handle an operator that MindSpore calls with a DTensor or a Parameter among its operands."""
     name, started = func.name, _STARTED["mindspore"]
     if not kwargs and not open_blocks() and not ACTIVE:
         again = (started.repeated_methods if type(func) is TensorOverloadCall else started.repeated).get(name)
@@ -89,7 +89,7 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
         handler = started.methods.get(name, handler)
     if handler is not None:
         if open_blocks() and not skipped(func, name):
-            with outside_blocks():  # the operator was named: so is what it is composed of
+            with outside_blocks():  # the operator is in ``no_skip``: so are its components
                 return _handled(handler, started, func, primitive, tuple(operands), kwargs)
         return _handled(handler, started, func, primitive, tuple(operands), kwargs)
     if skipped(func, name):
@@ -101,7 +101,7 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
 
 
 def at_once(name: str, args: Any, primitive: Any = None) -> Any:
-    """Serve a registered function or legacy primitive without MindSpore's search for :func:`fallback`.
+    """Handle a registered function or legacy primitive without MindSpore's search for :func:`fallback`.
 
     Args:
         name: of the operator.
@@ -109,7 +109,7 @@ def at_once(name: str, args: Any, primitive: Any = None) -> Any:
         primitive: the legacy primitive, or None.
 
     Returns:
-        what :func:`fallback` would; :data:`CACHE_MISS` where that depends on more.
+        the result of :func:`fallback`; :data:`CACHE_MISS` if it cannot be decided here.
     """
     if open_blocks():
         return CACHE_MISS

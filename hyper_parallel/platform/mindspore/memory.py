@@ -47,7 +47,7 @@ class MindSporeMemory(MemoryFacet):
         return _wrapper(module, around)
 
     def replace_saved(self, replace: Callable[[Any], Offloaded | None]) -> AbstractContextManager[Any]:
-        """``mindspore.common.saved_tensors_hooks``, of which the innermost only are called."""
+        """``mindspore.common.saved_tensors_hooks``, of which only the innermost are called."""
 
         def pack(tensor: Tensor) -> Any:
             kept = replace(tensor)
@@ -65,7 +65,9 @@ class MindSporeMemory(MemoryFacet):
             UnsupportedOnBackend: (a NotImplementedError) always.
         """
         del tensor
-        raise UnsupportedOnBackend("input_reshard: not on MindSpore; recompute the module, or offload what it saves")
+        raise UnsupportedOnBackend(
+            "input_reshard: not supported on MindSpore; recompute the module, or offload its saved tensors"
+        )
 
     def _offloader(self) -> Callable[[Any], Offloaded]:
         return _Offloader().offload
@@ -103,7 +105,7 @@ def _wrapper(module: Any, around: Callable[..., Any]) -> Any:
     cls = type(module)
     subclass: Any = type(cls.__name__, (_Wrapped, cls), {"__module__": cls.__module__})
     wrapper = subclass.__new__(subclass)
-    cell_base.__init__(wrapper, cls.__name__)  # the base behind nn.Cell
+    cell_base.__init__(wrapper, cls.__name__)  # the C++ base of nn.Cell
     wrapper.__dict__.update(module.__dict__)  # the dictionaries of parameters, buffers and cells are shared
     wrapper.__dict__["_around"] = around
     return wrapper
@@ -116,8 +118,8 @@ def _noop_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManage
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
     """``mindspore.recompute`` with the same random numbers in both runs; raises where that is impossible.
 
-    On CPU ``ops`` samples inside from a stream of its own, since MindSpore's has no state to return to, and the second
-    run's results are compared with the first's: ``nn.Dropout`` of plain tensors samples anew.
+    On CPU, ``ops`` samples inside from its own stream, since the state of MindSpore's cannot be restored. The results
+    of the two runs are compared, because ``nn.Dropout`` of plain tensors samples new numbers.
     """
     if use_reentrant:
         return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
@@ -127,7 +129,7 @@ def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False,
 
 
 def _replaying(cell: Any) -> Any:
-    """``cell`` as a second object that replays random numbers; MindSpore refuses anything but a cell here."""
+    """``cell`` as a second object that replays random numbers; MindSpore accepts only cells here."""
     if not isinstance(cell, nn.Cell):
         return cell
 

@@ -31,7 +31,7 @@ _FLOATING = frozenset({mindspore.float16, mindspore.bfloat16, mindspore.float32,
 ACTIVE: list[Any] = []
 """Dtypes of the cells that run, the innermost last; None where nothing is cast."""
 
-# Operators whose operands MindSpore leaves as they are, measured on 2.10; so it does with all whose names end in View.
+# Operators whose operands MindSpore leaves as they are, measured on 2.10; and so are all whose names end in View.
 _KEEPING = frozenset({
     "copied", "BroadcastTo", "Chunk", "DeprecatedTranspose", "ExpandAs", "ExpandDims", "FlattenExt", "Meshgrid",
     "Narrow", "Reshape", "Slice", "Split", "SplitTensor", "Squeeze", "TExt", "ToDtype", "Transpose", "ViewAs",
@@ -40,11 +40,11 @@ _KEEPING = frozenset({
 
 
 COMPOSED = frozenset({"XLogYScalarOther", "XLogYScalarSelf"})
-"""Operators that are several in MindSpore, whose results are cast too."""
+"""Operators composed of several in MindSpore, whose results are cast, too."""
 
 
 def noting_precision(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what a cell calls before and after it runs: MindSpore does not give its own stack back."""
+    """Wrap the calls before and after a cell runs: MindSpore does not expose its own stack."""
 
     @wraps(plain)
     def set_type(executor: Any, kind: Any, is_push: bool = True) -> Any:
@@ -58,7 +58,7 @@ def noting_precision(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def noting_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what clears MindSpore's stack: after an exception cells have not cleared it themselves."""
+    """Wrap the function that clears MindSpore's stack: after an exception cells have not cleared it."""
 
     @wraps(plain)
     def clear(executor: Any) -> Any:
@@ -85,9 +85,9 @@ def cast_operands(operators: Any, name: str, operands: Any, *, is_method: bool =
         operators: the canonical operators, as functions of DTensors.
         name: of MindSpore's operator.
         operands: positional or keyword arguments.
-        is_method: whether it was called as a method of tensors, of which some are not what the function is.
+        is_method: whether it was called as a method of tensors; some methods differ from the function.
     """
-    dtype = next((kind for kind in reversed(ACTIVE[:-1])), None)  # the innermost is that of switched_off
+    dtype = next((kind for kind in reversed(ACTIVE[:-1])), None)  # the innermost entry is that of switched_off
     if dtype is None or _keeps(name, operands, is_method=is_method):
         return operands
 

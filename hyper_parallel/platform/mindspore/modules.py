@@ -28,7 +28,7 @@ class MindSporeModules(ModulesFacet):
     """Cells of MindSpore."""
 
     def get_cells_and_names(self, cell: Any) -> Iterator[tuple[str, Any]]:
-        """Depth first; shared cells once per path, which ``cells_and_names`` does not give."""
+        """Depth first; shared cells once per path, unlike in ``cells_and_names``."""
         yield from _walk(cell, "")
 
     def is_container(self, cell: Any) -> bool:
@@ -44,11 +44,11 @@ class MindSporeModules(ModulesFacet):
         }
 
     def direct_parameters(self, cell: Any) -> dict[str, Any]:
-        """Own parameters that are set."""
+        """Own parameters that are not None."""
         return {name: value for name, value in _own_parameters(cell).items() if value is not None}
 
     def direct_buffers(self, cell: Any) -> dict[str, Any]:
-        """Own buffers that are set."""
+        """Own buffers that are not None."""
         return {name: value for name, value in _own_buffers(cell).items() if value is not None}
 
     def set_parameter(self, cell: Any, name: str, value: Any) -> None:
@@ -89,7 +89,7 @@ class MindSporeModules(ModulesFacet):
         return cell.construct
 
     def gradient_of(self, parameter: Any) -> Any:
-        """The value itself: MindSpore's gradients are what ``value_and_grad`` returns."""
+        """The value itself: on MindSpore gradients are results of ``value_and_grad``."""
         return parameter
 
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
@@ -153,7 +153,7 @@ class MindSporeModules(ModulesFacet):
         )
 
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
-        """What ``replicated.py`` has."""
+        """See ``replicated.py``."""
         from hyper_parallel.platform.mindspore.replicated import ReplicatedGradients
 
         return ReplicatedGradients(self, module, options)
@@ -169,7 +169,7 @@ class MindSporeModules(ModulesFacet):
             delayed.materialize(parameters, stage_index)
 
     def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
-        """``no_init_parameters`` for meta; elsewhere MindSpore computes where it computes."""
+        """``no_init_parameters`` for meta; for other devices nothing: MindSpore chooses the device."""
         del include_buffers  # buffers come with their values
         return delayed.parameters_on(device)
 
@@ -220,7 +220,7 @@ _HOOKS = "_hyper_parallel_backward_hooks"
 
 
 def _register_backward(cell: Any, kind: str, hook: Callable[..., Any], *, prepend: bool) -> HookHandle:
-    """Add a ``hook`` (of the gradients in and out) or a ``pre_hook`` (of those out), last or first."""
+    """Add a ``hook`` (of both gradients) or a ``pre_hook`` (of output gradients), last or first."""
     lists: dict[str, list[Callable[..., Any]]] = cell.__dict__.setdefault(_HOOKS, {})
     hooks = lists.get(kind)
     if hooks is None:

@@ -126,7 +126,7 @@ def install() -> None:
 # -- calls that skip ``__fallback__`` ----------------------------------------------------------------------------------
 
 
-_PLAIN = frozenset({Tensor, int, float, bool, str, type(None)})  # operands that call for nothing
+_PLAIN = frozenset({Tensor, int, float, bool, str, type(None)})  # operands that need no handler
 
 
 def _intercepted_at_once(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +206,7 @@ _FORWARD, _BACKWARD = "_pynative_func_grad_forward", "_pynative_func_grad_backwa
 
 
 def _recovering(differentiated: Callable[..., Any]) -> Callable[..., Any]:
-    """Clear MindSpore's record after an exception, but not inside another differentiation, which still needs it."""
+    """Clear MindSpore's tape after an exception, but not inside another differentiation, which still needs it."""
 
     @wraps(differentiated)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -56,9 +56,10 @@ class MindSporePersistence(PersistenceFacet):
         return from_host(array)
 
     def _save_own(self, state: dict[str, Any], path: Path) -> None:
-        """``mindspore.save_checkpoint``, which insists on its suffix and silently leaves out empty tensors.
+        """``mindspore.save_checkpoint``, which requires its suffix and silently leaves out empty tensors.
 
-        With its checksum at the end: without one, a file that is cut between two tensors loads as fewer tensors.
+        A checksum is added at the end: without one, a file that is truncated between two tensors loads as fewer
+        tensors.
         """
         if empty := [name for name, value in state.items() if 0 in value.shape]:
             msg = f"save_checkpoint: ckpt files hold no empty tensors ({', '.join(empty)}); use safetensors"
@@ -68,7 +69,7 @@ class MindSporePersistence(PersistenceFacet):
         try:
             mindspore.save_checkpoint(listed, str(suffixed), crc_check=True)
             suffixed.replace(path)
-        except BaseException:  # MindSpore leaves a neighbour of its own, half written, where the disk is full
+        except BaseException:  # if the disk is full, MindSpore leaves its own temporary file, incomplete
             for left in path.parent.iterdir():
                 if left.name.startswith(path.name):
                     left.unlink()

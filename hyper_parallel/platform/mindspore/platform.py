@@ -49,7 +49,7 @@ class MindSporeDifferentiable(DifferentiableFacet):
     """Collectives with gradients, on MindSpore."""
 
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:
-        """``output``, complete: on Ascend waiting only orders streams, on CPU it finishes what was launched."""
+        """``output``, complete: on Ascend waiting only orders streams, on CPU it completes the launched operations."""
         pending.wait()
         return output
 
@@ -87,7 +87,7 @@ class MindSporePlatform(
     MindSporePersistence,
     Platform,
 ):
-    """Everything hyper_parallel asks of MindSpore."""
+    """MindSpore's implementation of the platform contract."""
 
     platform_type = "mindspore"
     gaps = GAPS
@@ -95,7 +95,7 @@ class MindSporePlatform(
     Parameter = mindspore.Parameter
     Module = mindspore.nn.Cell
     Function = _Function
-    # Measured on 2.10: copy_ leaves x[1:3] and its base as they were; index writes reach neither through a reshape.
+    # Measured on 2.10: copy_ leaves x[1:3] and its base as they were; index writes through a reshape reach neither.
     loses_writes_through_views = True
     spoils_sums_of_nothing = True
     _writes = 0
@@ -143,9 +143,9 @@ class MindSporePlatform(
     needs_grad = staticmethod(requires_grad)  # True where the gradient engine has a node for the tensor
 
     def passes_gradient(self, plain: Any) -> bool:
-        """While a function is differentiated: inputs and parameters too get theirs through the graph.
+        """True while a function is differentiated: inputs and parameters get their gradients through the graph.
 
-        For ``backward``, which adds up the gradients of leaves, it is the results that do.
+        For ``backward``, which adds up the gradients of leaves, true for results only.
         """
         if not self.grad_enabled() or not self.needs_grad(plain):
             return False
@@ -160,7 +160,7 @@ class MindSporePlatform(
     def accumulates_grad(self, local: Any) -> bool:
         """True while ``value_and_grad`` differentiates by it, which returns its deferred gradient.
 
-        Not with hooks, and not under ``replicate``: both are to have the whole gradient.
+        False with hooks and under ``replicate``, which need the complete gradient.
         """
         from hyper_parallel.platform.mindspore.autodiff import DIFFERENTIATED
         from hyper_parallel.platform.mindspore.gradients import AVERAGED
@@ -191,7 +191,7 @@ class MindSporePlatform(
         return not is_leaf(tensor._local)
 
     def on_elements(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """The kernel without what ``ops/empty_shards.py`` wraps it in."""
+        """The kernel without the wrapper of ``ops/empty_shards.py``."""
         return kernel_on_elements(func)
 
     def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
@@ -201,7 +201,7 @@ class MindSporePlatform(
         return value_and_grad(fn, *how)
 
     def operator_entry(self, op: Any) -> Any:
-        """The entry of a spelling: ``op`` is the name of an operator, or what carries one."""
+        """The entry of a spelling: ``op`` is the name of an operator, or an object that has one."""
         from hyper_parallel.platform.mindspore.intercept import interception
 
         name = op if isinstance(op, str) else getattr(op, "name", None) or getattr(op, "__name__", "")

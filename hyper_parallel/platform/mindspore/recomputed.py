@@ -1,8 +1,8 @@
 """Recomputation (``Cell.recompute``, ``ms.recompute``): random numbers and fully sharded parameters of the second run.
 
 The second run samples the same random numbers. It begins inside of the cell's hooks, which have gathered parameters for
-the first run, and are not called again: so they are gathered again for it. What recomputes by a derivative of its own
-gets the shards as further inputs, so that their gradients leave it as those of other inputs do.
+the first run, and are not called again: so they are gathered again for it. A function that recomputes by its own
+derivative gets the shards as further inputs, so that it returns their gradients as those of other inputs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _recomputed_cell(self: Any) -> nn.Cell | None:
 
 
 def with_shards(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call of what recomputes to pass the shards of fully sharded parameters too."""
+    """Wrap the call of a recomputing cell to pass it the shards of fully sharded parameters, too."""
 
     @wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +135,7 @@ def _differentiating_by_shards(differentiate: Any, run: _Run, by_shards: list[An
 
 
 def replaying_later(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the constructor of what recomputes when a saved tensor is read; it is made before the first run."""
+    """Wrap the constructor of objects that recompute when a saved tensor is read; made before the first run."""
 
     @wraps(init)
     def construct(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -49,7 +49,7 @@ class ReplicatedGradients:
         self._accumulated: dict[int, Tensor] = {}
         for parameter in trained:
             setattr(parameter, AVERAGED, self)
-            setattr(to_local(parameter), AVERAGED, self)  # tells that its reduction is not to be deferred
+            setattr(to_local(parameter), AVERAGED, self)  # marks that its reduction is not deferred
         self._trained = {id(parameter) for parameter in trained}
         module.register_forward_pre_hook(self._before_forward)
 
@@ -79,7 +79,7 @@ class ReplicatedGradients:
         if not self.reduces:
             self._accumulated.update(totals)
             return {identity: self._platform.zeros_like(total) for identity, total in totals.items()}
-        # All buckets are on their way before the first is waited for.
+        # All buckets are in flight before the first is waited for.
         rows = [mint.cat([totals[id(parameter)].reshape(-1) for parameter in bucket]) for bucket in buckets]
         started = [self._platform.all_reduce(row, self._ranks, async_op=True) for row in rows]
         averages: dict[int, Tensor] = {}

@@ -1,8 +1,8 @@
 """MindSpore's own checkpoint functions on cells with DTensor parameters.
 
-A checkpoint holds whole values under the names of the parameters, as one of a single device does. Saving gathers them,
-so all ranks of the mesh call it; one of the ranks that name the same file on the same machine writes it. Loading takes
-whole values, of which each rank keeps its shard.
+A checkpoint holds complete values under the names of the parameters, as one of a single device does. Saving gathers
+them, so all ranks of the mesh call it; one of the ranks that name the same file on the same machine writes it. Loading
+takes complete values, of which each rank keeps its shard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["entries_of", "loading_shards", "saving_whole"]
 
 
 def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``mindspore.save_checkpoint`` to save the whole values of DTensors, each file once."""
+    """Wrap ``mindspore.save_checkpoint`` to save the complete values of DTensors, each file once."""
 
     @wraps(save)
     def save_checkpoint(save_obj: Any, ckpt_file_name: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +39,7 @@ def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entries_of(save_obj: Any) -> list[tuple[str, Any]]:
-    """Return names and values of what ``mindspore.save_checkpoint`` takes; nothing of what it refuses."""
+    """Return names and values in an argument of ``mindspore.save_checkpoint``; none if it refuses it."""
     if isinstance(save_obj, nn.Cell):
         return [(parameter.name, parameter) for parameter in save_obj.get_parameters()]
     if isinstance(save_obj, dict):
@@ -53,7 +53,7 @@ def entries_of(save_obj: Any) -> list[tuple[str, Any]]:
 
 
 def _whole(value: Any) -> Any:
-    """Return a plain tensor of its own; what is not a tensor stays."""
+    """Return the complete values as a new plain tensor; other values unchanged."""
     if isinstance(value, DTensor):
         return ops.stop_gradient(value.full_tensor())
     return value
@@ -102,7 +102,7 @@ def loading_shards(update: Callable[..., None]) -> Callable[..., None]:
 
 
 def _load_shard(param: Any, value: Any, update: Callable[..., None], strict_load: bool) -> None:
-    """Let MindSpore check and convert the whole value in a plain parameter, and keep this rank's shard of it."""
+    """Let MindSpore check and convert the complete value in a plain parameter, and keep this rank's shard of it."""
     stand_in = Parameter(ops.zeros(param.shape, param.dtype), name=param.name, requires_grad=param.requires_grad)
     update(stand_in, value, strict_load)
     loaded = Tensor(stand_in.asnumpy(), param.dtype)

@@ -30,7 +30,7 @@ from hyper_parallel.transport.real.mindspore.transport import to_host
 __all__ = ["Selection", "contexts", "fingerprint"]
 
 _SAVE, _RECOMPUTE = ("MUST_SAVE", "PREFER_SAVE"), ("MUST_RECOMPUTE", "PREFER_RECOMPUTE")
-_DETACH = "StopGradient"  # what recomputation itself calls; there is nothing to compute
+_DETACH = "StopGradient"  # called by recomputation itself; nothing to compute
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Selection:
     """Context passed to a selective-checkpoint policy.
 
     Attributes:
-        is_recompute: always False: the decisions of the forward hold, and the policy is not called again.
+        is_recompute: always False: the decisions of the forward are kept, and the policy is not called again.
     """
 
     is_recompute: bool = False
@@ -98,7 +98,7 @@ class _Keeping(MsDispatchMode):
             _writes(func.name, primitive) or _shares(result, (operands, kwargs))
         )
         if kept and any(requires_grad(tensor) for tensor in _tensors(result)):
-            # Autograd is inside of this operator: skipping it would lose its gradient.
+            # Autograd runs inside this operator: skipping it would lose its gradient.
             msg = (
                 f"create_selective_checkpoint_contexts: the output of {func.name} cannot be kept, since MindSpore "
                 f"differentiates this primitive where it runs; leave {func.name!r} out, or call the function of "

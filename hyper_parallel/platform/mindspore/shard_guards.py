@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Optimizers that update each element by itself. Norms of layers, factored moments and centralized gradients look at
-# whole parameters, so those are not among them.
+# complete parameters, so those are not among them.
 BY_ELEMENT = frozenset({
     nn.ASGD, nn.Adagrad, nn.Adam, nn.AdaMax, nn.AdamWeightDecay, nn.FTRL, nn.Momentum, nn.ProximalAdagrad, nn.RMSProp,
     nn.Rprop, nn.SGD, optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam,
@@ -81,7 +81,7 @@ def _has_dtensor_parameters(caller: Any) -> bool:
 
 
 def _steps_by_element(args: tuple[Any, ...]) -> bool:
-    """True for the compiled step of an optimizer of ``BY_ELEMENT``, with gradients that are laid out alike."""
+    """True for the compiled step of an optimizer of ``BY_ELEMENT``, with gradients in the same layouts."""
     optimizer: Any = getattr(args[0], "obj", None)
     if type(optimizer) not in BY_ELEMENT or any(getattr(optimizer, "grad_centralization_flags", ())):
         return False
@@ -148,7 +148,7 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
             return step(self, *args, **kwargs)
         if compiler_splits() and not any(isinstance(each, DTensor) for each in self.parameters):
             return step(self, *args, **kwargs)  # the compiler would need the devices
-        # Only a compiled step sees the local tensors, on which it is right.
+        # Only a compiled step gets the local tensors, on which it is correct.
         del os.environ["MS_JIT"]
         try:
             return step(self, *args, **kwargs)

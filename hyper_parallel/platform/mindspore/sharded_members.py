@@ -37,11 +37,11 @@ class Member:
         self.accumulated: Any = None
         """Gradient of passes without reduction."""
         self.replacement: Tensor | None = None
-        """What stands for the shard in a recomputation, which differentiates by it."""
+        """The tensor that replaces the shard in a recomputation, which differentiates by it."""
         self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
         self.copies = _copies(self._layout)
-        """Ranks that repeat what the data axis shares; nothing if there are none but this one."""
-        self.dim = dim  # comes first in rows
+        """Ranks that hold copies of the tensor that the data axis shards; empty if there is only this one."""
+        self.dim = dim  # is first in rows
 
     @property
     def local(self) -> Tensor:
@@ -49,9 +49,9 @@ class Member:
         return self.sharded._local if self.replacement is None else self.replacement
 
     def expose(self, whole: Any) -> None:
-        """Let the cells compute with ``whole``: with tensor parallelism with the DTensor whose shard it is.
+        """Let the cells compute with ``whole``, or, with tensor parallelism, with the DTensor whose shard it is.
 
-        An attribute of the object comes before its parameters, which stay those that optimizers train.
+        An attribute of the object hides its parameter, which remains the one that optimizers train.
         """
         if self._layout is not None:
             whole = self.sharded._platform.wrap(whole, self._layout)
@@ -59,7 +59,7 @@ class Member:
             vars(owner)[name] = whole
 
     def flat(self, values: Tensor) -> Tensor:
-        """Return the elements of the shard, of the whole parameter or of a gradient, in the order of rows."""
+        """Return the elements of the shard, of the complete parameter or of a gradient, in the order of rows."""
         return (values.movedim(self.dim, 0) if self.dim and values.size else values).reshape(-1)
 
     def shaped(self, values: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Member:
         return values.movedim(0, self.dim).contiguous() if self.dim else values
 
     def hide(self) -> None:
-        """Let the cells see the shard."""
+        """Let the cells compute with the shard."""
         for owner, name in self.owners:
             del vars(owner)[name]
 
@@ -103,7 +103,7 @@ def _copies(layout: Layout | None) -> Ranks:
 
 
 class HeldTuple:
-    """A ``ParameterTuple`` of a cell, which shows whole parameters where the cell's attributes do.
+    """A ``ParameterTuple`` of a cell, which has the gathered parameters when the cell's attributes do.
 
     Args:
         owner: the cell.
@@ -116,11 +116,11 @@ class HeldTuple:
         self._held = vars(owner)[name]
 
     def show(self) -> None:
-        """Show the whole parameters; another group may have shown its own."""
+        """Put the gathered parameters in; another group may have put in its own."""
         self._set({place: vars(member.owners[0][0])[member.owners[0][1]] for place, member in self._members.items()})
 
     def hide(self) -> None:
-        """Show the shards."""
+        """Put the shards back."""
         self._set({place: member.sharded for place, member in self._members.items()})
 
     def _set(self, shown: dict[int, Any]) -> None:

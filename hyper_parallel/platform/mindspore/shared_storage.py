@@ -23,16 +23,16 @@ class _Writes:
         self.noted = 0
 
     def __reduce__(self) -> tuple[type[int], tuple[()]]:
-        """A pickled local tensor has storage of its own when it is loaded, perhaps without this library."""
+        """A pickled local tensor has its own storage when it is loaded, perhaps without this library."""
         return int, ()
 
 
 class _Undecided:
-    """What a tensor may share with the one that it was made of.
+    """Storage that a tensor may share with the one that it was made of.
 
     Attributes:
         writes: of that tensor's storage.
-        pointer: where that storage is; while the tensor that may share it lives, no other storage of its is there.
+        pointer: where that storage is; it is not reused while the tensor that may share it lives.
     """
 
     __slots__ = ("pointer", "writes")
@@ -79,7 +79,7 @@ def counting(local: Any) -> Callable[[], int]:
 
 
 def note_write(local: Any) -> None:
-    """Count a write to ``local``, if somebody asked for the count."""
+    """Count a write to ``local``, if its writes are counted."""
     writes = _known(local)
     if writes is not None:
         writes.noted += 1

@@ -1,7 +1,7 @@
-"""A guard of MindSpore's softmax gradient, which an axis of size 1 spoils for the rest of the process.
+"""A guard of MindSpore's softmax gradient, which an axis of size 1 corrupts for the rest of the process.
 
-MindSpore 2.10 writes the gradient of ``Softmax`` as products and a sum along the axis, leaves the sum out where the
-axis has size 1, and keeps what it wrote by number of dims, axis and dtype: without a sum, the gradients of all later
+MindSpore 2.10 generates the gradient of ``Softmax`` as products and a sum along the axis, omits the sum where the axis
+has size 1, and caches the result by number of dims, axis and dtype: without a sum, the gradients of all later
 softmaxes of that kind are wrong. So a softmax along an axis of size 1 is written with other operators, whether tensors
 are plain or local ones of DTensors, and what MindSpore kept from before is dropped when the platform starts.
 """
@@ -32,7 +32,7 @@ def without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def primitive_without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``softmax(operator, [input, axis])``; bytecode capture needs the operator itself, and has own gradients."""
+    """Wrap ``softmax(operator, [input, axis])``; bytecode capture needs the operator, and has its own gradients."""
 
     @wraps(softmax)
     def run(operator: Any, operands: list[Any]) -> Any:
@@ -45,7 +45,7 @@ def primitive_without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any
 
 
 def forget_gradients() -> None:
-    """Drop the gradients that MindSpore wrote down so far; not while it differentiates."""
+    """Drop the gradients that MindSpore has cached so far; not while it differentiates."""
     pynative_executor.clear_res()
 
 

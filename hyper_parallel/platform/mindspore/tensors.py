@@ -125,7 +125,7 @@ class MindSporeTensors(TensorsFacet):
         return data
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """The tensor itself: MindSpore gets what to differentiate by in the call that differentiates."""
+        """The tensor itself: MindSpore is told the tensors to differentiate by in the call that differentiates."""
         return input_tensor
 
     def power_sum(self, data: Any, p: float) -> Any:
@@ -133,7 +133,7 @@ class MindSporeTensors(TensorsFacet):
         size = mint.abs(ops.stop_gradient(data))
         if data.dtype not in (mindspore.float32, mindspore.float64):
             size = size.astype(mindspore.float32)
-        if 0 in size.shape:  # of which MindSpore's sum is whatever memory holds
+        if 0 in size.shape:  # for which MindSpore's sum is uninitialised memory
             return mint.zeros((), dtype=size.dtype)
         if p == float("inf"):
             return size.max()
@@ -152,7 +152,7 @@ class MindSporeTensors(TensorsFacet):
         return mint.clamp(data, max=high)
 
     def scale_(self, data: Any, factor: Any) -> None:
-        """The product written over it: in-place arithmetic does nothing on the CPU build."""
+        """By writing the product into it: in-place arithmetic has no effect on the CPU build."""
         write_over(data, ops.stop_gradient(data) * factor.astype(data.dtype))
 
     def get_op_name(self, func: Any) -> str:
@@ -222,5 +222,5 @@ class MindSporeTensors(TensorsFacet):
         return TensorTransform()
 
 
-# What contract and meshes call devices, and what MindSpore does.
+# Names of devices in the contract and in meshes, and in MindSpore.
 _DEVICES = {"cpu": "CPU", "npu": "Ascend", "meta": "meta"}

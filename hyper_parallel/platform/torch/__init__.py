@@ -1,1 +1,1 @@
-"""PyTorch behind the platform contract."""
+"""The platform contract, implemented by PyTorch."""

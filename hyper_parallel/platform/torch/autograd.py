@@ -1,8 +1,8 @@
 """``torch.autograd.grad``, ``torch.autograd.backward`` and custom autograd functions on DTensors.
 
-The graph is on local tensors, so these must reach them. ``torch.autograd.grad`` and ``torch.autograd.backward``
-call ``__torch_function__`` like any function. ``torch.autograd.Function.apply`` does not: unpatched it would take a
-DTensor for a tensor without gradient and drop the gradient silently (see ``patches.py``).
+The graph is on local tensors, so these functions must be applied to local tensors. ``torch.autograd.grad`` and
+``torch.autograd.backward`` call ``__torch_function__`` like any function. ``torch.autograd.Function.apply`` does not:
+unpatched it would take a DTensor for a tensor without gradient and drop the gradient silently (see ``patches.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NATIVE = "_hyper_parallel_native"
 
 
 class LocalFunction(torch.autograd.Function):
-    """PyTorch's ``autograd.Function`` without DTensor handling, for functions that never see a DTensor.
+    """PyTorch's ``autograd.Function`` without DTensor handling, for functions that never get a DTensor.
 
     Function transforms (vmap, jvp) need the Python half of ``apply``; without one, its look-ups cost more than
     the node itself, so the native half is called.
@@ -145,7 +145,7 @@ class _Application:
 
 
 def _on_dtensors(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply ``cls``, whose forward and backward see DTensors: both are computations on global tensors."""
+    """Apply ``cls``, whose forward and backward get DTensors: both are computations on global tensors."""
     if issubclass(cls, BackwardHookFunction):
         return hook_identity(args)
     if kwargs:
@@ -168,7 +168,7 @@ def _wrapped(out: Any, layout: Any, args: Sequence[Any]) -> Any:
 
 
 class _Context:
-    """The context that a user's function sees: PyTorch's own, except where tensors go through it."""
+    """The context of a user's function: PyTorch's own, except where tensors go through it."""
 
     def __init__(self, ctx: Any) -> None:
         object.__setattr__(self, "_ctx", ctx)

@@ -1,7 +1,7 @@
-"""What ``torch.compile`` does with DTensors: they are not traced, so graphs end where one is met.
+"""``torch.compile`` and DTensors: calls on them are not traced, so the graph breaks there.
 
 PyTorch's tracer cannot record a call on a DTensor, because the autograd of one lives on its local tensor, below the
-wrapper that the tracer sees. Such calls therefore run as they do without a compiler, between the graphs of the rest.
+wrapper that the tracer sees. Such calls therefore run uncompiled, between the graphs of the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reset_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``torch._dynamo.reset`` that does not forget what this package asked of the compiler."""
+    """Return ``torch._dynamo.reset`` that keeps this package's settings of the compiler."""
 
     @wraps(original)
     def reset() -> None:
@@ -66,7 +66,7 @@ def end_graph_at(layout: str) -> None:
 
 
 def know_loaded_compiler() -> None:
-    """Do what ``torch.compile`` would have done first, if it was called before this package was there."""
+    """Apply the settings for ``torch.compile`` if the compiler was loaded before this package."""
     if "torch._dynamo" in sys.modules:
         _leave_to_python()
 
@@ -78,7 +78,7 @@ def _simulated() -> bool:
 
 
 def _leave_to_python() -> None:
-    """Let PyTorch's tracer skip the functions of this package, and refuse to share compiled code between ranks."""
+    """Make PyTorch's tracer skip the functions of this package, and refuse to share compiled code between ranks."""
     from hyper_parallel.platform.torch.versions import (  # PyTorch loads its tracer when it first compiles
         UserFunctionVariable,
         callback_handler,

@@ -1,7 +1,7 @@
 """Hooks of parameters whose gradients are complete only after autograd has computed them.
 
 Autograd calls the hooks of a leaf once it has this rank's gradient, or never if the leaf is a shard. The hooks kept
-here are called by what reduces the gradient instead, with the reduced one.
+here are called instead by the code that reduces the gradient, with the reduced gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_EARLY = "early"  # key of the hook that autograd calls; those of users are numbers
+_EARLY = "early"  # key of the hook that autograd calls; keys of users' hooks are numbers
 
 
 def local_leaf(parameter: Any) -> torch.Tensor:
@@ -36,7 +36,7 @@ def local_leaf(parameter: Any) -> torch.Tensor:
 
 
 class _Hooks(dict[Any, Callable[..., Any]]):
-    """A leaf's dict of hooks, replaced: autograd sees those of the library, users add theirs to it.
+    """Replaces a leaf's dict of hooks: autograd gets those of the library, and users' hooks are added to it.
 
     Args:
         existing: the dict of before; its hooks are deferred, too.
@@ -75,9 +75,9 @@ class DeferredHooks:
     """The hooks that users register on one leaf.
 
     Args:
-        leaf: a tensor that autograd accumulates a gradient in, or that takes the place of one.
+        leaf: a tensor in which autograd accumulates a gradient, or its replacement.
         early: called with the gradient before autograd accumulates one in ``leaf``, if there are hooks.
-        computed_with: the leaf of the graph whose gradient is reduced to that of ``leaf``, if it is another.
+        computed_with: the leaf of the graph whose gradient is reduced to that of ``leaf``, if they differ.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class DeferredHooks:
             self._early(gradient)
 
     def after_accumulation(self, call: Callable[[torch.Tensor], None]) -> None:
-        """Let autograd call ``call``, which is of the library, when it has accumulated a gradient."""
+        """Make autograd call ``call``, a function of the library, when it has accumulated a gradient."""
         dict.__setitem__(self._accumulated, _EARLY, call)
 
     def changed(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return what the hooks of ``register_hook`` make of ``gradient``.
+        """Return ``gradient`` after the hooks of ``register_hook``.
 
         Raises:
-            RuntimeError: a hook returned another thing than a gradient of that shape.
+            RuntimeError: a hook did not return a gradient of that shape.
         """
         for hook in self._gradient.hooks():
             result = hook(gradient)
@@ -130,10 +130,10 @@ class DeferredHooks:
             hook(self._leaf)
 
     def refuse(self, why: str) -> None:
-        """Refuse that hooks would not be called.
+        """Raise if there are hooks, which would not be called.
 
         Raises:
-            PlanError: there are hooks; ``why`` says what keeps the gradient from them.
+            PlanError: there are hooks; ``why`` is the reason.
         """
         if self:
             msg = f"{why}, and its hooks would not be called as on one device; remove them, or use other hooks"
@@ -141,7 +141,7 @@ class DeferredHooks:
 
 
 def refuse_earlier_hooks(parameter: Any, path: str, event: str) -> None:
-    """Refuse to replace a parameter that has hooks, which nobody would call.
+    """Refuse to replace a parameter that has hooks, which would not be called.
 
     Args:
         parameter: that is about to be replaced.
@@ -161,13 +161,13 @@ def refuse_earlier_hooks(parameter: Any, path: str, event: str) -> None:
 
 
 def computed_with(parameter: Any) -> torch.Tensor | None:
-    """Return the leaf that the graph has in place of ``parameter``, a shard of ``fully_shard``; None for others."""
+    """Return the leaf that replaces ``parameter``, a shard of ``fully_shard``, in the graph; None for others."""
     hooks = getattr(local_leaf(parameter), "_backward_hooks", None)
     return hooks.computed_with if isinstance(hooks, _Hooks) else None
 
 
 def refuse_unreduced(roots: Iterable[Any], parameters: Iterable[Any]) -> None:
-    """Refuse to return the gradients of shards, which nobody reduces where they are not accumulated.
+    """Refuse to return gradients of shards, which are reduced only if they are accumulated.
 
     Args:
         roots: tensors at which backward begins.

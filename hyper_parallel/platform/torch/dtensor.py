@@ -144,7 +144,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override] # ours is read-only
-        """The local tensor's node, to be read; hooks go on the tensor."""
+        """The local tensor's node, to read only; register hooks on the tensor."""
         return node_to_read(self._local.grad_fn)
 
     @property
@@ -167,7 +167,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def layout(self) -> Any:  # type: ignore[override] # ours is read-only, and no storage format
-        """The layout, global shape included; to PyTorch's own Python code, the storage format of the locals."""
+        """The layout, global shape included; for PyTorch's own Python code, the storage format of the local tensors."""
         return torch.strided if STORAGE_FORMAT.get() else self._layout
 
     # -- gradients -----------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class TorchDTensor(DTensor, Tensor):
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        # Each rank's summand sees the same gradient; where that has a gradient itself, the ranks' shares of it add up.
+        # Each rank's term gets the same gradient; if that has a gradient itself, the ranks' shares of it add up.
         pending = tuple(axis for axis, _ in self._layout.partials)
         local: Tensor = value.local_for(layout, pending if value.requires_grad else ())
         return local
@@ -270,7 +270,7 @@ class TorchDTensor(DTensor, Tensor):
         return self._local, seed if averaged == 1 else seed / averaged
 
     def _watched(self, what: str) -> Tensor:
-        """The local tensor, through which every gradient of this one goes, also of what is computed from here on."""
+        """The local tensor, through which every gradient of this one goes, also in later computations."""
         if self._is_bypassed:
             msg = (
                 f"{what}: {self._layout.notation(self.dtype)} was redistributed and used already, and its gradient "
@@ -285,7 +285,7 @@ class TorchDTensor(DTensor, Tensor):
         self._watched("retain_grad").retain_grad()
 
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
-        """``hook(grad)`` sees and may replace the gradient, as a DTensor in the dual layout."""
+        """``hook(grad)`` gets and may replace the gradient, as a DTensor in the dual layout."""
         layout = dual(self._layout)
 
         def on_local(grad: Tensor) -> Tensor | None:
@@ -317,12 +317,12 @@ class TorchDTensor(DTensor, Tensor):
         return self
 
     def stride(self, dim: int | None = None) -> Any:
-        """Distances between elements in the whole tensor, were it stored in the order of dims of the local tensor."""
+        """Strides of the global tensor if it was stored in the order of dims of the local tensor."""
         strides = global_strides(self._local, self._layout.shape)  # type: ignore[arg-type] # of a tensor it is known
         return strides if dim is None else strides[dim]
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        """Whether :meth:`stride` is that of ``memory_format``; what each rank stores may have gaps for all that."""
+        """Whether :meth:`stride` is that of ``memory_format``; the local tensor may still have gaps."""
         return torch.empty_strided(self.shape, self.stride(), device="meta").is_contiguous(memory_format=memory_format)
 
     def drop_views(self) -> None:
@@ -379,7 +379,7 @@ class TorchDTensor(DTensor, Tensor):
         return writes
 
     def _uncounted_writes(self) -> UncountedWrites:
-        """What this tensor shares with its aliases."""
+        """The counter of uncounted writes that this tensor shares with its aliases."""
         if self._uncounted is None:
             self._uncounted = UncountedWrites.of(self._local)
         return self._uncounted
@@ -389,15 +389,15 @@ class TorchDTensor(DTensor, Tensor):
         return self._local.data_ptr()
 
     def __create_write_items__(self, fqn: str, _value: Any) -> list[Any]:
-        """What ``torch.distributed.checkpoint`` writes on this rank."""
+        """The items that ``torch.distributed.checkpoint`` writes on this rank."""
         return persistence.write_items(self, fqn)
 
     def __create_chunk_list__(self) -> list[Any]:
-        """What ``torch.distributed.checkpoint`` reads on this rank."""
+        """The chunks that ``torch.distributed.checkpoint`` reads on this rank."""
         return persistence.chunks(self)
 
     def __get_tensor_shard__(self, _index: Any) -> Tensor:
-        """Where ``torch.distributed.checkpoint`` reads to, or from."""
+        """The tensor that ``torch.distributed.checkpoint`` reads into, or from."""
         return self.detach().to_local()
 
     def to_torch(self) -> Any:
@@ -412,7 +412,7 @@ class TorchDTensor(DTensor, Tensor):
         return to_torch(self)
 
     def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """See :meth:`DTensor.to_local`; of a leaf it may be written past the version counter, through ``.data``."""
+        """See :meth:`DTensor.to_local`; of a leaf it may be written without the version counter, by ``.data``."""
         if self._local.is_leaf:
             self._data_taken = True
             self._views = None
@@ -431,7 +431,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def __tensor_flatten__(self) -> Any:
-        """Absent: a compiler that asks for it, as of every tensor it meets, ends its graph here.
+        """Absent: a compiler, which looks it up on every tensor, breaks its graph here.
 
         Raises:
             Unsupported: PyTorch's own exception, if a graph is being traced.
@@ -446,7 +446,7 @@ class TorchDTensor(DTensor, Tensor):
         return self.full_tensor().item()
 
     def tolist(self) -> Any:
-        """Nested lists of the whole tensor."""
+        """Nested lists of the complete tensor."""
         return self.full_tensor().tolist()
 
     def __bool__(self) -> bool:
@@ -500,7 +500,7 @@ class TorchDTensor(DTensor, Tensor):
         return copied
 
     def _extras(self) -> dict[str, Any]:
-        """Attributes that others attached to the object, ``_is_param`` included."""
+        """Attributes that were attached to the object, ``_is_param`` included."""
         return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -509,7 +509,7 @@ class TorchDTensor(DTensor, Tensor):
         return (_rebuild, (self._leaf(), self._layout, self._extras()))
 
     def _leaf(self) -> Tensor:
-        """The local tensor's values as a leaf of its own, without gradient."""
+        """The local tensor's values as a new leaf, without gradient."""
         return self._local.detach().requires_grad_(self._local.requires_grad)
 
 
@@ -535,7 +535,7 @@ class TorchMovedView(MovedView, TorchDTensor):  # type: ignore[override] # the l
 
 
 def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
-    """Make ``copy`` stale when one of ``bases`` is written; where that is such a view itself, when its own base is."""
+    """Make ``copy`` stale when one of ``bases`` is written; or the base of one that is such a view itself."""
     if any(copy._local is _local_of(base) for base in bases):
         return
     follow(copy, TorchMovedView, bases, _counting)
@@ -553,7 +553,7 @@ def _counting(base: TorchDTensor) -> Callable[[], tuple[int, int]]:
 _NO_KWARGS: dict[str, Any] = {}
 # Entries by function, filled once before the first DTensor exists.
 _ENTRIES: dict[Any, Any] = {}
-# Questions that a local tensor answers as the whole does; optimizers ask them of every parameter at every step.
+# Properties that a local tensor shares with the global one; optimizers read them of every parameter at every step.
 _FACTS = frozenset(
     (
         torch.is_complex,
@@ -568,7 +568,7 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """Return a DTensor over ``local``, which is not checked against ``layout``.
 
     PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``, and dtype and device of a tensor. It
-    warns where that takes part in autograd and the wrapper does not, as is normal here; then another tensor is given.
+    warns if that requires grad and the wrapper does not, as is normal here; then another tensor is passed.
     """
     tensor: TorchDTensor
     if not local.requires_grad:
@@ -607,7 +607,7 @@ _OWN = frozenset({
 
 
 def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:
-    """Make a DTensor of what a file or another process gave, which may be anything that ``torch.load`` allows.
+    """Make a DTensor of data from a file or another process, which may be anything that ``torch.load`` allows.
 
     Raises:
         LayoutError: it is not the local tensor of that layout.
@@ -652,7 +652,7 @@ def install(platform: Any) -> None:
 
 
 def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Before each step of any optimizer; nearly always nothing is pending."""
+    """Runs before each step of any optimizer; nearly always nothing is pending."""
     del args, kwargs
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):

@@ -34,7 +34,7 @@ class _Call:
 
 
 class _Gathering:
-    """An all-gather that has begun: of which versions of the shards, its number, and the rows once they are there."""
+    """An all-gather in flight: the versions of its shards, its number, and the rows once they have arrived."""
 
     def __init__(self, versions: list[tuple[int, int]]) -> None:
         self.versions = versions
@@ -42,12 +42,12 @@ class _Gathering:
         self.rows: Sequence[torch.Tensor] = ()
 
     def arrive(self, rows: Sequence[torch.Tensor]) -> None:
-        """Keep the rows."""
+        """Keep the rows that have arrived."""
         self.rows = rows
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """The leaves of what PyTorch's pytree knows, and of dataclasses in it."""
+    """The leaves of a structure of PyTorch's pytree, and of dataclasses in it."""
     for leaf in tree_leaves(tree):
         if is_dataclass(leaf) and not isinstance(leaf, type):
             yield from _leaves([getattr(leaf, field.name, None) for field in fields(leaf)])
@@ -56,7 +56,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _cast(dtype: torch.dtype, leaf: Any) -> Any:
-    """Return a floating tensor in ``dtype``, a dataclass with others as a copy, and anything else as it is."""
+    """Return a floating tensor in ``dtype``, a dataclass as a copy with cast fields, and anything else as it is."""
     if isinstance(leaf, torch.Tensor):
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
     tensors = [each for each in _leaves(leaf) if isinstance(each, torch.Tensor)]  # of a dataclass, if it is one
@@ -72,12 +72,12 @@ def _policy_dtype(policy: torch.dtype | None, own: torch.dtype) -> torch.dtype:
 
 
 def _local_shape(original: Any) -> tuple[int, ...]:
-    """Return the shape of what the data axis shares of ``original``."""
+    """Return the shape of the tensor of ``original`` that the data axis shards."""
     return tuple(original.local_shape if isinstance(original, TorchDTensor) else original.shape)
 
 
 def _is_rehearsed(platform: Any) -> bool:
-    """Whether this is one rank of a world that does not exist."""
+    """Whether this is a rehearsal: one rank of a world that does not run."""
     return bool(platform.transport().backend == "fake")
 
 
@@ -92,7 +92,7 @@ _KEPT = (
     "options", "ranks", "plan", "members", "modules", "kind", "name", "reduces", "reduces_over_replicas",
     "keeps_after_backward", "divide_factor", "is_outermost", "schedule",
 )  # fmt: skip
-"""Attributes that a copy has, too."""
+"""Attributes that are copied."""
 
 
 class FullyShardedGroup:
@@ -139,12 +139,12 @@ class FullyShardedGroup:
             module.register_forward_hook(self._after_forward, always_call=True)
 
     def _begin(self) -> None:
-        """Begin with freed parameters."""
+        """Initialise, with freed parameters."""
         self._plan_gradients()
         self._structure = None
-        self._over_replicas: torch.Tensor | None = None  # reduced over the data axis, not over the replicas yet
+        self._over_replicas: torch.Tensor | None = None  # reduced over the data axis, but not yet over the replicas
         self.is_gathered = self.in_backward = self.is_reduced = False
-        # One rank of a world that does not exist computes without values.
+        # A rehearsal computes without values.
         self.is_meta = any(member.local.is_meta for member in self.members) and not _is_rehearsed(self.platform)
         self.versions: list[tuple[int, int]] = []
         self.pending: _Gathering | None = None
@@ -154,7 +154,7 @@ class FullyShardedGroup:
             self._prepare_rows()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy or a file; gradients and what is gathered are left out.
+        """For copies and pickles; gradients and gathered parameters are left out.
 
         Raises:
             PlanError: forward or backward of the module runs.
@@ -165,7 +165,7 @@ class FullyShardedGroup:
         return {name: getattr(self, name) for name in _KEPT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew, in a schedule with those groups that are copied together."""
+        """Initialise a copy, in a schedule with the groups that are copied together with it."""
         self.__dict__.update(state, platform=TorchDTensor._platform)
         refuse_wrong_steps()
         self._begin()
@@ -247,7 +247,7 @@ class FullyShardedGroup:
         return None if dtype is None else tree_map(partial(_cast, dtype), (args, kwargs))
 
     def _follow_changes(self) -> None:
-        """Follow what was frozen and unfrozen since the last forward, and refuse what was added or replaced."""
+        """Apply freezing and unfreezing since the last forward, and refuse added or replaced parameters."""
         if self._structure is None:
             self._structure = _Structure(self.modules)
         if not self._structure.holds():
@@ -265,7 +265,7 @@ class FullyShardedGroup:
         self._prepare_rows()
 
     def unshard(self) -> None:
-        """Gather all parameters, and let modules see them, until :meth:`reshard` or the end of a forward."""
+        """Gather all parameters, and set them in the modules, until :meth:`reshard` or the end of a forward."""
         if self.is_meta:
             self._materialize()
         self._follow_changes()
@@ -279,7 +279,7 @@ class FullyShardedGroup:
             set_unreduced(member.exposed, "fully_shard", _GATHERED, elsewhere=True)
 
     def reshard(self) -> None:
-        """Free the gathered parameters, and let modules see the shards."""
+        """Free the gathered parameters, and set the shards in the modules."""
         if self.in_backward or self.entered:
             msg = f"reshard: forward or backward of module group {self.name} runs; call it before or after"
             raise PlanError(msg)
@@ -292,7 +292,7 @@ class FullyShardedGroup:
             return output  # the forward was refused
         if self.options.output_dtype is not None:
             output = tree_map(partial(_cast, self.options.output_dtype), output)
-        if not self.in_backward:  # else activations were recomputed
+        if not self.in_backward:  # otherwise activations were recomputed
             self._expose(whole=False)
             leaves = [leaf for leaf in _leaves(output) if _is_computed(leaf)]
             if torch.is_grad_enabled() and self.entered:
@@ -318,7 +318,7 @@ class FullyShardedGroup:
         return self._after_forward(module, args, output)
 
     def _expose(self, *, whole: bool) -> None:
-        """Let the modules see the whole parameters, or the shards."""
+        """Set the gathered parameters, or the shards, in the modules."""
         for member in self.members:
             member.expose(whole=whole)
 
@@ -395,7 +395,7 @@ class FullyShardedGroup:
         self.schedule.leave_backward(self)
 
     def abandon_backward(self) -> None:
-        """Forget a backward that has raised; its gradients that are not reduced yet are lost."""
+        """Drop a backward that has raised, with its gradients that are not reduced yet."""
         self.in_backward = False
         self._expose(whole=False)
         self.running.clear()
@@ -406,14 +406,14 @@ class FullyShardedGroup:
         self.free()
 
     def announce_reduced(self) -> None:
-        """Let optimizers step, unless gradients were accumulated."""
+        """Allow optimizer steps, unless gradients were accumulated."""
         keeps_sums = len(self.options.replicas) > 1 and not self.reduces_over_replicas
         for member in self.trained:
             reason = ACCUMULATED if member.accumulated is not None else KEPT if keeps_sums else None
             set_unreduced(member.sharded, "fully_shard", reason, elsewhere=True)
 
     def _check_in_backward(self, whole: torch.Tensor) -> None:
-        """Refuse a gradient that no output of the module has announced: it would never be reduced."""
+        """Refuse a gradient that did not come through an output of the module: it would never be reduced."""
         if not self.in_backward:
             whole.grad = None
             msg = (
@@ -461,7 +461,7 @@ class FullyShardedGroup:
         """Add this rank's ``own`` reduced row to the gradients of the shards.
 
         Args:
-            used: whether this rank has a gradient, by parameter; stands for all ranks' where a row has no values.
+            used: whether this rank has a gradient, by parameter; used for all ranks where a row has no values.
             own: the row.
         """
         plan, count = self.gradient_plan, len(self.trained)
@@ -482,13 +482,13 @@ class FullyShardedGroup:
 
     @torch.no_grad()
     def call_hooks(self) -> None:
-        """Call the hooks of parameters that have got gradients in the backward that has ended."""
+        """Call the hooks of parameters that got gradients in the backward that has just ended."""
         for member in self.trained:
             member.call_hooks()
 
 
 class _Structure:
-    """How many parameters and submodules the modules of a group have."""
+    """The numbers of parameters and submodules of a group's modules."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         children = [child for module in modules for child in module.modules()]
@@ -496,7 +496,7 @@ class _Structure:
         self._count = sum(map(len, self._homes))
 
     def holds(self) -> bool:
-        """Whether it still are as many."""
+        """Whether the numbers are unchanged."""
         return sum(map(len, self._homes)) == self._count
 
 

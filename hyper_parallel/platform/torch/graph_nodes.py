@@ -1,4 +1,4 @@
-"""The nodes of autograd's graph as users of DTensors see them: to be read, and without hooks."""
+"""Read-only nodes of autograd's graph for users of DTensors, which accept no hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def node_to_read(node: Any) -> LocalNode | None:
 
 
 class LocalNode(Node):
-    """A node of the graph of local tensors. Hooks on it would see local values, so they are refused.
+    """A node of the graph of local tensors. Hooks on it would get local values, so they are refused.
 
     Args:
         node: autograd's own.
@@ -32,7 +32,7 @@ class LocalNode(Node):
         return getattr(self.autograds, name)
 
     def __eq__(self, other: object) -> bool:
-        # Also the node itself: who walks from a plain tensor's node finds those of DTensors.
+        # The node itself may be compared, too: a walk from a plain tensor's node finds those of DTensors.
         return self.autograds is (other.autograds if isinstance(other, LocalNode) else other)
 
     def __hash__(self) -> int:
@@ -70,7 +70,7 @@ class LocalNode(Node):
         self._refuse("_register_hook_dict")
 
     def register_hook(self, fn: Callable[..., Any]) -> None:  # type: ignore[override] # refused
-        """Refused: it would see the local gradients of one local operation."""
+        """Refused: it would get the local gradients of one local operation."""
         if not isinstance(fn, WrappedHook):  # of register_backward_hook, which the module refuses after this
             self._refuse("register_hook")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["GRAPH_FUNCTIONS", "RECORDED", "Interception", "function", "interception", "operator", "start"]
 
 RECORDED = "_hyper_parallel_recorded"
-"""Attribute of a function that stands for one of PyTorch's while a program is recorded: PyTorch's own."""
+"""Attribute of a function that replaces one of PyTorch's while a program is recorded: the original."""
 
 _disabled = DisableTorchFunctionSubclass  # documented in PyTorch's extending guide
 
@@ -96,13 +96,13 @@ def function(  # noqa: PLR0911 - one return per kind of call
     if skipped(func):
         return func(*local_operands(args), **local_operands(kwargs))
     if open_blocks():
-        with outside_blocks():  # a function that is dispatched in the block: so are its operators
+        with outside_blocks():  # a function in ``no_skip``: its operators are dispatched, too
             return _made_of_others(func, args, kwargs)
     return _made_of_others(func, args, kwargs)
 
 
 def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function without a rule, as PyTorch wrote it: its operators are dispatched."""
+    """Run PyTorch's own function without a rule: its operators are dispatched."""
     python = unwrapped(func)
     if python is not None:
         return python(*args, **kwargs)
@@ -115,7 +115,7 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def _outside_inference(value: Any) -> Any:
-    """A DTensor that was made in inference mode as another one, of the same local tensor, that was not."""
+    """Another DTensor of the same local tensor, not in inference mode, for one that was made in it."""
     if not isinstance(value, DTensor) or not value.is_inference():
         return value
     other: Any = interception().dispatcher.platform.wrap(value._local, value._layout)
@@ -125,18 +125,18 @@ def _outside_inference(value: Any) -> Any:
 
 
 def _writes(func: Callable[..., Any]) -> bool:
-    """Whether the name is that of a write in place, which a tensor made in inference mode takes only there."""
+    """Whether the name is that of an in-place write, which a tensor made in inference mode allows only there."""
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
 
 _C_FUNCTIONS = (BuiltinFunctionType, MethodDescriptorType)
-# Types of results that are, or hold, no plain tensor.
+# Types of results that neither are nor contain plain tensors.
 _FINISHED = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size})
 
 
 def _with_constants_replicated(result: Any, arguments: Any) -> Any:
-    """Wrap plain tensors that a function in C++ made of sizes alone: they are equal on every rank."""
+    """Wrap plain tensors that a C++ function made from sizes alone: they are equal on every rank."""
     if type(result) in _FINISHED:
         return result
     platform = interception().dispatcher.platform

@@ -39,8 +39,8 @@ register_owners(_WORLDS, lambda meshes: CacheInfo("meshes of PyTorch", len(meshe
 def to_torch(tensor: DTensor) -> peer.DTensor:
     """The same tensor as PyTorch's own DTensor, over the same storage and on the same graph.
 
-    The first call with a mesh creates PyTorch's mesh of it, and groups that do not exist yet: a collective call of the
-    ranks of the mesh.
+    The first call with a mesh creates PyTorch's mesh of it, and groups that do not exist yet: all ranks of the mesh
+    must call it.
 
     Raises:
         UnsupportedOnBackend: ``torch.distributed`` is not initialised.
@@ -142,14 +142,14 @@ def _refuse_uneven(layout: Layout) -> None:
         size = (layout.shape or ())[dim]
         if len(axes) > 1 and size % layout.shard_count(dim):
             msg = (
-                f"dim {dim} of {layout.notation()} is cut unevenly by {len(axes)} axes, which PyTorch's DTensor cuts "
-                "elsewhere; redistribute it to one axis first"
+                f"dim {dim} of {layout.notation()} is split unevenly by {len(axes)} axes, which PyTorch's DTensor "
+                "splits differently; redistribute it to one axis first"
             )
             raise UnsupportedOperatorError(msg)
 
 
 def torch_mesh(mesh: DeviceMesh) -> Any:
-    """PyTorch's mesh; built once per rank, without the lock where ranks are threads that build it together.
+    """PyTorch's mesh; built once per rank; without the lock if ranks are threads that build it together.
 
     Raises:
         MeshError: ranks descend along an axis.

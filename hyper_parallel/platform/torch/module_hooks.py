@@ -1,7 +1,7 @@
 """Backward hooks of modules whose inputs and outputs are DTensors: they get and return DTensors.
 
 PyTorch passes a module's inputs and outputs through an identity, and hooks into its node. That node is on the graph of
-the local tensors; what a hook sees and returns is converted here.
+the local tensors; arguments and results of hooks are converted here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def local_value(value: Any) -> Any:
 
 
 def local_gradient(what: str, result: Any, arg: Any) -> Any:
-    """The local gradient of ``arg``, from the global one that user code returned.
+    """The local gradient of ``arg``, from the global gradient that user code returned.
 
     Raises:
         MixedTensorError: a plain gradient of a DTensor, or the reverse; ``what`` starts the message.
@@ -73,7 +73,7 @@ def hook_identity(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class _Node:
-    """The node of the identity, whose hook sees DTensors where the identity's tensors are some."""
+    """The node of the identity, whose hook gets DTensors where the identity's tensors are DTensors."""
 
     def __init__(self, node: Any, tensors: list[Any], what: str) -> None:
         self._node = node.autograds if isinstance(node, LocalNode) else node
@@ -140,7 +140,7 @@ _RANK = "_hyper_parallel_rank"
 
 
 def entered_by_rank(enter: Call) -> Call:
-    """``__enter__`` of a context with hooks of all modules: it notes the simulated rank that enters."""
+    """``__enter__`` of a context with hooks of all modules: it records the simulated rank that enters."""
 
     @wraps(enter)
     def entered(context: Any) -> Any:
@@ -151,7 +151,7 @@ def entered_by_rank(enter: Call) -> Call:
 
 
 def of_entering_rank(hook: Call) -> Call:
-    """A hook of such a context: it is called for modules of all simulated ranks, and sees those of one."""
+    """A hook of such a context: it is called for modules of all simulated ranks, and passes on those of one."""
 
     @wraps(hook)
     def of_rank(context: Any, *args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,7 @@ class TorchModules(ModulesFacet):
             cell.register_buffer(name, value, persistent=name not in cell._non_persistent_buffers_set)
 
     def check_unhooked(self, parameter: Any, path: str, event: str) -> None:
-        """Hooks are in dicts of the leaf; PyTorch's ``fully_shard`` calls methods of the tensor around a gathering."""
+        """Checks the leaf's hooks, and tensor methods that PyTorch's ``fully_shard`` calls around a gather."""
         refuse_earlier_hooks(parameter, path, event)
         if event == "fully_shard" and hasattr(local_leaf(parameter), "fsdp_pre_all_gather"):
             msg = (

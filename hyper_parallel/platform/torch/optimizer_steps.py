@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-_UNREDUCED = "_unreduced"  # attribute of a parameter: why its gradient is not reduced, by what reduces it
+_UNREDUCED = "_unreduced"  # attribute of a parameter: the reason why its gradient is not reduced, by reducer
 _REPLACED = "_replaced"  # attribute of a parameter from before sharding: its module and name, and what replaced it
 
 
@@ -47,13 +47,13 @@ def set_unreduced(parameter: Any, reducer: str, reason: str | None, *, elsewhere
 
 
 def set_replaced(parameter: Any, place: str) -> None:
-    """Note that ``fully_shard`` has put another parameter at ``place``, such as ``Linear.weight``."""
+    """Record that ``fully_shard`` has replaced the parameter at ``place``, such as ``Linear.weight``."""
     vars(parameter)[_REPLACED] = place
 
 
 @cache
 def refuse_wrong_steps() -> None:
-    """Let every optimizer step check its parameters, from now on."""
+    """Make every optimizer step check its parameters from now on."""
     register_optimizer_step_pre_hook(_check_step)
 
 
@@ -80,12 +80,12 @@ def _check(parameter: Any, name: str) -> None:
 Step = Callable[..., None]
 _LAYOUT, _LOCAL, _READONLY = attrgetter("_layout"), attrgetter("_local"), attrgetter("_readonly")
 _DISTRIBUTED = {TorchDTensor}
-# Options with which a step is more than elementwise operations on the lists.
+# Options with which a step is not only elementwise operations on the lists.
 _DISPATCHED = ("differentiable", "fused", "grad_scale", "found_inf")
 
 
 def on_local_tensors(step: Step) -> Step:
-    """Return ``step``, a function of ``torch.optim``, which runs once on local tensors where that is the same.
+    """Return ``step``, a function of ``torch.optim``, changed to run once on local tensors where that is equivalent.
 
     Where it is not (a row with several layouts, a pending reduction, a tensor that may not be written, state that is
     still to be made, an option that is not elementwise), its operators are dispatched one by one.
@@ -122,7 +122,7 @@ def sparse_on_local_tensors(step: Step) -> Step:
 
 
 def local_lists(lists: tuple[Any, ...], options: dict[str, Any]) -> list[Any] | None:
-    """The lists with local tensors, whose DTensors forget what was derived from their values; None to dispatch."""
+    """The lists with local tensors, whose DTensors drop cached views of their values; None to dispatch."""
     if not lists or not _are_distributed(lists[0]):
         return None
     if open_blocks() or torch.is_grad_enabled() or any(map(options.get, _DISPATCHED)):

@@ -45,7 +45,7 @@ def vector_into_dtensors(assign: Call) -> Call:
         parts = vec.detach().redistribute().split([target.numel() for target in targets])
         with torch.no_grad():
             list(starmap(_assign, zip(targets, parts, strict=True)))
-        # On one device the parameters are parts of the vector from here on.
+        # On one device the parameters are views of the vector from here on.
         vec._readonly = "vector_to_parameters copied its parts into parameters; give it vec.clone()"
         invalidate_with(vec, *targets)
 
@@ -134,11 +134,11 @@ def norm_on_all_meshes(norm: Call) -> Call:
     return call
 
 
-# -- computations on whole tensors -------------------------------------------------------------------------------------
+# -- computations on complete tensors ----------------------------------------------------------------------------------
 
 
 def on_whole_tensors(method: Call) -> Call:
-    """A method of a parametrization whose one argument is needed whole; its result is laid out like the argument."""
+    """A method of a parametrization that needs its one argument complete; its result is laid out like the argument."""
 
     @wraps(method)
     def call(parametrization: Any, x: Any) -> Any:
@@ -152,7 +152,7 @@ def on_whole_tensors(method: Call) -> Call:
 
 
 def masks_of_whole_tensors(apply: Any) -> Any:
-    """``BasePruningMethod.apply``: masks of DTensors are chosen from the whole tensor, and laid out like it."""
+    """``BasePruningMethod.apply``: masks of DTensors are chosen from the complete tensor, and laid out like it."""
 
     @wraps(apply)
     def call(cls: Any, module: Any, name: str, *args: Any, importance_scores: Any = None, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ def masks_of_whole_tensors(apply: Any) -> Any:
 
 @contextmanager
 def _whole_in(module: Any, name: str, own: DTensor) -> Iterator[None]:
-    """Give ``module`` the whole parameter ``name``, or its whole mask; the parameter itself is put back at the end."""
+    """Replace parameter ``name`` of ``module``, or its mask, by the complete tensor; it is put back at the end."""
     parameters, buffers, masked = module._parameters, module._buffers, f"{name}_mask"
     if name in parameters:
         parameters[name] = torch.nn.Parameter(_whole(own), requires_grad=own.requires_grad)

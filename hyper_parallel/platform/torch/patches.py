@@ -98,8 +98,8 @@ class Patch:
         replace: makes the replacement of the original function.
         reason: why PyTorch's original does not work.
         versions: of PyTorch for which the reason was checked.
-        references: functions without closure are replaced by their code, so that a reference that was taken before
-            calls the replacement, too.
+        references: functions without closure are replaced by their code, so that references taken before call the
+            replacement, too.
     """
 
     places: tuple[tuple[Any, str], ...]
@@ -109,7 +109,7 @@ class Patch:
     references: bool = False
 
     def install(self) -> None:
-        """Replace the function; again does nothing new."""
+        """Replace the function; idempotent."""
         owner, name = self.places[0]
         if isinstance(owner, Missing) or getattr_static(owner, name, None) is None:
             self._warn_of_missing()
@@ -121,7 +121,9 @@ class Patch:
         if hasattr(original, _ORIGINAL):
             return
         if self.references:
-            inner = unwrap(original)  # of a decorator, or of a wrapper that lasts while simulated ranks run
+            inner = unwrap(
+                original
+            )  # a function inside a decorator, or inside a wrapper that lasts while simulated ranks run
             _replace_code(inner, self.replace)
             setattr(original, _ORIGINAL, getattr(inner, _ORIGINAL))
             return
@@ -138,7 +140,7 @@ class Patch:
 
 
 def _replace_code(function: FunctionType, replace: Callable[[Call], Call]) -> None:
-    """Let ``function`` itself call its replacement."""
+    """Change ``function`` itself to call its replacement."""
     original = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     original.__kwdefaults__ = function.__kwdefaults__
     function.__signature__ = signature(original)  # type: ignore[attr-defined] # what inspect reads
@@ -159,7 +161,7 @@ def _calling(name: str) -> CodeType:
 
 
 def install() -> None:
-    """Apply every patch; again does nothing new."""
+    """Apply every patch; idempotent."""
     for patch in PATCHES:
         patch.install()
     for module, late in LATE_PATCHES.items():
@@ -204,7 +206,7 @@ def _keeping_dtensors(apply: Call) -> Call:
 
 
 def _recomputes() -> bool:
-    """True where backward records operations: a forward runs again, by another way than the two that are patched."""
+    """True where backward records operations: a forward runs again, not by the two mechanisms that are patched."""
     return current_graph_task_id() >= 0 and torch.is_grad_enabled()
 
 
@@ -219,7 +221,7 @@ _OTHER_GENERATOR = (
 def _converting_once(plain: Call) -> Call:
     @wraps(plain)
     def of_dtensor(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any) -> Any:
-        # A mode has to see the call, and a mapping gets a mapping: both are PyTorch's.
+        # A mode must get the call, and a mapping returns a mapping: both are left to PyTorch.
         if type(outputs) is TorchDTensor and type(inputs) in _LEAVES and not args and not function_mode_enabled():
             return grad(outputs, inputs, grad_outputs, **options)
         return plain(outputs, inputs, grad_outputs, *args, **options)

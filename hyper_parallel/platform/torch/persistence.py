@@ -49,7 +49,7 @@ class TorchPersistence(PersistenceFacet):
             state = torch.load(path, map_location="cpu", weights_only=True)
         except OSError:
             raise
-        except Exception as error:  # damaged pickles raise whatever their damage leads to
+        except Exception as error:  # damaged pickles may raise any error
             msg = (
                 f"load_checkpoint: {path} is not a complete file of torch.save with tensors alone; nothing of it was "
                 f"executed; load another copy"
@@ -89,7 +89,7 @@ def write_items(tensor: DTensor, name: str) -> list[Any]:
 
 
 def chunks(tensor: DTensor) -> list[Any]:
-    """Return the box that this rank holds of ``tensor``; none if it is empty and the whole tensor is not."""
+    """Return the box that this rank holds of ``tensor``; none if it is empty and the global tensor is not."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     if tensor.layout.mesh.get_coordinate() is None:

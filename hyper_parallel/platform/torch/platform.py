@@ -63,7 +63,7 @@ class TorchDifferentiable(DifferentiableFacet):
 
 # -- outputs of collectives in flight ----------------------------------------------------------------------------------
 
-# What may be read without waiting.
+# Attributes that may be read without waiting.
 _METADATA = frozenset({"shape", "dtype", "device", "requires_grad", "grad_fn", "is_leaf", "ndim", "layout", "_version"})
 _METADATA_METHODS = frozenset({"size", "dim", "numel", "is_floating_point", "is_complex", "element_size"})
 
@@ -90,7 +90,7 @@ class AsyncTensor(torch.Tensor):
 def async_tensor(output: torch.Tensor, pending: Any) -> torch.Tensor:
     """Return ``output``, on its graph, such that whatever reads it first waits for ``pending``."""
     tensor = output.as_subclass(AsyncTensor)
-    with DisableTorchFunctionSubclass():  # the documented way to touch a subclass' own state
+    with DisableTorchFunctionSubclass():  # the documented way to access a subclass' own state
         tensor._plain, tensor._pending = output, pending  # noqa: SLF001 - this module's own class
     return tensor
 

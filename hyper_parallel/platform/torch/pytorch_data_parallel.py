@@ -1,4 +1,4 @@
-"""PyTorch's own data parallelism over modules and meshes of this library: DTensors are refused, meshes are taken."""
+"""PyTorch's own data parallelism over modules and meshes of this library: DTensors are refused, meshes are accepted."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def with_their_mesh(mesh_info: Call) -> Call:
 def rank_order_hook(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients in the order of the ranks, bit-equal in every engine and every bucket.
 
-    Give it to DDP: ``model.register_comm_hook(None, rank_order_hook)``. It gathers the gradients of all ranks, so it
-    sends as many times more than an all-reduce as there are ranks, half of it.
+    Give it to DDP: ``model.register_comm_hook(None, rank_order_hook)``. It gathers the gradients of all ranks, so on n
+    ranks it sends n / 2 times as much as an all-reduce.
 
     Args:
         group: the process group that DDP was given; None is the world's.

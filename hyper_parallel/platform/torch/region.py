@@ -75,7 +75,7 @@ class CompiledForward:
     _graphs: Any = None
     _state: ModuleState
     _numbers: dict[Any, int]
-    """Of the states that the module has had: the keys of graphs hold numbers, which are hashed at once."""
+    """Number of the module's state: keys of graphs have the number, which is cheap to hash."""
     _number: int
     _tensors: ModuleTensors
     _layouts: dict[str, Any]
@@ -92,7 +92,7 @@ class CompiledForward:
     def _begin(self) -> None:
         self._graphs, self._numbers = OrderedDict(), {}
         self._read()
-        sharded = SHARDED in vars(self.module)  # then forward sees what fully_shard gathers
+        sharded = SHARDED in vars(self.module)  # then forward gets the gathered parameters of fully_shard
         self._layouts = {} if sharded else {path: _layout(home[name]) for path, home, name in self._tensors.places}
 
     def _read(self) -> None:
@@ -104,7 +104,7 @@ class CompiledForward:
         return {name: vars(self)[name] for name in ("module", "_backend", "_forward", "__signature__")}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run forward: by its graph, or as it is where something follows its calls."""
+        """Run forward: by its graph, or uncompiled where something observes its calls."""
         if is_observed():
             return self._uncompiled(*args, **kwargs)
         graphs = self._graphs
@@ -203,7 +203,7 @@ class CompiledForward:
                 raise PlanError(msg)
 
     def _check_unchanged(self) -> None:
-        """Refuse a forward that assigns attributes: its graph would not."""
+        """Refuse a forward that assigns attributes, which its graph would not do."""
         before = self._state
         if before.holds() and self._tensors.hold():
             return
@@ -217,7 +217,7 @@ class CompiledForward:
 
     @contextmanager
     def _holding(self, tensors: Sequence[Any]) -> Iterator[None]:
-        """Put ``tensors`` in the places of the parameters and buffers."""
+        """Replace the parameters and buffers by ``tensors``."""
         tied = self._tensors.tied
         before = [home[name] for _, home, name in self._tensors.places]
         self._put(tensors)
@@ -265,7 +265,7 @@ def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any],
 
 
 def _locals_and_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
-    """Local tensors, and what a graph depends on of each; None: one is of a type that has to see its calls."""
+    """Local tensors, and the facts of each that a graph depends on; None if one is of a type that intercepts calls."""
     locals_: list[Any] = []
     facts: list[Any] = []
     for tensor in tensors:
@@ -286,7 +286,7 @@ def _locals_and_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | No
 
 
 def _arguments(leaves: Sequence[Any], spec: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with ``tensors`` instead of its own."""
+    """The call with ``tensors`` instead of its own tensors."""
     if spec is None:
         return tuple(tensors), {}
     rest = iter(tensors)
@@ -297,7 +297,7 @@ def _arguments(leaves: Sequence[Any], spec: Any, tensors: Sequence[Any]) -> tupl
 
 
 def _constant(value: Any) -> Any:
-    """What stands for an argument that is not a tensor."""
+    """The cache key of an argument that is not a tensor."""
     if isinstance(value, (float, complex)):
         return type(value), repr(value)
     try:
@@ -338,7 +338,7 @@ def _rebuilding(output: Any) -> tuple[list[Any], Callable[[Any], Any]]:
 
 
 def _exchanged(graph: _Graph) -> list[Any]:
-    """Exchange again what decided the trace, up to the first result that differs."""
+    """Exchange again the objects that decided the trace, up to the first result that differs."""
     transport, results = get_torch_platform().transport(), []
     for mine, ranks, before in graph.exchanges:
         results.append(transport.all_gather_object(mine, ranks))
@@ -359,7 +359,7 @@ _ITEM, _REAL = "_local_scalar_dense", "Please convert all Tensors to FakeTensors
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Say what a graph cannot hold, where PyTorch says how its tracer fails."""
+    """Translate errors of PyTorch's tracer into what a graph cannot contain."""
     try:
         yield
     except Exception as error:

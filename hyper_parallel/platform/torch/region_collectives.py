@@ -52,11 +52,11 @@ class RecordedCall:
 
 
 _CALLS: dict[str, RecordedCall] = {}
-"""By what they do, in words: a backend may keep graphs on disk, where another process finds them."""
+"""Recorded calls by a description of them: a backend may keep graphs on disk, where another process finds them."""
 
 
 def recorded_call(name: str) -> RecordedCall:
-    """Return the call that the operator's argument stands for."""
+    """Return the recorded call of the operator's argument."""
     return _CALLS[name]
 
 
@@ -94,8 +94,8 @@ def _hashable(value: Any) -> Any:
 class TracingTransport(ForwardingTransport):
     """Records collectives in the graph that is being traced.
 
-    Objects are exchanged for real, since they decide what is traced: ``exchanges`` lists them, and a later call of the
-    graph has to find the same ones.
+    Objects are really exchanged, since they decide what is traced: ``exchanges`` lists them, and a later call of the
+    graph must find the same results.
 
     Args:
         inner: the transport of this rank.

@@ -86,7 +86,7 @@ class Region:
         )
 
     def first(self, *inputs: Any) -> Any:
-        """Trace, and run for the first time; from then on ``run`` is the cheapest that does."""
+        """Trace, and run for the first time; from then on ``run`` is the cheapest equivalent."""
         outputs = self.run(*inputs)
         halves, self._halves = self._halves, None
         if halves is not None:
@@ -228,7 +228,7 @@ def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 class _Boxed(partial[Any]):
-    """By its attribute, PyTorch gives it a list and keeps no other."""
+    """PyTorch reads its attribute, passes it a list and keeps no other references."""
 
     _boxed_call = True
 

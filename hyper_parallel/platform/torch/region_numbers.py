@@ -1,4 +1,4 @@
-"""Random numbers of DTensors in a traced graph: which calls of a stream they are of, not their values."""
+"""Random numbers of DTensors in a traced graph: it records the calls of a stream, not values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecordedNumbers(LocalRandomNumbers):
     stream: Any = None
 
     def array(self) -> Any:
-        """Zeros that know what they stand for."""
+        """Zeros that refer to the numbers they represent."""
         array = np.zeros(self.shape, _dtype_of(self)).view(RecordedArray)
         array.numbers = self
         return array
@@ -43,7 +43,7 @@ class RecordedNumbers(LocalRandomNumbers):
 
     def tensor(self, device: Any = None) -> torch.Tensor:
         """The numbers, as an operator of the graph."""
-        # A backend may keep graphs on disk, where another process must not find these.
+        # A backend may keep graphs on disk, where other processes must not find these names.
         name = f"{_PROCESS}.{os.getpid()}.{next(_COUNT)}"
         _SAMPLED[name] = LocalRandomNumbers(
             **{field.name: getattr(self, field.name) for field in fields(LocalRandomNumbers)}
@@ -53,7 +53,7 @@ class RecordedNumbers(LocalRandomNumbers):
 
 
 class RecordedArray(np.ndarray[Any, Any]):
-    """What stands for an array of random numbers while a graph is traced."""
+    """A placeholder of an array of random numbers while a graph is traced."""
 
     numbers: RecordedNumbers | None = None
 

@@ -1,7 +1,7 @@
 """Runs a traced region as one node of autograd: forward's function, backward's, and the tensors between them.
 
-AOTAutograd's own node can do more, and pays for it at each call: it rebuilds outputs that alias inputs, writes mutated
-inputs back, tells subclasses apart. Where a region needs none of that, this node takes its place after the first call.
+AOTAutograd's own node can do more, at a cost in each call: it rebuilds outputs that alias inputs, writes mutated inputs
+back, tells subclasses apart. Where a region needs none of that, this node takes its place after the first call.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass
 class Halves:
-    """What a trace leaves for :func:`single_node`.
+    """The results of a trace, for :func:`single_node`.
 
     Attributes:
-        forward: takes the inputs, returns ``outputs`` results and what backward needs.
-        backward: takes what it needs and the gradients of outputs, returns those of inputs; None: no input
+        forward: takes the inputs, returns ``outputs`` results and the tensors that backward needs.
+        backward: takes these and the gradients of outputs, returns those of inputs; None: no input
             requires one.
         inputs: their number.
         outputs: likewise.
@@ -75,7 +75,7 @@ def _constant(forward: Run) -> Callable[..., Any]:
 def _differentiable(halves: Halves, run_backward: Run, with_gradient: Sequence[int]) -> Callable[..., Any]:
     """An autograd function of the two halves."""
     run, count = halves.forward, halves.outputs
-    views: list[int] | None = None  # that forward makes: returned and kept without the tensor that they view
+    views: list[int] | None = None  # views made in forward: returned and kept without their base
     constant = sorted({*range(count)} - {*with_gradient})
     expected = list(zip(with_gradient, halves.strides, strict=True))
 
@@ -109,14 +109,14 @@ def _differentiable(halves: Halves, run_backward: Run, with_gradient: Sequence[i
 
 
 def _strided(gradient: Any, strides: tuple[int, ...]) -> Any:
-    """``gradient`` as backward was traced for it."""
+    """``gradient`` with the strides for which backward was traced."""
     if gradient.stride() == strides:
         return gradient
     return torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 
 class _Once(LocalFunction):
-    """Gradients that have none themselves, though they depend on what was read for them."""
+    """Gradients that cannot be differentiated, although they depend on inputs that require a gradient."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *gradients_and_read: Any) -> tuple[Any, ...]:

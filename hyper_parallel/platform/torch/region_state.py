@@ -1,4 +1,4 @@
-"""What a compiled graph depends on except tensors: attributes, hooks and submodules of the module, and modes."""
+"""State that a compiled graph depends on, except tensors: attributes, hooks and submodules, and modes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 class HookRefusal(TorchFunctionMode):
-    """While a forward is traced, hooks of tensors are refused: graphs would run what they compute, and not call them.
+    """While a forward is traced, hooks of tensors are refused: graphs would replay their operators and not call them.
 
     Args:
         name: of the class of the module that is traced.
@@ -71,7 +71,7 @@ class HookRefusal(TorchFunctionMode):
 
 
 def is_observed() -> bool:
-    """Whether something follows the calls one by one, so that they have to be made."""
+    """Whether something observes calls one by one, so that they must be made."""
     return bool(
         watchers()
         or open_blocks()
@@ -84,7 +84,7 @@ def is_observed() -> bool:
 
 
 def modes(device: str) -> tuple[Any, ...]:
-    """The switches that change what calls do."""
+    """The modes that change what calls do."""
     cast = torch.is_autocast_enabled(device)
     return (
         torch.is_grad_enabled(),
@@ -127,7 +127,7 @@ class ModuleState:
         self.key = tuple((path, *_key(vars(module))) for path, module in modules)
 
     def holds(self) -> bool:
-        """Whether all attributes are the same objects still, with the same contents."""
+        """Whether all attributes are still the same objects, with the same contents."""
         return (
             all(map(is_, itertools.chain.from_iterable(map(dict.values, self._dicts)), self._values))
             and sum(map(len, self._dicts)) == len(self._values)
@@ -138,7 +138,7 @@ class ModuleState:
         )
 
     def difference(self, later: ModuleState) -> str | None:
-        """The first attribute that ``later`` has otherwise, or None."""
+        """The first attribute that differs in ``later``, or None."""
         for before, after in zip(self.key, later.key, strict=False):
             for one, other in zip(before[1:], after[1:], strict=False):
                 if one != other:
@@ -154,7 +154,7 @@ class ModuleTensors:
 
     Attributes:
         places: path, dictionary and name of each, tied ones once.
-        tied: dictionary and name of a tied one, and of the place that stands for it.
+        tied: dictionary and name of a tied one, and of its first place.
         absent: dictionary and name of those that are None.
         homes: the dictionaries.
         count: of their entries.

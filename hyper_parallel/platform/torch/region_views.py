@@ -1,4 +1,4 @@
-"""Removes from a joint graph the views that change nothing, each of which would cost the host a call.
+"""Removes views without effect from a joint graph, each of which would cost a call on the host.
 
 Autograd and the tracer leave many: ``t`` of ``t``, ``detach``, a view as the shape that a tensor has, and the same view
 of the same tensor for each operator that reads it. A traced graph writes to no tensor, so equal views are one tensor.
@@ -23,7 +23,7 @@ _VIEWS = frozenset((*_SAME_IN_PLACE, *_SAME_DATA, *_SWAPS, _ATEN.permute.default
 
 
 def remove_idle_views(graph: fx.Graph, outputs: int, backward: Collection[fx.Node]) -> None:
-    """Let each operator of ``graph`` read the first of equal tensors, and reshape in one step.
+    """Change each operator of ``graph`` to read the first of equal tensors, and to reshape in one step.
 
     Args:
         graph: of forward and backward; its outputs are those of forward, and the gradients.
@@ -51,7 +51,7 @@ def _results(results: Any, outputs: int, equal: dict[fx.Node, fx.Node]) -> list[
 
 
 def _viewed(view: fx.Node) -> fx.Node | None:
-    """The tensor of which ``view`` is no other view, if there is one."""
+    """The tensor that ``view`` is equal to, if there is one."""
     base: Any = view.args[0]
     if view.target in _SAME_DATA or (view.target in _SAME_IN_PLACE and _form(view) == _form(base)):
         return base
@@ -62,7 +62,7 @@ def _viewed(view: fx.Node) -> fx.Node | None:
 
 
 def _reshape_once(view: fx.Node) -> None:
-    """Let a reshape of a reshape read the tensor before both, where it can be viewed so."""
+    """Change a reshape of a reshape to read the tensor before both, if it can be viewed like that."""
     base: Any = view.args[0]
     if view.target in _RESHAPES and base.target in _RESHAPES:
         shape, strides = _form(base.args[0])

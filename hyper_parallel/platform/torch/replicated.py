@@ -76,7 +76,7 @@ class _Bucket:
                     leaf.grad.copy_(average.view(leaf.shape))
 
     def set_aside(self) -> None:
-        """At the start of backward: keep what parameters with hooks have accumulated, so that these see the rest."""
+        """At the start of backward: set accumulated gradients of parameters with hooks aside."""
         self.ready.clear()
         self._before = {}
         for index, (leaf, hooks) in enumerate(zip(self.leaves, self.hooks, strict=True)):
@@ -131,7 +131,7 @@ class ReplicatedGradients:
         return self._options, [parameter for bucket in self.buckets for parameter in bucket.parameters], self.reduces
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Begin with the copied parameters, which are in order of reduction."""
+        """Initialise with the copied parameters, which are in order of reduction."""
         options, parameters, self.reduces = state
         self._prepare(TorchDTensor._platform, options, parameters[::-1])
 

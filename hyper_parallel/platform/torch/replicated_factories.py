@@ -28,7 +28,8 @@ DISTRIBUTIONS = (
     distributions.LowRankMultivariateNormal, distributions.MultivariateNormal, distributions.Normal,
     distributions.Uniform, _LOGITS, _SCORES,
 )  # fmt: skip
-"""Those whose ``rsample`` draws numbers and computes with them; the others use one of these, or one operator."""
+"""Distributions whose ``rsample`` draws numbers and computes with them; the others use one of these, or one operator.
+"""
 
 
 class ReplicatedFactories(TorchFunctionMode):
@@ -37,7 +38,7 @@ class ReplicatedFactories(TorchFunctionMode):
     Those that an operator of this library makes inside stay plain.
 
     Args:
-        mesh: over which.
+        mesh: of the replicated DTensors.
     """
 
     def __init__(self, mesh: Any) -> None:

@@ -16,7 +16,7 @@ __all__ = ["TorchRuntime", "device_type"]
 
 def device_type() -> str:
     """``npu`` or ``cuda`` where PyTorch sees one, else ``cpu``."""
-    npu = getattr(torch, "npu", None)  # there once torch_npu is imported
+    npu = getattr(torch, "npu", None)  # exists once torch_npu is imported
     if npu is not None and npu.is_available():
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"

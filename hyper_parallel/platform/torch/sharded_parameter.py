@@ -1,4 +1,4 @@
-"""A parameter of a fully sharded group: its shard, the whole that its module computes with, and its place in rows."""
+"""A parameter of a fully sharded group: its shard, the gathered parameter, and its place in rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ __all__ = ["ShardedParameter"]
 
 
 class ShardedParameter:
-    """One parameter: its shard, which the optimizer sees, and the whole, which the module computes with.
+    """One parameter: its shard, for the optimizer, and the gathered parameter ("whole"), for the module.
 
-    The whole is what the data axis shares: with tensor parallelism the tensor-parallel shard, which modules see as a
-    DTensor.
+    The data axis shards the whole: with tensor parallelism it is the tensor-parallel shard, a DTensor for modules.
 
     Args:
         original: the parameter before sharding; its storage is freed.
@@ -45,7 +44,7 @@ class ShardedParameter:
         self.accumulated: torch.Tensor | None = None
         """Gradient of passes without reduction."""
         self._for_hooks: torch.Tensor | None = None
-        """Reduced gradient of this backward, until its end: what hooks see."""
+        """Reduced gradient of this backward, until its end; hooks get it."""
         self._watched: torch.Tensor | None = None
         self._hold(sharded)
 
@@ -54,13 +53,13 @@ class ShardedParameter:
         return self.owners, self.slot, self._whole_dtype, self._original_layout, self.sharded
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Begin with a freed whole."""
+        """Initialise, with the gathered parameter freed."""
         self._begin(*state)
 
     def _hold(self, sharded: Any) -> None:
-        """Take ``sharded`` as the shard, and make the whole, freed, on its device."""
+        """Set ``sharded`` as the shard, and make the gathered parameter, freed, on its device."""
         self.sharded = sharded
-        # A parameter of its own, because gradients must reach it however its storage comes and goes.
+        # A separate parameter, because gradients must reach it although its storage is freed and filled.
         empty = torch.empty(self.slot.shape, dtype=self._whole_dtype, device=sharded.device)
         self.whole = torch.nn.Parameter(empty, requires_grad=sharded.requires_grad)
         layout = self._original_layout
@@ -69,7 +68,7 @@ class ShardedParameter:
         self.flat = self.whole.detach().view(-1)  # of the same storage
         self._dtype = self.local.dtype
         self.hooks = DeferredHooks(self.local, self._refuse_direct_gradient, self.whole)
-        self._version = 0  # of the values: even; while freed, autograd sees the next odd number
+        self._version = 0  # the version of the values is even; while freed, it is the next odd number
         self.free()
 
     def materialize(self) -> None:
@@ -106,12 +105,12 @@ class ShardedParameter:
         return local
 
     def free(self) -> None:
-        """Free the storage of the whole, which backward cannot read until it is filled."""
+        """Free the gathered storage, which backward cannot read until it is filled."""
         self.whole.untyped_storage().resize_(0)
         set_version_counter((self.whole,), (self._version + 1,))
 
     def fill(self, rows: Sequence[torch.Tensor], *, unchanged: bool) -> None:
-        """Allocate the whole and copy it from all ranks' ``rows``.
+        """Allocate the gathered parameter and copy it from all ranks' ``rows``.
 
         ``unchanged`` says that the values are those of the last time, so the version that autograd compares stays.
         """
@@ -140,7 +139,7 @@ class ShardedParameter:
         return bool(self.sharded.requires_grad == self.whole.requires_grad)
 
     def follow_requires_grad(self) -> None:
-        """Freeze or unfreeze the whole, as the shard was.
+        """Freeze or unfreeze the gathered parameter, as the shard was.
 
         Raises:
             PlanError: gradients are accumulated, which would never be reduced.
@@ -157,11 +156,11 @@ class ShardedParameter:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether modules see the whole."""
+        """Whether modules have the gathered parameter."""
         return any(owner._parameters.get(name) is self.exposed for owner, name in self.owners)
 
     def expose(self, *, whole: bool) -> None:
-        """Let the modules see the whole parameter, or its shard."""
+        """Set the gathered parameter, or its shard, in the modules."""
         for owner, name in self.owners:
             owner._parameters[name] = self.exposed if whole else self.sharded
 
@@ -174,7 +173,7 @@ class ShardedParameter:
         self.hooks.refuse(f"fully_shard: {self._name()} got a gradient outside of the forward of its module")
 
     def watch_whole(self, call: Callable[[torch.Tensor], None]) -> None:
-        """Let ``call`` see each gradient of the whole; hooks of users are refused, since forward shows it to them."""
+        """Call ``call`` with each gradient of the gathered parameter; hooks of users on it are refused."""
         if self._watched is self.whole:
             return
         self._watched = self.whole
@@ -187,7 +186,7 @@ class ShardedParameter:
         hooks.after_accumulation(call)
 
     def add_reduced(self, local: torch.Tensor) -> None:
-        """Add a reduced gradient to that of the shard; if there are hooks, when backward ends."""
+        """Add a reduced gradient to that of the shard; if there are hooks, at the end of backward."""
         if self.hooks:
             self._for_hooks = local if self._for_hooks is None else self._for_hooks + local
         else:
@@ -211,7 +210,7 @@ class ShardedParameter:
             self.hooks.announce()
 
     def take_gradient(self) -> torch.Tensor | None:
-        """Return the gradient of the whole, that of passes without reduction included, and forget it.
+        """Return and drop the gradient of the gathered parameter, with that of passes without reduction.
 
         Raises:
             PlanError: the gradient is part of a graph.

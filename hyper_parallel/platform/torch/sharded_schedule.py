@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["ShardedSchedule", "abandon_failed_backward"]
 
 _RUNNING: set[ShardedSchedule] = set()
-"""Those with groups in backward, of all simulated ranks."""
+"""Schedules with groups in backward, of all simulated ranks."""
 _LOCK = Lock()
 
 
 def abandon_failed_backward() -> None:
-    """Forget the backward passes of this rank that an exception has ended; no collective is called."""
+    """Drop the backward passes of this rank that an exception has ended; no collective is called."""
     rank = active_transport_of("torch")
     with _LOCK:
         failed = [schedule for schedule in _RUNNING if schedule.rank is rank]
@@ -33,7 +33,7 @@ def abandon_failed_backward() -> None:
 
 
 class ShardedSchedule:
-    """The windows of the groups of one model over the same ranks.
+    """The windows of collectives of the groups of one model over the same ranks.
 
     Args:
         platform: PyTorch's platform.
@@ -45,7 +45,7 @@ class ShardedSchedule:
         self._ranks = ranks
         self._carrier = RowCarrier(platform, device)
         self.sequence = AgreedSequence(self._carrier, ranks)
-        self.rank = active_transport_of("torch")  # the simulated one
+        self.rank = active_transport_of("torch")  # the simulated rank
         self.groups: dict[str, Any] = {}
         self._depth = 0
         self._in_backward: list[Any] = []
@@ -58,7 +58,7 @@ class ShardedSchedule:
         group.schedule, group.name = self, name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy or a file has no groups until they are made."""
+        """A copy or a pickle has no groups until they are created."""
         return _without_groups, (self._carrier.device, self._ranks)
 
     def readopt(self, group: Any) -> None:
@@ -108,9 +108,9 @@ class ShardedSchedule:
                 each.call_hooks()
 
     def abandon(self) -> None:
-        """Forget a backward that has raised, with its gradients that are not reduced yet.
+        """Drop a backward that has raised, with its gradients that are not reduced yet.
 
-        Its window stays open, for what ranks owe each other, until the next forward.
+        Its window stays open until the next forward, for collectives that other ranks still expect.
         """
         if self._is_stale():
             for group in self._in_backward:
@@ -130,7 +130,7 @@ class ShardedSchedule:
         return self.sequence.run(step, rows, finish)
 
     def prefetch(self) -> None:
-        """Begin the next gathering, if one is owed."""
+        """Begin the next all-gather, if one is due."""
         owed = self.sequence.next_owed
         if owed is not None and owed.operation == "all_gather" and self.groups[owed.owner].pending is None:
             self.groups[owed.owner].start_gather()

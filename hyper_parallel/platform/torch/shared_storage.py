@@ -1,4 +1,4 @@
-"""Tensors that share the storage of a DTensor: its ``.data``, and what ``.data``, ``.grad`` and ``set_`` are given."""
+"""Tensors that share the storage of a DTensor: its ``.data``, and those assigned to it by ``.data`` and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["UncountedWrites", "check_source", "check_unfollowed", "is_shared"]
 
 
 class UncountedWrites:
-    """Writes to a storage that the version counter of one local tensor of it does not count.
+    """Writes to a storage that are not in the version counter of a local tensor.
 
     They go through ``.data`` of the tensor and its aliases, or through a tensor that took the storage by ``set_()`` or
     ``.data =`` and has a version counter of its own.
@@ -29,7 +29,7 @@ class UncountedWrites:
 
     def __init__(self) -> None:
         self._storage: Tensor | None = None
-        # Version counters of local tensors, by id, with their values when those began to share this storage.
+        # Version counters of local tensors, by id, with their values when the tensors began to share this storage.
         self._takers: dict[int, tuple[Tensor, int]] = {}
         self._noted = 0
 
@@ -56,7 +56,7 @@ class UncountedWrites:
             self._takers.setdefault(id(counter), (counter, counter._version))
 
     def through(self, local: Tensor) -> Tensor:
-        """Return what ``.data`` of the tensor over ``local`` hands out: writes to it are counted here."""
+        """Return the tensor for ``.data`` of the tensor over ``local``; writes to it are counted here."""
         if self._storage is None:
             self._storage = local.data
         return self._storage.detach()
@@ -105,7 +105,7 @@ def check_source(what: str, target: Any, source: Any) -> None:
 
 
 def check_unfollowed(what: str, source: Any) -> None:
-    """Check that ``source`` is not read-only, as a copy is that stands for a part of another tensor.
+    """Check that ``source`` is not read-only, as a copy of a part of another tensor is.
 
     Raises:
         UnsupportedOperatorError: it is: writes would reach one of the two only.
@@ -116,7 +116,7 @@ def check_unfollowed(what: str, source: Any) -> None:
 
 
 def is_shared(tensor: Any) -> bool:
-    """Whether others have the storage of ``tensor``: a view, its base, what autograd keeps, or who took its local."""
+    """Whether others share the storage of ``tensor``: a view, its base, autograd, or users of its local tensor."""
     local = tensor._local
     views = storage_use_count(storage_number(local)) > _USES_BY_ONE_TENSOR
     own = 1 + sum(value is local for value in vars(tensor).values())  # the slot of the local tensor, and attributes

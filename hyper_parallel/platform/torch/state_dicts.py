@@ -1,7 +1,7 @@
-"""``torch.distributed.checkpoint.state_dict`` over modules of this library: whole values, and shards of them.
+"""``torch.distributed.checkpoint.state_dict`` over modules of this library: complete values, and shards of them.
 
-PyTorch's functions gather and distribute PyTorch's DTensors only. They would return ours as they are, and put whole
-tensors in their places.
+PyTorch's functions gather and distribute PyTorch's DTensors only. They would return DTensors of this library unchanged,
+and replace them by complete tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Call = Callable[..., Any]
 
 
 def gathering_dtensors(gather: Call) -> Call:
-    """Make what returns whole tensors gather DTensors of this library as well."""
+    """Make the function that returns complete tensors gather DTensors of this library, too."""
 
     @wraps(gather)
     def whole(state_dict: dict[str, Any], **options: Any) -> Any:
@@ -55,7 +55,7 @@ def _whole(value: Any, *, keeps: bool, to_host: bool) -> Any:
 
 
 def distributing_to_shards(distribute: Call) -> Call:
-    """Make what puts whole values of each rank in the places of DTensors put shards of the first rank's there."""
+    """Make the function that assigns each rank's values to DTensors assign shards of the first rank's values."""
 
     @wraps(distribute)
     def shards(full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
@@ -67,7 +67,7 @@ def distributing_to_shards(distribute: Call) -> Call:
 
 
 def broadcasting_to_shards(broadcast: Call) -> Call:
-    """Make what puts values of the first rank in the places of DTensors put shards of them there."""
+    """Make the function that assigns the first rank's values to DTensors assign shards of them."""
 
     @wraps(broadcast)
     def shards(full_state_dict: Any, local_state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
@@ -79,7 +79,7 @@ def broadcasting_to_shards(broadcast: Call) -> Call:
 
 
 def going_into_dtensors(iterate: Call) -> Call:
-    """Make what copies the tensors of nested values copy the local tensors of DTensors."""
+    """Make the function that copies tensors of nested values copy the local tensors of DTensors."""
 
     @wraps(iterate)
     def copied(iter_object: Any, *functions: Any, **options: Any) -> Any:
@@ -96,7 +96,7 @@ def going_into_dtensors(iterate: Call) -> Call:
 
 
 def staging_dtensors(offload: Call) -> Call:
-    """Make what copies the storage of a tensor, for ``async_save``, copy that of a DTensor's local tensor."""
+    """Make the function that copies a tensor's storage, for ``async_save``, copy that of a DTensor's local tensor."""
 
     @wraps(offload)
     def staged(self: Any, x: Any, memo: dict[int, Any], *args: Any, **options: Any) -> Any:
@@ -113,7 +113,7 @@ def _dtensors(state: Mapping[str, Any]) -> dict[str, DTensor]:
 
 
 def _shard(before: dict[str, DTensor], state: dict[str, Any], *, source: int | None) -> None:
-    """Distribute the whole tensors that stand in the places of DTensors now; loading refuses those of other shapes."""
+    """Distribute the complete tensors that replace DTensors now; loading refuses those of other shapes."""
     for key, own in before.items():
         value = state.get(key)
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == own.shape:

@@ -64,7 +64,7 @@ class TorchTensors(TensorsFacet):
         return data.detach().clone()
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
-        """By strides: a part of one element along a dim, or of none, is contiguous in several orders of its dims."""
+        """By strides: a shard of length 1 or 0 along a dim is contiguous in several orders of its dims."""
         if not any(size <= 1 and size < whole for size, whole in zip(local.shape, layout.shape, strict=True)):
             return False
         return not _is_contiguous(tuple(layout.shape), global_strides(local, layout.shape))
@@ -74,13 +74,13 @@ class TorchTensors(TensorsFacet):
         return local.clone(memory_format=torch.contiguous_format)
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
-        """By strides; where ``local`` is contiguous, so is the whole tensor."""
+        """By strides; if ``local`` is contiguous, so is the global tensor."""
         return _can_view(local.shape, local.stride(), tuple(shape), tuple(target))
 
     def storing_like(
         self, part: Sequence[int], shapes: Sequence[Sequence[int]], stays: Sequence[bool]
     ) -> Callable[[Any, Sequence[Any]], Any]:
-        """By strides, whose order PyTorch takes from the operands; if all are in the usual order, so is the result."""
+        """By strides, whose order PyTorch takes from the operands; if all are row-major, so is the result."""
         wholes = [tuple(shape) for shape in shapes]
         usual = _dense_strides(part) if all(stays) and len(set(wholes)) == 1 else None
 
@@ -265,19 +265,19 @@ def _stored(data: Any, order: Sequence[int]) -> Any:
     """The values of ``data`` in new storage, its dims in ``order``, from the outermost to the innermost."""
     ordered = data.permute(order)
     back = sorted(range(data.ndim), key=order.__getitem__)
-    stored = data.new_empty(ordered.shape).permute(back).detach()  # no view: writes must not lead to a base
+    stored = data.new_empty(ordered.shape).permute(back).detach()  # not a view: writes must not reach a base
     return stored.copy_(data)
 
 
 _Source = tuple[tuple[int, ...], "tuple[tuple[int, ...], tuple[int, ...]] | None"]
-"""Shape of a whole operand, and shape and strides of its local tensor; None if the whole one is contiguous."""
+"""Shape of a whole operand, and shape and strides of its local tensor; None if the global one is contiguous."""
 
 
 @lru_cache(maxsize=4096)
 def _order_to_store(
     part: tuple[int, ...], strides: tuple[int, ...], operands: tuple[_Source, ...]
 ) -> tuple[int, ...] | None:
-    """The dims of an elementwise result from the outermost in memory to the innermost; None if it is stored so.
+    """The order of dims, outermost in memory first, in which to store an elementwise result; None if it is stored so.
 
     Args:
         part: shape of the local result.
@@ -313,8 +313,9 @@ register("orders of elementwise results in memory", _elementwise_order)
 def global_strides(local: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a tensor of ``shape`` whose dims lie in memory in the order of those of ``local``.
 
-    Where a dim is split, the dims around it are further apart in the whole tensor than in a local one. Of dims of equal
-    strides, the inner one has one local element or none; between two such dims a rank assumes the usual order.
+    If a dim is split, the strides of the dims outside of it are larger in the global tensor than in a local one. Of
+    dims of equal strides, the inner one has one local element or none; between two such dims a rank assumes row-major
+    order.
     """
     return _global_strides(local.shape, local.stride(), tuple(shape))
 

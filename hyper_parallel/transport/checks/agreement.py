@@ -1,10 +1,11 @@
 """Checks collectives over gloo without a coordinator: ranks exchange fingerprints before each collective.
 
-Gloo aborts a process that receives more than it has room for, and leaves garbage where it receives less. So
+Gloo aborts a process that receives more than its buffer holds, and leaves garbage in the buffer if it receives less. So
 members first gather labels of one size: each member's fingerprint, and whether that member waits.
 
 A blocking member waits for the labels, and goes on if all fit. A member that starts a collective must not wait for the
-others: it claims, in the world's store, what it starts, and the first claim is what is carried out. A later, mismatched
+others: it claims, in the world's store, the collective that it starts, and the first claim is the one that runs. A
+    later, mismatched
 member joins the first member's collective with zeros, and all members raise when they wait. If the labels show that a
 member has started the collective, blocking members claim after it and join in the same way.
 """
@@ -30,7 +31,7 @@ __all__ = ["BARRIER", "LABEL", "GlooAgreement", "Proposal", "Tensors", "engine_a
 LABEL = 1024
 """Bytes of a label, in addition to two numbers of rows per member."""
 BARRIER = "barrier"
-"""The operation that carries nothing: members are together once all labels have arrived."""
+"""The operation without data: members have met once all labels have arrived."""
 _STARTED, _BLOCKING = b"+", b" "
 _LONGEST_NAME = 100
 
@@ -52,11 +53,11 @@ class Tensors(Protocol):
 
 
 class Proposal(NamedTuple):
-    """What a member is about to carry out.
+    """The collective that a member is about to call.
 
     Attributes:
         position: of the member among the sorted ranks.
-        operation: name of the transport's method, :data:`BARRIER`, or "" for what is compared and never started. An
+        operation: name of the transport's method, :data:`BARRIER`, or "" for facts that are compared only. An
             all-to-all of rows has chunks in its fingerprint, whose facts then hold their dtype.
         fingerprint: its facts give dtype, shape, and reduction or source.
     """
@@ -66,7 +67,7 @@ class Proposal(NamedTuple):
     fingerprint: CollectiveFingerprint
 
     def same(self, other: Proposal) -> bool:
-        """Whether the other member is about to carry out the same collective, without chunks."""
+        """Whether the other member is about to call the same collective, without chunks."""
         ours, theirs = self.fingerprint, other.fingerprint
         return (self.operation, ours.operation, ours.facts) == (other.operation, theirs.operation, theirs.facts)
 
@@ -82,7 +83,7 @@ class Proposal(NamedTuple):
         return [shape[0] for shape in sends], [shape[0] for shape in expects]
 
     def fitted(self, earlier: Sequence[Proposal]) -> tuple[list[int], list[int]]:
-        """Its numbers of rows, changed so that they fit what earlier members, and it itself, send and expect."""
+        """Its numbers of rows, changed to fit those that earlier members, and it itself, send and expect."""
         sends, expects = self.rows()
         expects[self.position] = sends[self.position]
         for other in earlier:
@@ -97,7 +98,7 @@ class Proposal(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str, ranks: Ranks) -> Proposal:
-        """What another member of ``ranks`` wrote with :meth:`to_json`."""
+        """The proposal that another member of ``ranks`` wrote with :meth:`to_json`."""
         position, operation, fields, sends, expects = json.loads(text)
         return cls(position, operation, _from_fields(fields, ranks, sends, expects))
 
@@ -136,7 +137,7 @@ class GlooAgreement:
         It costs one store access and one small extra collective.
 
         Args:
-            mine: what it is.
+            mine: the collective.
             begin: starts it.
         """
         earlier, labels = self._claim(mine), self._gather(mine, started=True)
@@ -153,7 +154,7 @@ class GlooAgreement:
         """Like :meth:`compare`, for an all-to-all of rows.
 
         Returns:
-            the output, if a member has started the collective, which is then carried out here; else None.
+            the output, if a member has started the collective, which then runs here; else None.
         """
         fingerprints, started = self._gather(mine, started=False).wait()
         if not started:

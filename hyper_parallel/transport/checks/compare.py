@@ -1,4 +1,4 @@
-"""Compares fingerprints and words the errors."""
+"""Compares fingerprints and formulates the errors."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _title_of(fingerprint: CollectiveFingerprint, number: int) -> str:
 
 
 def _difference(fingerprints: _Fingerprints) -> str | None:
-    """Who disagrees about which fact: the odd ranks with the majority, or two ranks; None if all have the same."""
-    ranks = sorted(fingerprints)  # whoever joined first
+    """The ranks that disagree, and the fact: the odd ranks and the majority, or two ranks; None if all agree."""
+    ranks = sorted(fingerprints)  # the member that joined first
     odd = odd_ranks(fingerprints)
     usual = [rank for rank in ranks if rank not in odd]
     for other in odd or ranks[1:]:
@@ -119,7 +119,7 @@ def listed(fingerprints: _Fingerprints) -> str:
 
 
 def _first_problem(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint) -> tuple[str, str] | None:
-    """Who disagrees about what, and the chunk in question if it is about one; None if all fit.
+    """The ranks that disagree, the fact, and the chunk if it is about one; None if all fit.
 
     Operation and facts are equal among the members that joined, so the first of them stands for all.
     """

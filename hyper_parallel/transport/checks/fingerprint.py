@@ -86,7 +86,7 @@ class MessageFingerprint:
     Attributes:
         source: rank that sends it.
         destination: rank that receives it.
-        tag: by which it is found.
+        tag: by which it is matched.
         facts: on which both sides must agree.
         site: where it was called.
         channel: through which it travels.
@@ -108,7 +108,7 @@ class MessageFingerprint:
 
     @property
     def agreed(self) -> Facts:
-        """What the other side must have as well."""
+        """The facts that the other side must have, too."""
         if not self.counted:
             return self.facts
         return tuple((name, math.prod(value) if name == "shape" else value) for name, value in self.facts)
@@ -122,7 +122,7 @@ class MessageFingerprint:
 
 
 class TransportFingerprints:
-    """Makes the fingerprints of the methods of :class:`Transport`, and refuses arguments that cannot be right.
+    """Makes the fingerprints of the methods of :class:`Transport`, and refuses invalid arguments.
 
     Args:
         rank: of the caller.
@@ -243,7 +243,7 @@ def call_site(*beneath: str) -> Site:
     """The call site of the collective that is running now.
 
     Args:
-        beneath: beginnings of other file names whose frames are skipped, as the transport's own are.
+        beneath: prefixes of other file names whose frames are skipped, as the transport's own are.
     """
     frame: Any = inspect.currentframe()
     skipped = (_TRANSPORT_DIR, *beneath, *WRAPPERS)
@@ -287,7 +287,7 @@ def _chunks(dtype: str, shapes: Sequence[Shape]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Shapes as lists, everything else as it prints."""
+    """Shapes as lists, everything else by ``str``."""
     if isinstance(value, tuple) and value and isinstance(value[0], tuple):
         return "[" + ", ".join(str(list(item)) for item in value) + "]"
     return str(value)

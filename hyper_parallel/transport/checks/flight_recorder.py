@@ -1,7 +1,8 @@
 """The flight recorder: the last calls of every rank, kept while a world runs and written as JSON when it fails.
 
-It lives in the process that starts the ranks and serves their comparisons, so that a rank which is killed, stopped or
-ends in C++ leaves its calls as well. Each rank keeps its own calls, too, and writes them if that process is killed.
+It lives in the process that starts the ranks and serves their comparisons, so that the calls of a rank that is killed,
+stopped or crashes in C++ are recorded, too. Each rank keeps its own calls, too, and writes them if that process is
+killed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class FlightRecorder:
         self._current: dict[int, _Call] = {}
 
     def asked(self, rank: int, kind: str, content: Any) -> None:
-        """Note a request of a rank: see :meth:`Requests.carry_out`."""
+        """Record a request of a rank: see :meth:`Requests.carry_out`."""
         self._went_on(rank)
         if kind in ("join", "start"):
             call = self._add(rank, content.fingerprint, sending=False, blocking=kind == "join")
@@ -82,7 +83,7 @@ class FlightRecorder:
             self._current[rank] = self._tickets.pop((rank, content))
 
     def answered(self, rank: int, error: BaseException | None) -> None:
-        """Note that a rank goes on with the answer to what it waited for."""
+        """Record that a rank continues with the answer that it waited for."""
         call = self._current.get(rank)
         if call is not None and error is None:
             call.state = "matched"
@@ -114,8 +115,7 @@ class FlightRecorder:
     def write(self, failed: WorldFailedError) -> None:
         """Write the record of a failed world, one file per rank, in place of any earlier one.
 
-        A folder that cannot be written is no reason to lose the error itself: its message says so instead, and the
-        earlier record is as it was.
+        If the folder cannot be written, the message of the error says so, and the earlier record is unchanged.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class FlightRecorder:
     def write_orphaned(self, rank: int) -> None:
         """Write the record of ``rank`` alone, which outlives the process that started it.
 
-        Records of earlier worlds are removed; those of other ranks of this one are as new as this recorder.
+        Records of earlier worlds are removed; those of other ranks of this world are kept.
 
         Raises:
             OSError: the folder cannot be written.
@@ -186,7 +186,7 @@ def _plain(facts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 _FOLLOW_SECONDS = 1.0
 _ENDING_SECONDS = 2.0
 _STEP_SECONDS = 0.02
-_ENDED = ("Z", "X")  # states of a process that has ended and that nobody has asked for yet
+_ENDED = ("Z", "X")  # states of a process that has ended and that has not been waited for
 
 
 class RankFlight:
@@ -204,18 +204,18 @@ class RankFlight:
         self._writing = threading.Lock()
 
     def begin(self) -> None:
-        """Begin anew with the folder that the environment names now."""
+        """Start over with the folder that the environment names now."""
         self.recorder = recorder_from_environment(self._world_size)
 
     def leave_with_parent(self, leave: Callable[[int], Any]) -> None:
-        """Return never: write the calls as soon as the parent has ended, however it ended, and call ``leave(1)``."""
+        """Never returns: write the calls as soon as the parent has ended, and call ``leave(1)``."""
         while not _has_ended(self._parent):
             time.sleep(_FOLLOW_SECONDS)
         self._write()
         leave(1)
 
     def lost_line(self) -> None:
-        """Write the calls if the line to the parent has broken because that has ended."""
+        """Write the calls if the connection to the parent broke because it has ended."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while self.recorder is not None and time.monotonic() < deadline:
             if _has_ended(self._parent):
@@ -224,14 +224,14 @@ class RankFlight:
             time.sleep(_STEP_SECONDS)
 
     def _write(self) -> None:
-        with self._writing, contextlib.suppress(OSError):  # nobody is left who could read an error
+        with self._writing, contextlib.suppress(OSError):  # no process is left that could read an error
             if self.recorder is not None:
                 self.recorder.write_orphaned(self.rank)
                 self.recorder = None
 
 
 class RecordedLine:
-    """The line to the parent, whose requests and answers are recorded."""
+    """The connection to the parent, whose requests and answers are recorded."""
 
     def __init__(self, line: Connection, flight: RankFlight) -> None:
         self._line, self._flight = line, flight
@@ -261,7 +261,7 @@ class RecordedLine:
 
 
 def _has_ended(process: int) -> bool:
-    """Whether a process has ended, although its own parent may not have asked how."""
+    """Whether a process has ended, even if its own parent has not waited for it."""
     try:
         with contextlib.suppress(PermissionError):
             os.kill(process, 0)

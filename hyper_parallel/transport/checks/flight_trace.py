@@ -40,7 +40,7 @@ class Flight:
     records: dict[int, dict[str, Any]]
 
     def text(self) -> str:
-        """The table: who raised, where each rank is, the first call on which ranks differ, what others were doing."""
+        """The table: the ranks that raised, where each rank is, the first differing call, and the others' activity."""
         lines = [f"{self.world_size} ranks"]
         lines += [f"raised: rank {rank}: {first_line(error)}" for rank, error in self.raised().items()]
         missing = [rank for rank in range(self.world_size) if rank not in self.records]
@@ -117,7 +117,7 @@ def read_flight(folder: Path) -> Flight:
         folder: named by ``HP_FLIGHT_FOLDER`` when the world ran.
 
     Raises:
-        ValueError: there are none, a file is none, or they belong to different worlds.
+        ValueError: there are none, a file is not one, or they belong to different worlds.
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
@@ -141,7 +141,7 @@ def read_flight(folder: Path) -> Flight:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would block
         msg = f"{path} is not a flight record: it is not a regular file"
         raise ValueError(msg)
     try:
@@ -154,7 +154,7 @@ def _read(path: Path) -> dict[str, Any]:
     calls = [] if problem else record["calls"]
     problem = problem or next(filter(None, (_problem(call, _NEEDED_IN_CALL) for call in calls)), None)
     if problem is None and not all(type(rank) is int for call in calls for rank in call["ranks"]):
-        problem = "a call whose ranks are no numbers"
+        problem = "a call whose ranks are not numbers"
     if problem is None and record["world_size"] > _LARGEST:
         problem = f"a world of more than {_LARGEST} ranks"
     if problem:
@@ -176,7 +176,7 @@ def _problem(content: object, needed: dict[str, Any]) -> str | None:
 
 
 def _refuse(name: str) -> float:
-    """Refuse what JSON lacks: NaN and infinities, which no reader of the trace would take."""
+    """Refuse NaN and infinities, which JSON lacks and readers of the trace would reject."""
     msg = f"{name} is not a number"
     raise ValueError(msg)
 

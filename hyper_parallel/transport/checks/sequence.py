@@ -1,10 +1,10 @@
 """Collectives in an order that all ranks have agreed upon beforehand: one agreement for a whole forward or backward.
 
 A window is a forward or a backward pass. Its first run agrees on each collective by itself and records the order. The
-next run agrees once, on the recorded order, and every rank then owes the others these collectives. A rank that leaves
-the order carries out the next two collectives it owes with zeros and a flag of its own, so that nobody waits for it.
-No more than two collectives are in flight, so every rank sees the flags before it goes on: if all ranks have left
-the order at the same place, the window continues with an agreement on each collective; else all of them raise.
+next run agrees once, on the recorded order, and every rank is then obliged to run these collectives. A rank that leaves
+the order runs the next two of them with zeros and its own flag set, so that no rank waits for it. No more than two
+collectives are in flight, so every rank sees the flags before it goes on: if all ranks have left the order at the same
+place, the window continues with an agreement on each collective; else all of them raise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["AgreedSequence", "Carrier", "Finish", "Step"]
 
 _IN_FLIGHT = 2
-_AHEAD = 2  # gatherings beyond the reductions before a reduction
+_AHEAD = 2  # all-gathers in excess of reductions before a reduction
 
 
 class Step(NamedTuple):
@@ -42,11 +42,11 @@ class Step(NamedTuple):
 
 
 Finish = Callable[[Any], None]
-"""Takes the result: the list of all ranks' rows, or this rank's reduced row."""
+"""Receives the result: the list of all ranks' rows, or this rank's reduced row."""
 
 
 class Carrier(Protocol):
-    """What carries the collectives out; rows are tensors of one framework."""
+    """Runs the collectives; rows are tensors of one framework."""
 
     def transport(self) -> Transport:
         """The transport of the current rank."""
@@ -55,7 +55,7 @@ class Carrier(Protocol):
         """Compare ``facts`` between the ranks."""
 
     def agreed(self, step: Step, rows: Any, ranks: Ranks) -> Any:
-        """Carry out ``step``, which the ranks agree upon first, and return its result."""
+        """Run ``step`` after an agreement of the ranks, and return its result."""
 
     def start(self, step: Step, rows: Any, ranks: Ranks) -> Work:
         """Begin ``step`` without agreement."""
@@ -81,7 +81,7 @@ class AgreedSequence:
     """The windows of one group of ranks on one rank.
 
     Args:
-        carrier: carries the collectives out.
+        carrier: runs the collectives.
         ranks: the members.
         caller: for error messages: the function that calls the collectives.
     """
@@ -102,12 +102,12 @@ class AgreedSequence:
 
     @property
     def next_owed(self) -> Step | None:
-        """The next collective that this rank owes; None if nothing is owed."""
+        """The next collective of the agreed order that this rank has not begun; None if there is none."""
         count = len(self._launched)
         return self._order[count] if self._follows and count < len(self._order) else None
 
     def open(self, key: Any) -> None:
-        """Begin a window, while none is open; ``key``, equal on all ranks, tells windows of different orders apart.
+        """Begin a window, while none is open; ``key``, equal on all ranks, distinguishes windows of different orders.
 
         Raises:
             CollectiveMismatchError: ranks have recorded different orders.
@@ -129,12 +129,12 @@ class AgreedSequence:
             self._carrier.transport().sequences.pop(tuple(sorted(self.ranks)), None)
 
     def record(self, step: Step) -> None:
-        """Note that this rank needs the result of ``step`` now: the order of needs is the order of the next window."""
+        """Note that this rank needs the result of ``step`` now: this order becomes that of the next window."""
         if self._records:
             self._recorded.append(step)
 
     def run(self, step: Step, rows: Any, finish: Finish) -> int:
-        """Begin ``step``; ``finish`` takes its result when it is complete.
+        """Begin ``step``; ``finish`` is called with its result when it is complete.
 
         Returns:
             a number for :meth:`complete`.
@@ -180,13 +180,13 @@ class AgreedSequence:
         self.complete(len(self._launched))
 
     def interrupt(self) -> None:
-        """Called before another collective of the same ranks: what was agreed upon beforehand ends here."""
+        """Called before another collective of the same ranks: the agreed order ends here."""
         if not self._agreeing:
             self.leave()
             self._records = False
 
     def leave(self) -> None:
-        """Complete everything; if collectives are owed, agree with the other ranks to leave them out.
+        """Complete everything; if agreed collectives remain, agree with the other ranks to skip them.
 
         Raises:
             CollectiveMismatchError: other ranks have not left the order at this place.
@@ -207,9 +207,9 @@ class AgreedSequence:
             raise CollectiveMismatchError(self._message(owed, flags))
 
     def _order_for_next(self) -> tuple[Step, ...]:
-        """Return what was recorded, with gatherings moved before the reduction before them.
+        """Return the recorded order, with each all-gather moved before the preceding reduction.
 
-        So a gathering can begin while the module before it computes; only one at a time, since each takes memory.
+        So an all-gather can begin while the module before it computes; only one at a time, since each takes memory.
         """
         order, ahead = list(self._recorded), 0
         for index, step in enumerate(order):
@@ -221,7 +221,7 @@ class AgreedSequence:
         return tuple(order)
 
     def forget_reductions(self) -> None:
-        """Let the results of the reductions that are in flight be dropped."""
+        """Drop the results of reductions in flight."""
         self._launched = [
             each if each.step.operation == "all_gather" else each._replace(finish=_drop) for each in self._launched
         ]
@@ -232,7 +232,7 @@ class AgreedSequence:
         return len(self._launched)
 
     def _owe_no_more(self, index: int) -> Work | None:
-        """Every rank has begun, or begins, the collective after ``index`` and none after it."""
+        """Stop after the collective after ``index``, which every rank has begun or will begin."""
         owed = self.next_owed
         self._follows = False
         if len(self._launched) > index + 1:
@@ -244,7 +244,7 @@ class AgreedSequence:
         return None
 
     def _awaited(self, work: Work) -> Any:
-        """Return the result of ``work``; if the transport raises, nothing is owed any more."""
+        """Return the result of ``work``; if the transport raises, the agreed order ends."""
         try:
             return work.wait()
         except BaseException:

@@ -4,8 +4,8 @@ The functions are replaced in their module. Functional collectives are operators
 compiled graphs call, and only the dispatcher sees them all, so a kernel that runs before those of the devices checks
 them there.
 
-A fingerprint leaves out what may differ between members. PyTorch counts elements in all-to-all and lets members shape
-their chunks as they like, so chunks are numbers of elements.
+A fingerprint omits facts that may differ between members. In all-to-all PyTorch counts elements and allows any shapes
+of chunks, so chunks are numbers of elements.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
 _TRANSPORT = "hyper_parallel.transport."  # its calls are part of a collective that is compared already
 _TORCH_DIR = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_with_key>")
-"""Beginnings of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
+"""Prefixes of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
 _NAMESPACE = "_c10d_functional"
-_LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # checks while it lives
+_LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # the library object; it checks while it is alive
 _KEY = DispatchKey.BackendSelect  # in every call, after autograd, before all devices
 _META = DispatchKey.Meta
 
@@ -140,12 +140,12 @@ def _fingerprint(
 
 
 def name_of(group: Any) -> str:
-    """The name that tells a group from others of the same ranks; empty for the world."""
+    """The name that distinguishes a group from others of the same ranks; empty for the world."""
     return "" if group is dist.group.WORLD else str(group.group_name)
 
 
 def _with_tensor(operation: str, name: str, *more: Callable[[_Arguments], Facts]) -> _Fingerprint:
-    """Of a collective whose argument ``name`` is a tensor of the same shape on every member."""
+    """The fingerprint of a collective whose argument ``name`` is a tensor, of the same shape on every member."""
 
     def fingerprint(arguments: _Arguments) -> CollectiveFingerprint:
         x: torch.Tensor = arguments[name]
@@ -156,7 +156,7 @@ def _with_tensor(operation: str, name: str, *more: Callable[[_Arguments], Facts]
 
 
 def _with_tensors(operation: str, name: str, *more: Callable[[_Arguments], Facts]) -> _Fingerprint:
-    """Of a collective whose argument ``name`` is a list of tensors, of the same shapes on every member."""
+    """The fingerprint of a collective whose argument ``name`` is a list of tensors, of equal shapes on all members."""
 
     def fingerprint(arguments: _Arguments) -> CollectiveFingerprint:
         tensors: Sequence[torch.Tensor] = arguments[name]
@@ -174,7 +174,7 @@ def _device(x: torch.Tensor) -> Facts:
 
 
 def _with_objects(operation: str, *more: Callable[[_Arguments], Facts]) -> _Fingerprint:
-    """Of a collective of any objects, or of none."""
+    """The fingerprint of a collective of any objects, or without arguments."""
     return lambda arguments: _fingerprint(operation, arguments, sum((fact(arguments) for fact in more), ()))
 
 

@@ -1,1 +1,1 @@
-"""What takes the place of a framework's own communication functions on ranks of this library."""
+"""Replacements of the frameworks' own communication functions on ranks of this library."""

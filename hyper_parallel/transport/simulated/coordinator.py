@@ -23,7 +23,7 @@ from hyper_parallel.transport.simulated.pending_collective import PendingCollect
 __all__ = ["NOT_STARTED", "NOT_WAITING", "Coordinator"]
 
 NOT_STARTED = "had not started"
-NOT_WAITING = "was not waiting for another rank"
+NOT_WAITING = "was not in a communication call"
 
 
 class Coordinator:

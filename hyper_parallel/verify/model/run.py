@@ -95,7 +95,7 @@ def verify_model(
     report = ModelReport(name or str(spec), platform, launch, "", number)
     report.settings["seed"] = str(seed)
     if device != "cpu":
-        taken = "a rank takes a device" if platform == "mindspore" else "ranks share devices if there are fewer"
+        taken = "each rank needs a device" if platform == "mindspore" else "ranks share devices if there are fewer"
         shared = "simulated ranks share one device" if launch == "simulated" else taken
         report.settings["device"] = f"{device}; {shared}"
     if inject:

@@ -193,7 +193,7 @@ def test_a_fifo_is_refused(saved, tmp_path, place):
     elif place == "data":
         (tmp_path / INDEX).write_bytes(content)
     os.mkfifo(tmp_path / name)
-    problem = "is missing or cut; its index expects" if place == "data" else "is not a regular file"
+    problem = "is missing or truncated; its index expects" if place == "data" else "is not a regular file"
     assert loaded_from(tmp_path)[1].startswith(f"load: {tmp_path / name} {problem}")
     with pytest.raises(CheckpointError) as caught:
         get_torch_platform().load_checkpoint(tmp_path / name)

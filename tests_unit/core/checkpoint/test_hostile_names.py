@@ -135,8 +135,8 @@ def test_names_in_the_folder_may_be_hostile_too(names):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("__metadata__", "__metadata__ is not the name of a tensor: safetensors has an entry of this name; rename it"),
-        ("\udc80", "'\\udc80' is not the name of a tensor: it has half of a surrogate pair; rename it"),
+        ("__metadata__", "__metadata__ is not the name of a tensor: safetensors reserves this name; rename it"),
+        ("\udc80", "'\\udc80' is not the name of a tensor: it has a lone surrogate; rename it"),
     ],
 )
 def test_a_name_that_no_file_can_hold_is_refused(tmp_path, name, message):
@@ -166,6 +166,6 @@ def test_an_object_is_found_by_its_name(tmp_path):
     load(target, tmp_path)
     assert owners(target) == [1]
     for key, name in (("a.b.0.c", "a.b.0.c"), ("", ""), ("x", "x")):
-        message = f"does not fit the state: the checkpoint has nothing at {name} (on ranks [0])"
+        message = f"does not fit the state: the checkpoint has no value at {name} (on ranks [0])"
         with pytest.raises(CheckpointError, match=re.escape(message)):
             load({key: Owner(0)}, tmp_path)

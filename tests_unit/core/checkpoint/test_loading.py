@@ -294,6 +294,6 @@ def test_damaged_files_of_other_programs_are_refused(tmp_path):
     refused(r"model\.safetensors has dtypes that are not supported: w \(F8_E4M3\)")
     save_file({"w": torch.ones(3)}, path)
     path.write_bytes(path.read_bytes()[:-1])
-    refused(r"model\.safetensors is missing or no whole safetensors file: ")
+    refused(r"model\.safetensors is missing or not a complete safetensors file: ")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": "other.safetensors"}}))
-    refused(r"other\.safetensors is missing or no whole safetensors file: ")
+    refused(r"other\.safetensors is missing or not a complete safetensors file: ")

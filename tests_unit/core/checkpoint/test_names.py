@@ -141,8 +141,8 @@ def test_what_does_not_fit_is_named():
         "dim 0 of d, of shape [3], is not block 0",
         "dim 2 of e, of shape [2, 3], is not block 1 in 3 groups",
         "names: 'g*' and 'z' do not have equally many *",
-        "a, b do not make up x in the folder, each part of it once",
-        "f do not make up t in the folder, each part of it once",
+        "a, b do not make up x in the folder, each element of it exactly once",
+        "f do not make up t in the folder, each element of it exactly once",
         "the key 'nothing.*' of names matches no tensor of the state",
     ]
     different = FolderNames({"a": "x", "c": "x"}, {"a": entry(5, 2), "c": entry(4)}, {})

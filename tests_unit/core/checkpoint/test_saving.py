@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_as_a_whole(tmp_path):
         assert not mine["a"].any()
         fitting = {"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(2)}
         for extra in ({"s": Counter()}, {"a.s": Counter()}):
-            with pytest.raises(CheckpointError, match=r"the checkpoint has nothing at (a\.)?s \(on ranks \[0, 1\]\)$"):
+            with pytest.raises(CheckpointError, match=r"the checkpoint has no value at (a\.)?s \(on ranks \[0, 1\]\)$"):
                 load({**fitting, **extra}, folder)
         assert not fitting["a"].any()
         with pytest.raises(CheckpointError, match=r"^save: the tensors of ranks \[1\] have other names"):
@@ -220,7 +220,7 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path):
     path.write_bytes(content[:-1] + b"\x01")
     refused(r"^load: x in .* is damaged: its checksum at \[\[0, 9\]\] differs \(on ranks \[0\]\)$")
     path.write_bytes(content[:-1])
-    refused("is missing or cut; its index expects")
+    refused("is missing or truncated; its index expects")
     path.write_bytes(content[:20] + b"?" + content[21:])
     refused("is not the file that its index describes")
     path.unlink()
@@ -311,7 +311,7 @@ def test_an_asynchronous_save_that_fails_leaves_the_earlier_checkpoint(tmp_path,
         with pytest.raises(CheckpointWriteError) as info:
             overtaken.wait()
         assert str(info.value).endswith(
-            ".safetensors is gone: another save in this folder has finished since this one began; wait for each save "
+            ".safetensors was removed: another save in this folder finished after this one began; wait for each save "
             "before the next begins (on ranks [0])"
         )
         assert load({"x": torch.zeros(3)}, tmp_path)["x"].sum() == 3

@@ -223,7 +223,7 @@ def test_what_would_not_be_averaged_is_refused():
             model(batch(mesh.rank))
         assert str(info.value) == (
             "replicate: parameters 0.weight, 1.bias were replaced, added or unfrozen since; their gradients would not "
-            "be averaged; call replicate when the model is complete"
+            "be averaged; call replicate once the model is complete"
         )
         model = replicate(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), mesh)
         group = getattr(model, REPLICATED)

@@ -248,7 +248,7 @@ def refused(mesh_shape, names, error, change):
             (
                 "routed_experts: on axis 'ep' parameters are [Shard(0), Shard(1)] and x is Shard(0); there, "
                 "parameters must be all Replicate(), or all Shard(0) with x Shard(0), or all sharded along other dims "
-                "with x Replicate() and partial_sums=True, if compute then returns this rank's summand of the result"
+                "with x Replicate() and partial_sums=True, if compute returns this rank's term of the sum"
             ),
         ),
     ],

@@ -211,7 +211,7 @@ def refusal(module, plan):
 
 
 FEATURES = (
-    "it may get local features from the entry {entry!r} (ColwiseParallel) or whole tensors; give that style "
+    "it may get local features from the entry {entry!r} (ColwiseParallel) or complete tensors; give that style "
     "use_local_output=False, or the module a style: RowwiseParallel() for a linear layer that gets these features, "
     "HeadNorm() for a norm of heads"
 )
@@ -298,7 +298,7 @@ def test_features_that_leave_a_module_may_go_on_to_modules_beside_it():
 
 
 SHARDS = (
-    "it may get local shards from the entry {entry} or whole tensors; give that style use_local_output=False, or the "
+    "it may get shards from the entry {entry} or complete tensors; give that style use_local_output=False, or the "
     "module a style, such as SequenceParallel(use_local_output=True) for shards of the sequence"
 )
 
@@ -464,7 +464,7 @@ def test_what_may_stand_for_a_plan():
         "  - norm: RowwiseParallel supports linear and embedding layers, not LayerNorm"
     )
     assert refusal(make_model(), {"norm": {}}) == (
-        "complete_plan: a path has one entry:\n  - 'norm' holds entries for what is inside; give it one for '' as well"
+        "complete_plan: give a path one entry:\n  - 'norm' has entries for modules inside only; add one for '' as well"
     )
     with pytest.raises(TypeError, match="complete_plan: module must be a"):
         complete_plan(3, {})

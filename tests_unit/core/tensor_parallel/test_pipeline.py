@@ -237,8 +237,9 @@ def test_a_dtensor_between_stages_is_refused():
     error = error_of(body, 2)
     assert isinstance(error, MixedTensorError)
     assert str(error) == (
-        "copy_: a plain tensor [2, 5] cannot be written with DTensors but those of one value that is whole on this "
-        "rank and takes no gradient; write the result of full_tensor()"
+        "copy_: a plain tensor [2, 5] cannot be written with DTensors but those of one value that is replicated and "
+        "needs "
+        "no gradient; write the result of full_tensor()"
     )
 
 

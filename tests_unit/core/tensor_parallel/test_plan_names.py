@@ -155,7 +155,10 @@ def test_unknown_names_are_refused_with_suggestions():
         ("grouped_gemm", "no style is for a parameter; give the module 'ep_dispatch_experts', in the same mapping"),
         ("moe_identity_expert", "such experts are not stacked; leave the module with these experts out of the plan"),
         ("local_params", "styles lay out layers; leave this parameter, and the layers that compute with it, out"),
-        ("all_reduce", "row-wise layers sum themselves; for another partial sum use PrepareModuleOutput("),
+        (
+            "all_reduce",
+            "row-wise layers sum themselves; if another layer returns a partial sum, use PrepareModuleOutput(",
+        ),
     ],
 )
 def test_names_without_a_style_say_what_to_do(name, message):

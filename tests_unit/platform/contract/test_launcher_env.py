@@ -70,7 +70,7 @@ def test_numbers_that_are_none_are_refused(monkeypatch, variables):
     with pytest.raises(MeshError) as raised:
         launch(monkeypatch, variables)
     name = next(name for name, value in variables.items() if value == "first")
-    assert str(raised.value) == f"{name} is 'first': a launcher sets it to a whole number"
+    assert str(raised.value) == f"{name} is 'first': a launcher sets it to an integer"
 
 
 def test_a_rank_of_msrun_that_has_not_joined_is_no_world_of_one(monkeypatch, platform_name):

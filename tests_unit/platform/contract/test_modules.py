@@ -90,7 +90,7 @@ def test_an_initializer_of_unknown_numbers_is_named():
     with use_platform("mindspore"), pytest.raises(PlanError) as caught:
         platform.init_parameters(layer)
     assert str(caught.value) == (
-        "init_parameters: no shard can be sampled of weight (Orthogonal); initializers that can: Constant, HeNormal, "
+        "init_parameters: cannot sample a shard of weight (Orthogonal); initializers that can: Constant, HeNormal, "
         "HeUniform, Normal, One, TruncatedNormal, Uniform, XavierNormal, XavierUniform, Zero"
     )
 

@@ -622,5 +622,5 @@ def test_saved_inputs_are_not_sharded():
             input_reshard(layer, mesh, 1)
         return str(caught.value)
 
-    message = "input_reshard: not on MindSpore; recompute the module, or offload what it saves"
+    message = "input_reshard: not supported on MindSpore; recompute the module, or offload its saved tensors"
     assert simulate(rank, 2, "mindspore") == [message] * 2

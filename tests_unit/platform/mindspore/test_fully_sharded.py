@@ -487,8 +487,8 @@ def test_what_cannot_be_sharded_is_refused():
         with pytest.raises(PlanError) as info:
             model(x)
         assert str(info.value) == (
-            "fully_shard: parameter bias of Dense was replaced or converted after fully_shard, which gathers the one "
-            "from before; convert the module first, and load values into its parameters"
+            "fully_shard: parameter bias of Dense was replaced or converted after fully_shard, which gathers the "
+            "earlier one; convert the module first, and load values into its parameters"
         )
         other = nn.Dense(3, 5)
         second = nn.Dense(3, 5)

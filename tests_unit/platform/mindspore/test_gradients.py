@@ -395,8 +395,8 @@ def test_hooks_that_would_be_wrong_are_refused():
     """A hook returns a whole gradient; backward hooks of cells, which know no layouts, are refused for DTensors."""
     start, fix = "the hook of f32[5@tp, 3] returned ", "; return the gradient as a DTensor of shape [5, 3], or None"
     cells = (
-        "backward hooks of ReLU would get this rank's parts of the gradients of DTensors; "
-        "in a forward hook, say register_hook of the input or output, whose hooks get DTensors"
+        "backward hooks of ReLU would get this rank's shards of the gradients of DTensors; "
+        "in a forward hook, call register_hook of the input or output, whose hooks get DTensors"
     )
     for rank, messages in enumerate(simulate(_wrong_hooks, 2, "mindspore")):
         assert messages == [

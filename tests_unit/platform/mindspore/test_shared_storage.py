@@ -26,7 +26,7 @@ COPY = (
     "write to x itself"
 )
 STALE = (
-    f"a view of a tensor that was written since is stale: {COPY}; take the view anew after the write, or clone() it "
+    f"a view of a tensor that was written since is stale: {COPY}; take the view again after the write, or clone() it "
     "before"
 )
 

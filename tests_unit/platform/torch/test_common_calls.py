@@ -497,7 +497,7 @@ def test_transforms_refuse_dtensors_that_their_function_captures():
 
     text = (
         "an argument of a function that torch.func transforms (grad, vjp, vmap), or computed from one, but other "
-        "operands are DTensors on DeviceMesh(cpu, 2, ranks=[0, 1]) that it does not; give the function every DTensor "
+        "operands are DTensors on DeviceMesh(cpu, 2, ranks=[0, 1]) that are not; pass the function every DTensor "
         "as an argument that is transformed, or differentiate with torch.autograd.grad"
     )
     for refusals, results in on_ranks(on_rank, 2):

@@ -473,7 +473,7 @@ MESSAGES = {
     "argument": "compile: forward of Careless writes to one of its arguments; clone() it first",
     "constant": "compile: forward of Careless reads a tensor that is neither an argument nor a parameter or buffer, "
     "and would be a constant in its graph; register it as a buffer, or pass it",
-    "seed": "compile: forward of the compiled module seeds the random numbers of DTensors; do so outside of it",
+    "seed": "compile: forward of the compiled module seeds the random numbers of DTensors; seed them outside",
 }
 
 

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.platforms("torch")
 
 WORLDS = [(2,), (3,), (4,), (2, 2)]
 COPY = "it is a copy: getitem(x=f32[9@a]) had to redistribute x to f32[9], so a write would be lost; write to x itself"
-STALE = f"a view of a tensor that was written since is stale: {COPY}; take the view anew after the write, or clone() it"
+STALE = (
+    f"a view of a tensor that was written since is stale: {COPY}; take the view again after the write, or clone() it"
+)
 
 
 def on_ranks(function, shape=(2,)):

@@ -123,7 +123,7 @@ def test_records_must_belong_together(tmp_path):
     with pytest.raises(ValueError, match="has no flight record"):
         read_flight(tmp_path)
     write(tmp_path, 0, [call(0, ranks=["a"])])
-    with pytest.raises(ValueError, match="a call whose ranks are no numbers"):
+    with pytest.raises(ValueError, match="a call whose ranks are not numbers"):
         read_flight(tmp_path)
     write(tmp_path, 0, [])
     write(tmp_path, 1, [], size=2)

@@ -202,7 +202,7 @@ def test_a_rank_that_fails_outside_its_function_says_why(platform_name):
             sys.stdout = Broken()
 
     failed = str(run_launched(pack((body, ()), body), 2, platform_name, 240.0).failure)
-    assert "--- rank 1:\nrank 1 died with exit code 1; it was not waiting for another rank\nTraceback" in failed
+    assert "--- rank 1:\nrank 1 died with exit code 1; it was not in a communication call\nTraceback" in failed
     assert "ValueError: full" in failed
     assert failed.endswith("--- rank 0: returned")
 

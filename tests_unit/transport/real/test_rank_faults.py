@@ -176,7 +176,7 @@ def test_a_fault_of_a_rank_ends_the_world(nothing_left, tmp_path, fault, place):
     else:
         assert first == "rank 1 of 3 failed", text
         expected = (
-            "rank 1 died of SIGKILL; it was not waiting for another rank" if fault == "SIGKILL" else "ValueError: boom"
+            "rank 1 died of SIGKILL; it was not in a communication call" if fault == "SIGKILL" else "ValueError: boom"
         )
         assert expected in text
     if fault == "SIGKILL" and place != "before":

@@ -36,7 +36,7 @@ def test_ranks_that_wait_in_a_circle_are_told_while_another_runs():
         "  rank 0 waited in send(f32[2], dst=2, tag=0) at train.py:7\n"
         "  rank 1 waited in barrier() (collective 0 of ranks (0, 1)) for ranks [0] at train.py:7\n"
         "  rank 2 waited in send(f32[2], dst=0, tag=0) at train.py:7\n"
-        "  rank 3 was not waiting for another rank"
+        "  rank 3 was not in a communication call"
     )
     assert {str(resumption.error) for resumption in resumptions.values()} == {text}
 

@@ -173,7 +173,7 @@ def test_a_rank_that_fails_outside_its_function_says_why(monkeypatch, tmp_path):
         active_transport().barrier((0, 1))
 
     error = failure(body)
-    assert "--- rank 1:\nrank 1 died with exit code 1; it was not waiting for another rank\nTraceback" in str(error)
+    assert "--- rank 1:\nrank 1 died with exit code 1; it was not in a communication call\nTraceback" in str(error)
     assert f"FileNotFoundError: [Errno 2] No such file or directory: {str(folder)!r}" in str(error)
 
 

@@ -198,14 +198,14 @@ assert not isinstance(graph(1), torch.cuda.CUDAGraph)
         (
             "import flash_attn\nflash_attn.flash_attn_func(torch.ones(1), 2)",
             (
-                "flash_attn.flash_attn_func was called, which the CPU that stands in for the device lacks: "
+                "flash_attn.flash_attn_func was called, which does not exist when the CPU replaces the device: "
                 'attn_implementation="sdpa" in transformers, --attention-backend unfused in Megatron (docs/stacks.md)'
             ),
         ),
         (
             "import triton\n@triton.jit\ndef kernel(x): pass\nkernel[(1,)](torch.ones(1))",
             (
-                "triton.jit of kernel was called, which the CPU that stands in for the device lacks: "
+                "triton.jit of kernel was called, which does not exist when the CPU replaces the device: "
                 if find_spec("triton") is None
                 else "a kernel of triton needs a device: "
             )
@@ -214,22 +214,23 @@ assert not isinstance(graph(1), torch.cuda.CUDAGraph)
         (
             "torch.cuda.CUDAGraph()",
             (
-                "torch.cuda.CUDAGraph was called, which the CPU that stands in for the device lacks: "
+                "torch.cuda.CUDAGraph was called, which does not exist when the CPU replaces the device: "
                 "run without graphs of the device (docs/stacks.md)"
             ),
         ),
         (
             "from transformer_engine.pytorch import Linear\nclass Layer(Linear): pass\nLayer(3, 2)",
             (
-                "transformer_engine.pytorch.Linear was called, which the CPU that stands in for the device lacks: "
+                "transformer_engine.pytorch.Linear was called, which does not exist when the CPU replaces the device: "
                 "--transformer-impl local in Megatron, get_gpt_layer_local_spec() in megatron.core (docs/stacks.md)"
             ),
         ),
         (
             "from apex.optimizers import FusedAdam\nFusedAdam([torch.ones(1)], lr=0.1)",
             (
-                "apex.optimizers.FusedAdam was called, which the CPU that stands in for the device lacks: torch.optim "
-                "for its optimizers; --no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron "
+                "apex.optimizers.FusedAdam was called, which does not exist when the CPU replaces the device: "
+                "torch.optim for its optimizers; --no-gradient-accumulation-fusion and --no-persist-layer-norm in "
+                "Megatron "
                 "(docs/stacks.md)"
             ),
         ),

@@ -1,1 +1,1 @@
-"""What users add: operators, strategies, differentiable functions, functions of local tensors, plans of modules."""
+"""User extensions: operators, strategies, differentiable functions, functions of local tensors, plans of modules."""

@@ -193,7 +193,7 @@ def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
     native = _native(cls, platform)
     with _LOCK:
         if key not in _ENTRIES:
-            if len(_ENTRIES) >= _MAX_CLASSES:  # classes that never come again must not fill the memory
+            if len(_ENTRIES) >= _MAX_CLASSES:  # classes that are not used again must not fill the memory
                 _ENTRIES.clear()
             binder = _SignatureBinder(cls, rule)
             _ENTRIES[key] = OpEntry(rule.op, native, binder, rule, _call_by_rule_names(cls, native, binder))

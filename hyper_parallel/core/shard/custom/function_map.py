@@ -57,7 +57,7 @@ def local_map(
     be differentiable.
 
     DTensors may be on several meshes, each with its own placements. A gradient is summed along axes of its operand's
-    own mesh only: an operand on ``mesh["tp"]`` is another tensor for each index of ``dp``.
+    own mesh only: an operand on ``mesh["tp"]`` is a different tensor for each index of ``dp``.
 
     Args:
         func: takes local tensors where the caller passes DTensors, in any nesting, by position or keyword. None
@@ -82,8 +82,8 @@ def local_map(
         LayoutError: (a ValueError) by the wrapped function: a DTensor is not laid out as declared, or the number or
             nesting of entries does not fit the call.
         MixedTensorError: a plain tensor has an entry.
-        MeshMismatchError: (a ValueError) DTensors are on several meshes which leave open along which axes the gradient
-            of one is summed, or a layout in the declarations is on another mesh.
+        MeshMismatchError: (a ValueError) DTensors are on several meshes, from which the axes to sum a gradient along
+            cannot be derived, or a layout in the declarations is on another mesh.
         MeshLookupError: (a MeshError) this rank is not in one of the meshes, so it has nothing to call ``func`` with.
         ShardMismatchError: (a ValueError) the outputs of the ranks do not make one tensor in ``out_placements``.
         ArgumentTypeError: ``func`` returned a DTensor.
@@ -230,7 +230,7 @@ class _LocalMap:
         return target
 
     def _placed(self, what: str, mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of a value; the error says of which value, and on which mesh, if there is none."""
+        """Return the layout of a value; if there is none, the error names the value and the mesh."""
         try:
             return Layout.place(mesh, placements, shape)
         except PlacementError as error:
@@ -479,7 +479,8 @@ def _differing_axes(mesh: DeviceMesh, layouts: Sequence[Layout]) -> tuple[int, .
     )
 
 
-# A rank that alone dropped its entries would wait for sizes that no other rank sends: meshes live as the function does.
+# If one rank alone dropped its entries, it would wait for sizes that no other rank sends; so meshes live as long as the
+# function.
 register_owners(_MAPS, _LocalMap.cache_info)
 register("parameters of functions", _positions)
 
@@ -487,7 +488,7 @@ register("parameters of functions", _positions)
 
 
 def is_placement_spec(placements: Any) -> bool:
-    """Whether these may be the placements of one tensor, in any spelling."""
+    """Whether these may be the placements of one tensor, in any form."""
     if isinstance(placements, (Layout, Placement)):
         return True
     return isinstance(placements, Sequence) and all(

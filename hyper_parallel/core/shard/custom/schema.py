@@ -28,8 +28,8 @@ class RuntimeSchemaInfo:
     """Which non-tensor arguments are part of the cache key.
 
     Attributes:
-        static_argnum: from this position on, arguments that are no tensors belong to the key of the cache.
-        static_kwargkey: names of the keyword arguments that belong to it.
+        static_argnum: from this position on, arguments that are not tensors are part of the cache key.
+        static_kwargkey: names of the keyword arguments that are part of it.
         needs_pytree: True where tensors come in sequences, too.
     """
 
@@ -66,7 +66,7 @@ class OpSchema:
 
     @property
     def key(self) -> Any:
-        """The key that tells this call from others of the operator."""
+        """The key that distinguishes this call from others of the operator."""
         info = self.schema_info
         positional = tuple(
             _frozen(value)
@@ -91,7 +91,7 @@ class OpSchema:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One option for a call: layouts of its outputs, and the layouts of its operands that give those.
+    """One option for a call: layouts of its outputs, and the layouts of its operands that produce them.
 
     Attributes:
         output_specs: layout of the output, or one per output.
@@ -155,7 +155,7 @@ class TensorMeta:
 
     Attributes:
         shape: the global shape.
-        dtype: the framework's.
+        dtype: of the framework.
     """
 
     shape: tuple[int, ...]

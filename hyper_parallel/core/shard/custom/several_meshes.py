@@ -1,4 +1,4 @@
-"""Functions of DTensors on several meshes: along which axes of its own mesh an operand's gradient is summed."""
+"""Functions of DTensors on several meshes: the axes of its own mesh along which an operand's gradient is summed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_replicated_over(layout: Layout, mesh: DeviceMesh) -> bool:
 
 @lru_cache(maxsize=1024)
 def _axes_to_sum(target: Layout, values: tuple[tuple[str, Layout], ...]) -> tuple[tuple[int, ...], str]:
-    """Return the axes, and what contradicts them; empty if nothing does."""
+    """Return the axes, and the contradiction between ranks, which is empty if there is none."""
     mesh, own = target.mesh, target.mesh.own_coordinate()
     free = tuple(axis for axis in range(mesh.ndim) if target.placement_on(axis).is_replicate())
     ranks = mesh.ranks_along(free)

@@ -74,7 +74,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
         PlanError: (a ValueError) the plan does not fit, with all problems, before any weight is touched: patterns
             that name nothing, placements that do not fit, a tied parameter with two layouts, or tied to one elsewhere
             that an earlier call has placed.
-        TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`, or a path in it is not a text.
+        TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`, or a path in it is not a str.
     """
     if not isinstance(sharding_plan, ShardingPlan):
         msg = f"shard_module: sharding_plan must be a ShardingPlan, got {type(sharding_plan).__name__}"  # type: ignore[unreachable]
@@ -86,7 +86,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
     for option in _BY_PATH:
         for path in getattr(sharding_plan, option) or ():
             if not isinstance(path, str):
-                msg = f"shard_module: a path in {option} must be a text, got {path!r}"
+                msg = f"shard_module: a path in {option} must be a str, got {path!r}"
                 raise TypeError(msg)
     mesh = resolve_mesh(device_mesh)
     platform = platform_of(module)
@@ -284,7 +284,7 @@ def _by_parameter(boundary: _Boundary, entry: Any, bound: inspect.BoundArguments
 
 
 def _holds_one(entry: Any) -> bool:
-    """Whether ``entry`` is a sequence of the placements of one tensor."""
+    """Whether ``entry`` is a sequence of placements of one tensor."""
     return (
         isinstance(entry, (list, tuple))
         and len(entry) == 1

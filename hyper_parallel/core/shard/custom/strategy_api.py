@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class _Results(dict[Any, Any]):
-    """What one propagator has propagated in one thread."""
+    """Cached results of one propagator in one thread."""
 
 
 _RESULTS: Owners[_Results] = Owners()
@@ -60,7 +60,7 @@ class _StrategyOp(UserOp):
         self._strategy, self.schema_info = strategy, schema_info
 
     def strategies(self, func: Callable[..., Any], call: OpCall) -> LayoutOptions:
-        """The options of one call; of an operator that writes in place, those that move nothing."""
+        """The options of one call; for an operator that writes in place, those that move nothing."""
         answer = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
         if isinstance(answer, TupleStrategy):
             return _by_element(self.op_name, call, answer)
@@ -112,7 +112,7 @@ class ShardingPropagator:
     def register_sharding_prop_rule(
         self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
     ) -> UserOp:
-        """Add an operator by a function from its layouts to those of its outputs, and to those that its operands need.
+        """Add an operator by a function from its operands' layouts to the layouts of its outputs and those it needs.
 
         Args:
             op: the operator: a function, an operator overload, or its name.
@@ -185,7 +185,7 @@ class ShardingPropagator:
             UnsupportedOperatorError: (a NotImplementedError) there is no function to call for the operator.
             LayoutError: (a ValueError) the number of dtypes is not that of tensors, or a layout has no global shape.
         """
-        # Every argument counts, also those that make no difference to placements.
+        # The key has every argument, also those that do not influence placements.
         key = (replace(op_schema, schema_info=None), tuple(map(str, dtypes)))
         return self._cached("meta", key, lambda: _meta_of(op_schema, _callable(op_schema), dtypes))
 
@@ -285,7 +285,7 @@ def _without_rule(name: str, layouts: Sequence[Layout], *, composed: bool) -> st
 
 
 def _name(op: Any) -> str:
-    """The name under which an operator is registered: an overload's full name, the own one of all else."""
+    """The name under which an operator is registered: an overload's full name, or the object's own name."""
     if isinstance(op, str):
         return op
     if type(op).__name__ == "OpOverload":
@@ -307,14 +307,14 @@ def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _with_layouts(value: Any, layouts: Sequence[Layout]) -> Any:
-    """``value`` with the layout in place of each operand."""
+    """``value`` with its layout instead of each operand."""
     return tree_map(lambda leaf: layouts[leaf.index] if isinstance(leaf, Ref) else leaf, value)
 
 
 def _option(
     name: str, operands: Sequence[Operand], spec: OpSpec
 ) -> tuple[tuple[Layout, ...], tuple[Layout, ...], float | None]:
-    """One option as the plan takes it: layouts of the operands, layouts of the outputs, and the declared cost."""
+    """One option in the plan's form: layouts of the operands, layouts of the outputs, and the declared cost."""
     layouts = [operand.layout for operand in operands] if spec.input_specs is None else list(spec.input_specs)
     if len(layouts) != len(operands):
         msg = f"{name}: an OpSpec has {len(layouts)} input_specs, the call has {len(operands)} tensors"
@@ -361,7 +361,7 @@ def _all_refs(value: Sequence[Any]) -> bool:
 
 
 def _meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
-    """Shape and dtype of the outputs of ``func``, from the framework, without any of the call's values."""
+    """Shape and dtype of the outputs of ``func``, from the framework, without values."""
     layouts = schema.args_spec
     if len(dtypes) != len(layouts):
         msg = f"{schema.op}: {len(dtypes)} dtypes for {len(layouts)} tensors; give one per tensor, in order"
@@ -369,7 +369,7 @@ def _meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) 
     platform, remaining = current_platform(), iter(dtypes)
 
     def fill(leaf: Any) -> Any:
-        """A tensor in place of a layout: PyTorch's without storage, MindSpore's of zeros, since it has no others."""
+        """A tensor for a layout: without storage on PyTorch, zeros on MindSpore."""
         if not isinstance(leaf, Layout):
             return leaf
         if leaf.shape is None:

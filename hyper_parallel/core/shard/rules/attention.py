@@ -49,7 +49,7 @@ def attention(call: OpCall) -> Strategies:
     inputs: list[Names] = [(*qs, *heads[0], "l", "e"), (*ks, *heads[1], "s", "e"), (*vs, *heads[2], "s", "f")]
     if isinstance(mask, Operand):
         inputs.append(_mask_dims(mask, out, shape, k.shape[-2]))
-    # Narrower values may meet a fused kernel, which keeps its result for backward, where a single device's does not.
+    # Narrower values may select a fused kernel, which keeps its result for backward, where one device would not.
     narrowed = {"f"} if v.shape[-1] > q.shape[-1] else set()
     labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"} | narrowed), each=(2,))
     rows = list(nonempty_rows(labels))
@@ -163,7 +163,7 @@ def _layer_weights(count: int, call: OpCall) -> tuple[tuple[None, ...], ...]:
 
 
 def _layers(call: OpCall) -> Strategies:
-    """``[t]n[c], [l]n[h] -> [t]n[h], [l]n[h]`` (``n[t][c]`` with ``batch_first``); weights must be whole."""
+    """``[t]n[c], [l]n[h] -> [t]n[h], [l]n[h]`` (``n[t][c]`` with ``batch_first``); weights must be replicated."""
     x, states = call["x"], _states(call)
     if call["dropout"] > 0 and call["train"] and call["num_layers"] > 1:
         msg = (
@@ -184,7 +184,7 @@ def _layers(call: OpCall) -> Strategies:
 
 
 def _cell(call: OpCall) -> Strategies:
-    """``n[c], n[h] -> n[h]``; weights must be whole."""
+    """``n[c], n[h] -> n[h]``; weights must be replicated."""
     x, states = call["x"], _states(call)
     batch = ("n",) * (x.ndim - 1)
     inputs = (*((*batch, None) for _ in (x, *states)), *_layer_weights(1 + len(states), call))

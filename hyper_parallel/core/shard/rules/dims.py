@@ -35,7 +35,7 @@ def normalize_dim(dim: int, ndim: int) -> int:
 
 
 def passing_rows(inputs: int = 1, outputs: int = 1) -> Iterator[Row]:
-    """Rows of an operator that only moves elements: whole operands, and Partial of every reduction."""
+    """Rows of an operator that only moves elements: replicated operands, and Partial of every reduction."""
     yield replicated_row(inputs, outputs)
     for op in _PASSING:
         yield Row((Partial(op),) * inputs, (Partial(op),) * outputs)
@@ -143,7 +143,7 @@ def squeeze(call: OpCall) -> Strategies:
 
 @rule("unsqueeze", "x, dim", view=True)
 def unsqueeze(call: OpCall) -> Strategies:
-    """A new dim of size 1 is whole; the others may be sharded."""
+    """A new dim of size 1 is not sharded; the others may be sharded."""
     x = call["x"]
     position = normalize_dim(call["dim"], x.ndim + 1)
     kept: list[int | None] = list(range(x.ndim))
@@ -153,7 +153,7 @@ def unsqueeze(call: OpCall) -> Strategies:
 
 @rule("expand", "x, *shape", view=True)
 def expand(call: OpCall) -> Strategies:
-    """A stretched dim must be whole, the others may be sharded; the local call gets local sizes."""
+    """A stretched dim must not be sharded, the others may be sharded; the local call gets local sizes."""
     x, wanted = call["x"], call["shape"]
     new = len(wanted) - x.ndim
     source = (*(None for _ in range(new)), *x.shape)
@@ -181,7 +181,7 @@ def expand_as(ops: Any, x: Any, other: Any) -> Any:
 
 @rule("narrow", "x, dim, start, length", view=True)
 def narrow(call: OpCall) -> Strategies:
-    """A range of ``dim``, which must be whole unless the range covers it."""
+    """A range of ``dim``, which must not be sharded unless the range covers it."""
     x, start, length = call["x"], call["start"], call["length"]
     dim = normalize_dim(call["dim"], x.ndim)
     if not isinstance(start, int):
@@ -202,7 +202,7 @@ def narrow(call: OpCall) -> Strategies:
 
 @rule("slice", "x, dim=0, start=None, end=None, step=1", view=True)
 def slice_(call: OpCall) -> Strategies:
-    """Every ``step``-th element of a range of ``dim``, which must be whole unless all elements are taken."""
+    """Every ``step``-th element of a range of ``dim``, which must not be sharded unless all elements are taken."""
     x = call["x"]
     dim = normalize_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
@@ -212,7 +212,7 @@ def slice_(call: OpCall) -> Strategies:
 
 @rule("select", "x, dim, index", view=True)
 def select(call: OpCall) -> Strategies:
-    """One element of ``dim``, which must be whole; the other dims may be sharded."""
+    """One element of ``dim``, which must not be sharded; the other dims may be sharded."""
     x, index = call["x"], call["index"]
     dim = normalize_dim(call["dim"], x.ndim)
     if not isinstance(index, int) or not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
@@ -224,7 +224,7 @@ def select(call: OpCall) -> Strategies:
 
 @rule("diagonal", "x, offset=0, dim1=0, dim2=1", view=True)
 def diagonal(call: OpCall) -> Strategies:
-    """Two dims, which must be whole, become the last dim; the others may be sharded."""
+    """Two dims, which must not be sharded, become the last dim; the others may be sharded."""
     x, offset = call["x"], call["offset"]
     pair = [normalize_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     if pair[0] == pair[1]:
@@ -243,7 +243,7 @@ def diagonal_length(shape: Sequence[int], pair: Sequence[int], offset: int) -> i
 
 @rule("unfold", "x, dimension, size, step", view=True)
 def unfold(call: OpCall) -> Strategies:
-    """Windows of ``dimension``, which must be whole; the elements of a window are the new last dim."""
+    """Windows of ``dimension``, which must not be sharded; the elements of a window are the new last dim."""
     x, size, step = call["x"], call["size"], call["step"]
     dim = normalize_dim(call["dimension"], x.ndim)
     if not x.ndim and size in (0, 1):
@@ -258,7 +258,7 @@ def unfold(call: OpCall) -> Strategies:
 
 @rule("repeat", "x, *repeats")
 def repeat(call: OpCall) -> Strategies:
-    """A dim that is not repeated may be sharded; the others must be whole."""
+    """A dim that is not repeated may be sharded; the others must not be sharded."""
     x, repeats = call["x"], call["repeats"]
     new = len(repeats) - x.ndim
     if new < 0:
@@ -323,7 +323,7 @@ def _moved(call: OpCall, dims: Any) -> Strategies:
 
 @rule("roll", "x, shifts, dims=None")
 def roll(call: OpCall) -> Strategies:
-    """A rolled dim must be whole; without ``dims`` all of them must."""
+    """A rolled dim must not be sharded; without ``dims`` all of them must."""
     dims = call["dims"]
     flat = dims is None or (isinstance(dims, (list, tuple)) and not dims)
     return _moved(call, range(call["x"].ndim) if flat else dims)
@@ -331,7 +331,7 @@ def roll(call: OpCall) -> Strategies:
 
 @rule("flip", "x, *dims")
 def flip(call: OpCall) -> Strategies:
-    """A flipped dim must be whole; the others may be sharded."""
+    """A flipped dim must not be sharded; the others may be sharded."""
     return _moved(call, call["dims"])
 
 
@@ -368,7 +368,7 @@ rule("triu", "x, diagonal=0")(_triangle)
 
 @rule("diag_embed", "x, offset=0, dim1=-2, dim2=-1")
 def diag_embed(call: OpCall) -> Strategies:
-    """The last dim must be whole and becomes the diagonal of two new dims; the others may be sharded."""
+    """The last dim must not be sharded and becomes the diagonal of two new dims; the others may be sharded."""
     x, offset = call["x"], call["offset"]
     if not x.ndim:
         msg = "x needs at least 1 dim"

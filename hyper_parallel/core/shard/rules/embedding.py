@@ -36,7 +36,7 @@ def embedding(call: OpCall) -> Strategies:
 
 
 def _of_sparse(call: OpCall, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """The rows in which every rank has all ids: a sparse gradient is that of this rank's part, and is never reduced."""
+    """The rows in which every rank has all ids: a sparse gradient is of this rank's ids, and is never reduced."""
     if not call["sparse"]:
         return rows
     if not call["x"].layout.is_replicated:
@@ -50,7 +50,7 @@ def _only_whole(call: OpCall, *more: str) -> None:
     for name in ("max_norm", "scale_grad_by_freq", *more):
         if call[name] not in (None, False) and not all(operand.layout.is_replicated for operand in call.operands):
             msg = (
-                f"{name} needs the whole table, so the operands must be replicated: "
+                f"{name} needs the complete table, so the operands must be replicated: "
                 "x = x.redistribute(); weight = weight.redistribute()"
             )
             raise ValueError(msg)
@@ -86,7 +86,7 @@ def aten_embedding(call: OpCall) -> Strategies:
     "per_sample_weights=None, include_last_offset=False, padding_idx=None",
 )
 def embedding_bag(call: OpCall) -> Strategies:
-    """``n[i], [v]h, n[i] -> nh``: bags may be sharded if each is a row; bags given by offsets must be whole."""
+    """``n[i], [v]h, n[i] -> nh``: bags may be sharded if each is a row; bags given by offsets must not be sharded."""
     x, weight, offsets = (call[name] for name in ("x", "weight", "offsets"))
     if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):
         msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"

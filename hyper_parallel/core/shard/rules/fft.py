@@ -1,4 +1,4 @@
-"""Fourier transforms: transformed dims must be whole, the others may be sharded; linear."""
+"""Fourier transforms: transformed dims must not be sharded, the others may be sharded; linear."""
 
 from __future__ import annotations
 

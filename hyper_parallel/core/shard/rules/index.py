@@ -32,12 +32,12 @@ __all__ = ["IndexResult", "lookup", "parse_index", "shared_dims", "unshared_dims
 
 @dataclass
 class IndexResult:
-    """Result of parsing ``x[index]``: which dims survive and which must be whole.
+    """Result of parsing ``x[index]``: which dims remain and which must not be sharded.
 
     Attributes:
         shape: sizes of the result.
         dims: per dim of the result the label it carries, or None.
-        touched: dims of ``x`` that must be whole.
+        touched: dims of ``x`` that must not be sharded.
         indices: labels per index tensor.
     """
 
@@ -134,7 +134,7 @@ Names = tuple[str | None, ...]
 
 
 def lookup(rows: tuple[Row, ...], table: int, dim: int, operands: int) -> tuple[Row, ...]:
-    """``rows``, and a row for a table sharded along the dim that is looked up, which leaves Partial(sum)."""
+    """``rows``, and a row for a table sharded along the looked-up dim, which leaves Partial(sum)."""
     inputs: list[Placement] = [R] * operands
     inputs[table] = Shard(dim)
     return (*rows, Row(tuple(inputs), (Partial("sum"),)))
@@ -174,7 +174,7 @@ def gather(call: OpCall) -> Strategies:
 
 
 def unshared_dims(shapes: Sequence[Sequence[int]], dim: int, table: str) -> set[str]:
-    """Labels that must be whole: ``table``, and dims other than ``dim`` in which the operands' sizes differ."""
+    """Labels that must not be sharded: ``table``, and dims other than ``dim`` in which the operands' sizes differ."""
     unequal = [d for d in range(len(shapes[0])) if d != dim and len({shape[d] for shape in shapes}) > 1]
     return {table, *(f"{own}{d}" for d in unequal for own in "xis")}
 
@@ -226,7 +226,7 @@ def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
 
 @rule("one_hot", "x, num_classes=-1")
 def one_hot(call: OpCall) -> Strategies:
-    """All dims of ``x`` may be sharded; the new one is whole."""
+    """All dims of ``x`` may be sharded; the new one is not."""
     x, count = call["x"], call["num_classes"]
     if count < 1:
         msg = f"num_classes is {count}; give a positive number: the size of the result must not depend on values"
@@ -240,7 +240,7 @@ def one_hot(call: OpCall) -> Strategies:
 
 @rule("take", "x, index")
 def take(call: OpCall) -> Strategies:
-    """Elements of the flattened ``x``, which must be whole; the dims of ``index`` may be sharded."""
+    """Elements of the flattened ``x``, which must not be sharded; the dims of ``index`` may be sharded."""
     x, index = call["x"], call["index"]
     names = tuple(f"i{dim}" for dim in range(index.ndim))
     return Strategies(labelled_rows(Labels(((None,) * x.ndim, names), (names,), each=(0,))), (index.shape,))

@@ -1,4 +1,4 @@
-"""Linear algebra and distances: leading dims may be sharded, matrices must be whole."""
+"""Linear algebra and distances: leading dims may be sharded, matrices must not be sharded."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ _FACTORS = ("...[n][n]", "...[n]", "...")
 def _sides(call: OpCall, *lacking: int) -> Strategies:
     """Strategies of ``A x = y`` or ``x A = y``, where ``y`` is one vector per matrix if the shapes say so.
 
-    Outputs per matrix, which lack so many of its dims, are of the matrices as they are given: not broadcast to ``y``.
+    Outputs per matrix, which lack so many of its dims, have the batch dims of the matrices, not broadcast to ``y``.
     """
     a, y, left = call["A"], call["y"], call["left"]
     vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])
@@ -243,7 +243,7 @@ def lu_solve_first(ops: Any, y: Any, LU: Any, pivots: Any) -> Any:  # noqa: N803
 
 @rule("matrix_norm", "x, ord='fro', dim=(-2, -1), keepdim=False, *, dtype=None")
 def matrix_norm(call: OpCall) -> Strategies:
-    """The two dims of the matrices must be whole; the others may be sharded."""
+    """The two dims of the matrices must not be sharded; the others may be sharded."""
     x = call["x"]
     dims = reduced_dims(call["dim"], x.ndim)
     names, out, shape = reduced_labels(x.shape, dims, keepdim=call["keepdim"])
@@ -252,7 +252,7 @@ def matrix_norm(call: OpCall) -> Strategies:
 
 @rule("cross", "x, y, dim=-1")
 def cross(call: OpCall) -> Strategies:
-    """``dim`` has size 3 and must be whole; the others broadcast and may be sharded. Linear in each operand."""
+    """``dim`` has size 3 and must not be sharded; the others broadcast and may be sharded. Linear in each operand."""
     x, y = call["x"], call["y"]
     inputs, out, shape = broadcast_labels([x.shape, y.shape])
     dim = normalize_dim(call["dim"], len(shape))
@@ -278,7 +278,7 @@ def cross_default(ops: Any, x: Any, y: Any, dim: int | None) -> Any:
 
 @rule("vander", "x, N=None")
 def vander(call: OpCall) -> Strategies:
-    """All dims of ``x`` may be sharded; the new last dim (powers) is whole."""
+    """All dims of ``x`` may be sharded; the new last dim (powers) is not."""
     x, count = call["x"], call["N"]
     if not x.ndim:
         msg = "x needs at least 1 dim"
@@ -329,7 +329,7 @@ register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_i
 
 @rule("pdist", "x, p=2.0")
 def pdist(call: OpCall) -> Strategies:
-    """``[n][m] -> [k]``: the distance of each pair of rows; ``x`` must be whole."""
+    """``[n][m] -> [k]``: the distance of each pair of rows; ``x`` must be replicated."""
     count = call["x"].shape[0]
     return Strategies(nonempty_rows(Labels(((None, None),), ((None,),))), ((count * (count - 1) // 2,),))
 
@@ -342,7 +342,7 @@ def pairwise_distance(ops: Any, x1: Any, x2: Any, p: float, eps: float, keepdim:
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 
-_ONE = between(0.5, 2.0, "a11")  # a matrix that is positive definite whatever is drawn
+_ONE = between(0.5, 2.0, "a11")  # a matrix that is positive definite for all random values
 _SQUARE, _OBLONG = real("ann"), real("amn")
 sample("cholesky cholesky_ex cholesky_inverse logdet", _ONE)
 sample("cholesky_ex", between(0.5, 2.0, "ab11"), upper=True)

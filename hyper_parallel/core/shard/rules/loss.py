@@ -298,7 +298,7 @@ def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
 
 
 def _of_rows(call: OpCall, target: Sequence[int]) -> Strategies:
-    """Strategies of ``n[c], n…, [c] -> n``: rows may be sharded; a single row must be whole."""
+    """Strategies of ``n[c], n…, [c] -> n``: rows may be sharded; a single row must not be sharded."""
     x = call["x"]
     if x.ndim not in {1, 2} or call["target"].shape not in {tuple(target), (1,) if not target else tuple(target)}:
         msg = f"x {list(x.shape)} needs a target {list(target)}, got {list(call['target'].shape)}"

@@ -180,7 +180,7 @@ def bilinear(call: OpCall) -> Strategies:
 
 @rule("block_diag", "*tensors")
 def block_diag(call: OpCall) -> Strategies:
-    """Blocks along a diagonal; all dims must be whole. Partial passes if all blocks are Partial."""
+    """Blocks along a diagonal; no dim may be sharded. Partial passes if all blocks are Partial."""
     shapes = [(1,) * (2 - operand.ndim) + operand.shape for operand in call.operands]
     if any(len(shape) > 2 for shape in shapes):
         msg = f"blocks are matrices, got {[list(operand.shape) for operand in call.operands]}"
@@ -201,7 +201,7 @@ Names = tuple[str, ...]
 
 @rule("einsum", "equation, *operands")
 def einsum(call: OpCall) -> Strategies:
-    """Labels are the equation's letters; a dim whose letter occurs twice in one operand must be whole."""
+    """Labels are the equation's letters; a dim whose letter occurs twice in one operand must not be sharded."""
     shapes = [operand.shape for operand in call.operands]
     terms, out = parse_equation(call["equation"], [len(shape) for shape in shapes])
     sizes: dict[str, int] = {}

@@ -38,13 +38,13 @@ def _last_dims_strategies(call: OpCall) -> tuple[Strategies, tuple[str, ...]]:
 
 @rule("layer_norm", "x, normalized_shape, weight=None, bias=None, eps=1e-05")
 def layer_norm(call: OpCall) -> Strategies:
-    """``…[h], [h], [h] -> …[h]``: normalised dims must be whole, the others may be sharded."""
+    """``…[h], [h], [h] -> …[h]``: normalised dims must not be sharded, the others may be sharded."""
     return _last_dims_strategies(call)[0]
 
 
 @rule("rms_norm", "x, normalized_shape, weight=None, eps=None")
 def rms_norm(call: OpCall) -> Strategies:
-    """``…[h], [h] -> …[h]``: normalised dims must be whole, the others may be sharded."""
+    """``…[h], [h] -> …[h]``: normalised dims must not be sharded, the others may be sharded."""
     return _last_dims_strategies(call)[0]
 
 

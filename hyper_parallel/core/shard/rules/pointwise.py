@@ -146,7 +146,7 @@ def _addcdiv(call: OpCall) -> Strategies:
 
 
 def _extremum_of_two(call: OpCall) -> Strategies:
-    """The maximum of maxima over ranks is theirs; with a gradient they are reduced, since ties share it."""
+    """Maxima over ranks stay Partial(max); with a gradient they are reduced first, since ties share it."""
     tensors = call.operands
     exact = len(tensors) == len(call.args) and not any(operand.floating and operand.needs_grad for operand in tensors)
     same = len({operand.dtype for operand in tensors}) == 1 and not str(tensors[0].dtype).lower().endswith("bool")
@@ -280,7 +280,7 @@ def _copy(call: OpCall) -> Strategies:
 
 
 def _written(call: OpCall, values: Operand) -> Strategies:
-    """``x`` gets ``values``; Partial passes if both are Partial and the conversion is linear and keeps the order."""
+    """``values`` are written to ``x``; Partial passes if both are Partial and the conversion is linear and monotone."""
     x = call["x"]
     between_floats = (*LINEAR_OPS, "max", "min") if x.floating and values.floating else ()
     ops = PARTIAL_OPS if x.dtype == values.dtype else between_floats
@@ -288,7 +288,7 @@ def _written(call: OpCall, values: Operand) -> Strategies:
 
 
 def _like(call: OpCall) -> Strategies:
-    # The result does not depend on the values, so a Partial operand needs no reduction; the result is whole.
+    # The result does not depend on the values, so a Partial operand needs no reduction; the result is replicated.
     return elementwise(call, extra=[Row(_with_replicated_fill_value(call, Partial(op)), (R,)) for op in PARTIAL_OPS])
 
 
@@ -307,7 +307,7 @@ def _with_replicated_fill_value(call: OpCall, placement: Placement) -> tuple[Pla
 
 
 def _range(call: OpCall) -> Strategies:
-    """Strategies of a range between two numbers or 0-d tensors; the result is whole."""
+    """Strategies of a range between two numbers or 0-d tensors; the result is replicated."""
     return Strategies((replicated_row(len(call.operands)),), ((call["steps"],),))
 
 
@@ -318,13 +318,13 @@ def _zero(call: OpCall) -> Strategies:
 def _fill(call: OpCall) -> Strategies:
     if isinstance(call["value"], Operand):
         return _written(call, call["value"])
-    # The average and the extrema of equal constants are the constant; of a sum the first rank holds all of it.
+    # The average and the extrema of equal constants are the constant; of a sum, the first rank holds the constant.
     elements = elementwise(call, extra=partial_rows(1, (0,), ("sum", "avg", "max", "min")))
     return Strategies(elements.rows, elements.outputs, _summand)
 
 
 def _summand(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    """What this rank holds of a constant that is a pending sum."""
+    """This rank's partial value of a constant."""
     del call, outputs
     coordinate = targets[0].mesh.own_coordinate()
     rest = any(op == "sum" and coordinate[axis] for axis, op in targets[0].partials)

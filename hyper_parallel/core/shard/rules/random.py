@@ -131,7 +131,7 @@ def _register_fill(name: str, signature: str, sampler: Sampler) -> None:
 
 
 def _register_random_like(name: str, signature: str, sampler: Sampler) -> None:
-    """Declare a random tensor of the shape and layout of ``x``; for a Partial ``x`` the result is whole."""
+    """Declare a random tensor of the shape and layout of ``x``; for a Partial ``x`` it is replicated."""
 
     def strategies(call: OpCall) -> Strategies:
         elements = elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
@@ -155,7 +155,7 @@ def _sampling(sampler: Sampler, how: str) -> Callable[..., LocalCall]:
 
 
 def _sampled(call: OpCall) -> Strategies:
-    """One sample per element, which is its probability; all dims may be sharded."""
+    """One sample per element, whose value is its probability; all dims may be sharded."""
     elements = elementwise(call)
     return Strategies(elements.rows, elements.outputs, _sample)
 

@@ -56,7 +56,7 @@ def reduced_labels(shape: Sequence[int], dims: Sequence[int], *, keepdim: bool) 
 
 
 def _reduction(call: OpCall, reduce: str | None, *, joint: bool = False, outputs: int = 1) -> Strategies:
-    """Strategies of a reduction over ``dim`` that leaves Partial(``reduce``); with None, reduced dims must be whole."""
+    """Strategies of a reduction over ``dim`` that leaves Partial(``reduce``); with None, they must not be sharded."""
     x = call["x"]
     names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=bool(call["keepdim"]))
     labels = Labels((names,), (output,) * outputs, reduce, joint=(0,) if joint else ())
@@ -90,7 +90,7 @@ def count_nonzero(call: OpCall) -> Strategies:
 def mean(call: OpCall) -> Strategies:
     """A sharded dim leaves Partial(sum) of local means, weighted by their share of the global count.
 
-    An integer mean is rounded, so the reduced dims of integers must be whole.
+    An integer mean is rounded, so the reduced dims of integers must not be sharded.
     """
     dtype = call["dtype"]
     divides = call["x"].floating if dtype is None else is_floating_dtype(dtype)
@@ -136,7 +136,7 @@ register_rule(Rule("all", "x, dim=None, keepdim=False", _booleans))
 
 
 def _extremum(call: OpCall) -> Strategies:
-    """A sharded dim of integers leaves Partial; floating dims must be whole, since ties share a gradient.
+    """A sharded dim of integers leaves Partial; floating dims must not be sharded, since ties share a gradient.
 
     Without a gradient, a maximum of maxima needs no collective, nor does a minimum of minima.
     """
@@ -161,7 +161,7 @@ register_rule(Rule("amax", "x, dim=None, keepdim=False", _extremum, by_dtype=Tru
 register_rule(Rule("amin", "x, dim=None, keepdim=False", _extremum, by_dtype=True))
 
 
-# -- whole dims --------------------------------------------------------------------------------------------------------
+# -- unsharded dims ---------------------------------------------------------------------------------------------------
 
 
 def _whole(call: OpCall) -> Strategies:
@@ -199,7 +199,7 @@ for _name, _signature in {
 
 @rule("extreme_all", "x, largest", by_dtype=True)
 def extreme_all(call: OpCall) -> Strategies:
-    """The largest or smallest of all elements; ``x`` must be whole, or the same extremum over ranks, as ``amax``."""
+    """The largest or smallest of all elements; ``x`` must be replicated, or Partial of the same extremum."""
     x = call["x"]
     rows = labelled_rows(Labels(((None,) * x.ndim,), ((),), None))
     if not (x.floating and x.needs_grad) and not str(x.dtype).lower().endswith("bool"):
@@ -209,7 +209,7 @@ def extreme_all(call: OpCall) -> Strategies:
 
 @rule("median_all", "x, skip_nan=False")
 def median_all(call: OpCall) -> Strategies:
-    """The median of all elements; ``x`` must be whole."""
+    """The median of all elements; ``x`` must be replicated."""
     return Strategies(labelled_rows(Labels(((None,) * call["x"].ndim,), ((),), None)), ((),))
 
 
@@ -243,7 +243,7 @@ def dist(ops: Any, x: Any, y: Any, p: Any) -> Any:
 
 @rule("renorm", "x, p, dim, maxnorm")
 def renorm(call: OpCall) -> Strategies:
-    """Slices along ``dim``, which may be sharded, are scaled by their norms; the other dims must be whole."""
+    """Slices along ``dim``, which may be sharded, are scaled by their norms; the other dims must not be sharded."""
     x = call["x"]
     (dim,) = reduced_dims(call["dim"], x.ndim)
     names = tuple(f"d{d}" for d in range(x.ndim))
@@ -281,7 +281,7 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
 
 
 def _softmax_backward_strategies(call: OpCall) -> Strategies:
-    """Strategies of an operator of a gradient and an output, both whole along ``dim``."""
+    """Strategies of an operator of a gradient and an output, both not sharded along ``dim``."""
     x = call["x"]
     names = tuple(f"d{d}" for d in range(x.ndim))
     whole = frozenset(f"d{d}" for d in reduced_dims(call["dim"], x.ndim))

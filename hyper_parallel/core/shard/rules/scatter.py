@@ -99,14 +99,14 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
 
 @rule("scatter", "x, dim, index, src=None, *, value=None, reduce=None")
 def scatter(call: OpCall) -> Strategies:
-    """``dim`` must be whole, the others are sharded alike; linear in ``x`` and ``src`` unless ``reduce`` is given."""
+    """``dim`` must not be sharded, others are alike; linear in ``x`` and ``src`` unless ``reduce`` is given."""
     source = call["value"] if call["src"] is None else call["src"]
     return _scattered(call, source, adds=False, linear=call["reduce"] is None)
 
 
 @rule("scatter_reduce", "x, dim, index, src, reduce, *, include_self=True")
 def scatter_reduce(call: OpCall) -> Strategies:
-    """``scatter`` that reduces all values written to one index; ``dim`` must be whole."""
+    """``scatter`` that reduces all values written to one index; ``dim`` must not be sharded."""
     return _scattered(call, call["src"], adds=False, linear=False)
 
 
@@ -134,7 +134,7 @@ def index_add(call: OpCall) -> Strategies:
 
 @rule("as_strided_scatter", "x, src, size, stride, storage_offset=None")
 def as_strided_scatter(call: OpCall) -> Strategies:
-    """A copy with part of its storage replaced; every operand must be whole."""
+    """A copy with part of its storage replaced; every operand must be replicated."""
     return addressed(call, call["x"].shape)
 
 
@@ -156,7 +156,7 @@ def _replaced(call: OpCall, part: Sequence[int | None], shape: Sequence[int]) ->
 
 @rule("select_scatter", "x, src, dim, index")
 def select_scatter(call: OpCall) -> Strategies:
-    """One element of ``dim`` is replaced; ``dim`` must be whole, the others may be sharded."""
+    """One element of ``dim`` is replaced; ``dim`` must not be sharded, the others may be sharded."""
     x, index = call["x"], call["index"]
     dim = normalize_dim(call["dim"], x.ndim)
     if not x.ndim or not -x.shape[dim] <= index < x.shape[dim]:
@@ -168,7 +168,7 @@ def select_scatter(call: OpCall) -> Strategies:
 
 @rule("slice_scatter", "x, src, dim=0, start=None, end=None, step=1")
 def slice_scatter(call: OpCall) -> Strategies:
-    """Every ``step``-th element of a range of ``dim`` is replaced; ``dim`` must be whole."""
+    """Every ``step``-th element of a range of ``dim`` is replaced; ``dim`` must not be sharded."""
     x = call["x"]
     dim = normalize_dim(call["dim"], x.ndim)
     length = len(range(*slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])))
@@ -178,7 +178,7 @@ def slice_scatter(call: OpCall) -> Strategies:
 
 @rule("diagonal_scatter", "x, src, offset=0, dim1=0, dim2=1")
 def diagonal_scatter(call: OpCall) -> Strategies:
-    """The diagonal of two dims is replaced; both must be whole."""
+    """The diagonal of two dims is replaced; both must not be sharded."""
     x = call["x"]
     pair = [normalize_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     length = diagonal_length(x.shape, pair, call["offset"])
@@ -205,7 +205,7 @@ def _along(call: OpCall, part: str, *, joint: bool) -> Strategies:
 
 @rule("index_copy", "x, dim, index, source")
 def index_copy(call: OpCall) -> Strategies:
-    """Slices along ``dim`` are replaced; ``dim`` must be whole, the others may be sharded."""
+    """Slices along ``dim`` are replaced; ``dim`` must not be sharded, the others may be sharded."""
     _check_index_source(call)
     return _along(call, "source", joint=True)
 
@@ -222,14 +222,14 @@ def _check_index_source(call: OpCall) -> None:
 
 @rule("index_reduce", "x, dim, index, source, reduce, *, include_self=True")
 def index_reduce(call: OpCall) -> Strategies:
-    """Slices along ``dim`` are reduced with those of ``source``; ``dim`` must be whole."""
+    """Slices along ``dim`` are reduced with those of ``source``; ``dim`` must not be sharded."""
     _check_index_source(call)
     return _along(call, "source", joint=False)
 
 
 @rule("index_fill", "x, dim, index, value")
 def index_fill(call: OpCall) -> Strategies:
-    """Slices along ``dim``, which must be whole, are filled; Partial passes only if the number is zero."""
+    """Slices along ``dim``, which must not be sharded, are filled; Partial passes only if the number is zero."""
     replaced = _along(call, "value", joint=False)
     value = call["value"]
     if isinstance(value, Operand) or value != 0:
@@ -251,7 +251,7 @@ register_rule(Rule("put", "x, index, source, accumulate=False", _all_whole))
 
 @rule("masked_scatter", "x, mask, source")
 def masked_scatter(call: OpCall) -> Strategies:
-    """Elements of ``source`` are assigned to True elements in order, so every operand must be whole."""
+    """Elements of ``source`` are assigned to True elements in order, so every operand must be replicated."""
     _, _, shape = broadcast_labels([call["x"].shape, call["mask"].shape])
     return Strategies((replicated_row(len(call.operands)),), (shape,))
 

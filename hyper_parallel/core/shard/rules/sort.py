@@ -53,18 +53,18 @@ def msort(ops: Any, x: Any) -> Any:
 
 @rule("topk", "x, k, dim=-1, largest=True, sorted=True")
 def topk(call: OpCall) -> Strategies:
-    """The ``k`` largest or smallest elements along ``dim``, which must be whole."""
+    """The ``k`` largest or smallest elements along ``dim``, which must not be sharded."""
     return _sorting_strategies(call, call["k"])
 
 
 @rule("kthvalue", "x, k, dim=-1, keepdim=False")
 def kthvalue(call: OpCall) -> Strategies:
-    """The ``k``-th smallest element along ``dim``, which must be whole."""
+    """The ``k``-th smallest element along ``dim``, which must not be sharded."""
     return _sorting_strategies(call, 1, keepdim=bool(call["keepdim"]))
 
 
 def _quantile(call: OpCall) -> Strategies:
-    """Quantiles over dims that must be whole; several quantiles add a leading dim."""
+    """Quantiles over dims that must not be sharded; several quantiles add a leading dim."""
     x, q, dim = call["x"], call["q"], call["dim"]
     dims = tuple(range(x.ndim)) if dim is None else (normalize_dim(dim, x.ndim),)
     names, out, shape = reduced_labels(x.shape, dims, keepdim=bool(call["keepdim"]))
@@ -90,7 +90,7 @@ for _name, _signature in {
 
 @rule("nonzero_static", "x, *, size, fill_value=-1")
 def nonzero_static(call: OpCall) -> Strategies:
-    """The first ``size`` indices of nonzero elements; ``x`` must be whole."""
+    """The first ``size`` indices of nonzero elements; ``x`` must be replicated."""
     return Strategies((Row((R,), (R,)),), ((call["size"], call["x"].ndim),))
 
 
@@ -120,7 +120,7 @@ Dims = tuple[str | None, ...]
 
 
 def _looked_up(call: OpCall, value: str) -> Strategies:
-    """The dims of ``value`` may be sharded; the tensors that it is compared with must be whole."""
+    """The dims of ``value`` may be sharded; the tensors that it is compared with must not be sharded."""
     x = call[value]
     shape = x.shape if isinstance(x, Operand) else ()
     names: Dims = tuple(f"d{dim}" for dim in range(len(shape)))
@@ -170,7 +170,7 @@ def histc(call: OpCall) -> Strategies:
 
 @rule("histogram", "x, bins, *, range=None, weight=None, density=False")
 def histogram(call: OpCall) -> Strategies:
-    """Counts per bin and the edges of the bins; all operands must be whole."""
+    """Counts per bin and the edges of the bins; all operands must be replicated."""
     bins = call["bins"]
     edges = bins.shape[0] if isinstance(bins, Operand) else bins + 1
     return Strategies((replicated_row(len(call.operands), 2),), ((edges - 1,), (edges,)), many=True)
@@ -178,14 +178,14 @@ def histogram(call: OpCall) -> Strategies:
 
 @rule("histogramdd_edges", "x, bins, *, range=None, weight=None, density=False")
 def histogramdd_edges(call: OpCall) -> Strategies:
-    """The edges of the bins of each column; all operands must be whole."""
+    """The edges of the bins of each column; all operands must be replicated."""
     shapes = tuple((count + 1,) for count in call["bins"])
     return Strategies((replicated_row(len(call.operands), len(shapes)),), shapes, many=True)
 
 
 @rule("histogramdd_counts", "x, bins, *, range=None, weight=None, density=False")
 def histogramdd_counts(call: OpCall) -> Strategies:
-    """Counts in all bins of all columns; all operands must be whole."""
+    """Counts in all bins of all columns; all operands must be replicated."""
     shape = tuple(
         bins_of_column.shape[0] - 1 if isinstance(bins_of_column, Operand) else bins_of_column
         for bins_of_column in call["bins"]

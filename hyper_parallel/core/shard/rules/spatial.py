@@ -58,7 +58,7 @@ def convolution(call: OpCall) -> Strategies:
     output = ("n", "o" if groups == 1 else None, *windows)
     joins = (2,) if count > 2 else ()
     if not x.shape[1]:
-        # PyTorch's result has no channels either, whatever the weight has and although a bias might be added.
+        # PyTorch's result has no channels either, whatever the weight has, and even if there is a bias.
         return Strategies((replicated_row(count),), ((x.shape[0], 0, *_sizes(call)),))
     rows = nonempty_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
     if groups > 1:
@@ -233,7 +233,7 @@ sample("max_unpool3d", real("nc", 1, 1, 5), shuffled(24, "nc", 1, 1, 5, dim=4), 
 
 @rule("pad", "x, pad, value=0")
 def pad(call: OpCall) -> Strategies:
-    """A padded dim must be whole, the others may be sharded; linear unless the padding value is a nonzero number."""
+    """A padded dim must not be sharded, the others may; linear unless the padding value is a nonzero number."""
     x, amounts = call["x"], tuple(call["pad"])
     if len(amounts) % 2 or len(amounts) > 2 * x.ndim:
         msg = f"pad {list(amounts)} needs two numbers per dim, from the last of {x.ndim} dims on"
@@ -306,8 +306,8 @@ def _columns(call: OpCall, shape: tuple[int, ...], whole: int) -> Strategies:
 
 
 # -- shuffles ----------------------------------------------------------------------------------------------------------
-# Their results are memory of their own, also where nothing moves (a factor of 1, images of one pixel, one row per rank)
-# and the view of the permuted tensor is one of ``x``.
+# Their results have their own memory, also where nothing moves (a factor of 1, images of one pixel, one row per rank)
+# and the permuted tensor would be a view of ``x``.
 
 
 @decomposition("pixel_shuffle", "x, factor")

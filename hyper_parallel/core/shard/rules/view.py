@@ -104,7 +104,7 @@ def _leading_row(first: int, lead: int, target: Sequence[int]) -> Row:
 
 
 def _merging_rows(source: Sequence[int], ins: list[int], lead: int) -> Iterator[Row]:
-    # An inner dim may be sharded once the axes before this one shard every dim before it down to single rows.
+    # An inner dim may be sharded once the mesh axes before this one have split every dim before it into single rows.
     for position in range(1, len(ins)):
         before = tuple((0, dim, source[dim]) for dim in ins[:position])
         yield Row((Shard(ins[position]),), (Shard(lead),), even=((0, ins[position]),), cut=before)
@@ -155,7 +155,7 @@ PAIR = 2
 
 @rule("view_as_real", "x", view=True)
 def view_as_real(call: OpCall) -> Strategies:
-    """``… -> …[2]``, linear: the new dim (real and imaginary part) is whole, the others may be sharded."""
+    """``… -> …[2]``, linear: the new dim (real and imaginary part) is not sharded, the others may be sharded."""
     x = call["x"]
     names = tuple(f"d{dim}" for dim in range(x.ndim))
     labels = Labels((names,), ((*names, None),), None, joint=(0,))
@@ -164,7 +164,7 @@ def view_as_real(call: OpCall) -> Strategies:
 
 @rule("view_as_complex", "x", view=True)
 def view_as_complex(call: OpCall) -> Strategies:
-    """``…[2] -> …``, linear: the last dim (real and imaginary part) must be whole, the others may be sharded."""
+    """``…[2] -> …``, linear: the last dim (real and imaginary part) must not be sharded, the others may be sharded."""
     x = call["x"]
     if x.shape[-1:] != (PAIR,):
         msg = f"the last dim holds real and imaginary part, x is {list(x.shape)}"
@@ -187,7 +187,7 @@ def _filled(labels: Labels) -> tuple[Row, ...]:
 
 
 def addressed(call: OpCall, shape: Sequence[int]) -> Strategies:
-    """Strategies of an operator that addresses storage by strides: ``x`` must already be whole on every rank."""
+    """Strategies of an operator that addresses storage by strides: ``x`` must be replicated."""
     layout = call["x"].layout
     if any(layout.dim_axes) or layout.partials:
         msg = "strides address storage, of which ranks have different shards; x = x.redistribute().contiguous() first"
@@ -197,7 +197,7 @@ def addressed(call: OpCall, shape: Sequence[int]) -> Strategies:
 
 @rule("as_strided", "x, size, stride, storage_offset=None", view=True)
 def as_strided(call: OpCall) -> Strategies:
-    """A view of storage by sizes and strides; ``x`` must already be whole."""
+    """A view of storage by sizes and strides; ``x`` must be replicated."""
     return addressed(call, call["size"])
 
 
@@ -226,7 +226,7 @@ sample("as_strided", real("6"), (2, 3), (1, 2))
 
 @rule("unbind", "x, dim=0", view=True)
 def unbind(call: OpCall) -> Strategies:
-    """``dim`` is removed and must be whole; the other dims may be sharded."""
+    """``dim`` is removed and must not be sharded; the other dims may be sharded."""
     x = call["x"]
     dim = normalize_dim(call["dim"], x.ndim)
     kept = [d for d in range(x.ndim) if d != dim]
@@ -254,7 +254,7 @@ def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int], **argument
 
 @rule("split", "x, split_size_or_sections, dim=0", view=True)
 def split(call: OpCall) -> Strategies:
-    """``dim`` is split and must be whole; the other dims may be sharded."""
+    """``dim`` is split and must not be sharded; the other dims may be sharded."""
     x, wanted = call["x"], call["split_size_or_sections"]
     dim = normalize_dim(call["dim"], x.ndim)
     size = x.shape[dim]
@@ -273,7 +273,7 @@ def split(call: OpCall) -> Strategies:
 
 @rule("chunk", "x, chunks, dim=0", view=True)
 def chunk(call: OpCall) -> Strategies:
-    """Parts of ``ceil(size / chunks)`` of ``dim``, which must be whole; the other dims may be sharded."""
+    """Parts of ``ceil(size / chunks)`` of ``dim``, which must not be sharded; the other dims may be sharded."""
     x, chunks = call["x"], call["chunks"]
     dim = normalize_dim(call["dim"], x.ndim)
     size = x.shape[dim]
@@ -316,7 +316,7 @@ def _order_reductions(tensors: Sequence[Operand]) -> tuple[str, ...]:
 
 @rule("cat", "tensors, dim=0", by_dtype="partial")
 def cat(call: OpCall) -> Strategies:
-    """``dim`` must be whole; the others are sharded alike in all operands, and Partial passes if all are Partial."""
+    """``dim`` must not be sharded; the others are alike in all operands, and Partial passes if all are Partial."""
     tensors = call["tensors"]
     full = [operand for operand in tensors if operand.shape != (0,)] or list(tensors)
     shapes = [operand.shape for operand in full]
@@ -338,7 +338,7 @@ def cat(call: OpCall) -> Strategies:
 
 @rule("stack", "tensors, dim=0", by_dtype="partial")
 def stack(call: OpCall) -> Strategies:
-    """All dims are sharded alike in all operands, the new one is whole; Partial passes if all are Partial."""
+    """All dims are sharded alike in all operands, the new one is not; Partial passes if all are Partial."""
     tensors = call["tensors"]
     shape = tensors[0].shape
     if any(operand.shape != shape for operand in tensors):

@@ -37,7 +37,7 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 BoundaryLayout = tuple[Any, bool | None]
-"""The layout of a value that a style hands over, and whether that is a local tensor; None: as the input was."""
+"""The layout of a value at a style's boundary, and whether it is a local tensor; None: as the input was."""
 
 
 class ParallelStyle(abc.ABC):
@@ -49,7 +49,8 @@ class ParallelStyle(abc.ABC):
     Attributes:
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
             own values.
-        has_whole_siblings: whether a linear layer next to the module is meant to be replicated, as experts' router.
+        has_whole_siblings: whether a linear layer next to the module is meant to be replicated, such as the router of
+            experts.
     """
 
     src_data_rank: int | None = 0
@@ -72,11 +73,11 @@ class ParallelStyle(abc.ABC):
         return self.apply(module, device_mesh)
 
     def owner_among(self, ancestors: Sequence[Any]) -> Any:
-        """The ancestor of a module that the style looks at: by default the nearest, the first; None without any."""
+        """The ancestor of a module that the style reads: by default the first, the nearest; None if there is none."""
         return next(iter(ancestors), None)
 
     def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Parallelize ``module``, which is in the module ``owner`` (None: in none); few styles look at that."""
+        """Parallelize ``module``, which is in the module ``owner`` (None: in none); few styles read it."""
         del owner
         return self.apply(module, device_mesh)
 
@@ -96,11 +97,11 @@ class ParallelStyle(abc.ABC):
         return None
 
     def inputs(self) -> Sequence[BoundaryLayout]:
-        """What the style hands to the module, where that may be local tensors. Pure; used to complete a plan."""
+        """The module's inputs from the style, where they may be local tensors. Pure; used to complete a plan."""
         return ()
 
     def outputs(self) -> Sequence[BoundaryLayout]:
-        """What the style hands to the module's caller; nothing if that is unknown. Pure; used to complete a plan."""
+        """Outputs that the style passes to the module's caller; empty if unknown. Pure; used to complete a plan."""
         return ()
 
 

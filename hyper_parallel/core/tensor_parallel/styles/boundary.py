@@ -143,10 +143,10 @@ class Boundary:
         return platform.wrap(value, layout)  # type: ignore[no-any-return]
 
     def enter_whole(self, value: Any, argument: str) -> DTensor:
-        """Return ``value`` as a DTensor; a plain tensor is whole on every rank of the mesh.
+        """Return ``value`` as a DTensor; a plain tensor is complete on every rank of the mesh.
 
-        On a mesh of several axes the ranks compare its values, as of positions that forward has made: a plain part of
-        a batch would be taken for all of it.
+        On a mesh of several axes the ranks compare its values (such as positions that forward computes): a plain shard
+        of a batch would be mistaken for the complete batch.
 
         Raises:
             StyleError: (a ValueError) not a tensor.

@@ -1,4 +1,4 @@
-"""``ExpertParallel``: a module of stacked experts, of which each rank has some and computes their tokens."""
+"""``ExpertParallel``: a module of stacked experts; each rank has some of them and computes their tokens."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class ExpertParallel(ParallelStyle):
 
     ::
 
-        x_TD            [T, D]         @tp Replicate     hidden states
-        experts_TK      [T, K]         @tp Replicate     chosen experts, integers in range(E)
-        weights_TK      [T, K]         @tp Replicate     their weights
-        parameters      [E@tp, ...]    @tp Shard(0)      all that the module has
-        y_TD            [T, D]         @tp Replicate     sum over a token's choices of weight times expert
+        x_TD            [T, D]         @tp Replicate     hidden states experts_TK      [T, K]         @tp Replicate
+        chosen experts, integers in range(E) weights_TK      [T, K]         @tp Replicate     their weights parameters
+        [E@tp, ...]    @tp Shard(0)      every parameter of the module y_TD            [T, D]         @tp Replicate
+        sum over a token's choices of weight times expert
 
-    For modules as the experts of Transformers are: every parameter is stacked over experts, forward takes these three
+    For modules like the experts of Transformers: every parameter is stacked over experts, forward takes these three
     inputs, and y is that sum. One all-reduce of y in forward; in backward one of the gradient of x, and one of that of
-    the weights. An expert is whole on its rank, so it does not matter how a parameter packs gate and up; a rank whose
-    experts are chosen more often computes longer. E need not be divisible: the last ranks have fewer experts, or none.
+    the weights. An expert is complete on its rank, so it does not matter how a parameter packs gate and up; a rank
+    whose experts are chosen more often computes longer. E need not be divisible: the last ranks have fewer experts, or
+    none.
 
     Inside forward the parameters are local tensors, ``num_experts`` is the number of the rank's experts, and every
     pair of a token and one of these experts is a row of its own, with K = 1. The choices are read on the host.
 
-    Plain inputs are whole, and so is the plain output; if x is a DTensor, y is one. On other axes of the mesh tokens
-    may be sharded.
+    Plain inputs and a plain output are complete on every rank; if x is a DTensor, y is one. On other axes of the mesh
+    tokens may be sharded.
 
     Example:
         >>> parallelize_module(model, mesh, {"layers.*.mlp.experts": ExpertParallel()})
@@ -108,7 +108,7 @@ class ExpertParallel(ParallelStyle):
         """Shard the parameters and register hooks that select a rank's choices and sum the results.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) no module of stacked experts.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) the module is not one of stacked experts.
         """
         reason = self.unsupported_reason(module)
         if reason is not None:
@@ -182,7 +182,7 @@ class _Call:
     def show(self, module: Any, parameters: Mapping[str, Any], count: int) -> None:
         """Let forward see the rank's ``parameters`` and their number of experts instead of all ``count``.
 
-        They are attributes of the instance, which cover registered parameters; these stay where they are.
+        They are attributes of the instance, which hide the registered parameters; these stay registered.
         """
         attributes, self._shown = vars(module), dict(parameters)
         if attributes.get(_COUNT) == count:
@@ -219,7 +219,7 @@ def _by_name(edge: Boundary, names: Sequence[str], args: Args, kwargs: Kwargs) -
     """The inputs of a call by name, in the order of forward.
 
     Raises:
-        StyleError: (a ValueError) one is missing, or is none of them.
+        StyleError: (a ValueError) one is missing, or there is one more.
     """
     more = (
         [f"{len(args)} positional arguments"]
@@ -284,9 +284,10 @@ def _take(platform: Platform, rows: Any, positions: Any) -> Any:
 
 
 def _inputs(platform: Platform, rows: Any, experts: Any, factors: Any, tokens: Any) -> Args:
-    """The inputs of forward; a rank without rows computes a token, so that all its tensors are on the graph.
+    """The inputs of forward; a rank without rows computes one token, so that its tensors are on the graph.
 
-    Its result is left out. Ones take its place where there is no token, and not zeros: experts may divide by a norm.
+    That result is left out. Where there is no token either, it computes ones; zeros would not do, since experts may
+    divide by a norm.
     """
     device = platform.device_of(rows)
     if not len(experts):

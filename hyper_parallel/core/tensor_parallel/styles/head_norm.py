@@ -26,12 +26,11 @@ class HeadNorm(ReplicatedStyle):
 
     ::
 
-        x_BLHE    [B, L, H@tp, E]    @tp Shard of the dim of heads, here or in [B, H, L, E]
-        w_E       [E]                @tp Replicate       (its gradient is summed over tp: true on every rank)
-        y_BLHE    [B, L, H@tp, E]    like the input
+        x_BLHE    [B, L, H@tp, E]    @tp Shard(dim of heads), here or in [B, H, L, E] w_E       [E]                @tp
+        Replicate       (its gradient is summed over tp: true on every rank) y_BLHE    [B, L, H@tp, E]    like the input
 
     For ``q_norm`` and ``k_norm`` between column-wise projections with local outputs and attention. The norm is along
-    the last dim, which must be whole. A plain input is the rank's heads; a DTensor keeps its layout.
+    the last dim, which must not be sharded. A plain input is the rank's heads; a DTensor keeps its layout.
 
     Args:
         use_local_output: return the local tensor instead of a DTensor.
@@ -48,7 +47,7 @@ class HeadNorm(ReplicatedStyle):
         return attention_among(ancestors, super().owner_among(ancestors))
 
     def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Parallelize a norm of the attention module ``owner``, whose numbers of heads tell their dim."""
+        """Parallelize a norm of the attention module ``owner``, whose numbers of heads identify the dim of heads."""
         counts, size = HeadCounts.of(owner), device_mesh.shape[parallel_axis(device_mesh)]
         if counts is not None:
             totals = (counts.heads, counts.kv_heads, counts.repeated(size))

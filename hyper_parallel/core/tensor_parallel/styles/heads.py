@@ -46,7 +46,7 @@ class HeadCounts:
     def problem(self, size: int) -> str | None:
         """The reason why ``size`` ranks cannot each have their query heads with the key/value heads of these."""
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            return f"{self.heads} query heads are no multiple of {self.kv_heads} key/value heads"
+            return f"{self.heads} query heads are not a multiple of {self.kv_heads} key/value heads"
         if self.heads % size:
             return (
                 f"{self.heads} query heads are not divisible by the {size} ranks of the parallel axis; with "

@@ -1,4 +1,4 @@
-"""``ReplicateKV``: key and value projections whose heads the ranks do not divide, or are fewer than the ranks."""
+"""``ReplicateKV``: key and value projections whose heads are fewer than the ranks, or not divisible by them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ class ReplicateKV(ColwiseParallel):
         """Parallelize a layer without its attention module; its numbers of heads must have been given.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not fit, or no linear layer.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not fit, or the module is not a
+                linear layer.
         """
         return self.apply_within(None, module, device_mesh)
 
@@ -110,7 +111,8 @@ class ReplicateKV(ColwiseParallel):
         """Parallelize a layer of the attention module ``owner``, and set the size of its groups of query heads.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) the heads do not fit, or no linear layer.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) the heads do not fit, or the module is not a
+                linear layer.
         """
         size = device_mesh.shape[parallel_axis(device_mesh)]
         counts, reason = self.counts(owner), self.problem_within(owner, module, size)

@@ -36,8 +36,8 @@ class LatentKV(ReplicatedStyle):
         y_BLC     [B, L, C]        @tp Replicate       latent keys and values, for a column-wise layer
         k_BLR     [B, L, R]        @tp Replicate       a key that each rank uses in its own heads
 
-    For ``kv_a_proj_with_mqa``, which returns y and k next to each other, as a local tensor. The column-wise layer makes
-    the gradient of y whole; that of k is a part on each rank, and is summed: one all-reduce in backward.
+    For ``kv_a_proj_with_mqa``, which returns y and k next to each other, as a local tensor. The column-wise layer
+    reduces the gradient of y; that of k is partial on each rank and is summed here: one all-reduce in backward.
 
     Args:
         shared: R; by default the ``qk_rope_head_dim`` of the attention module, or of its ``config``.
@@ -83,7 +83,8 @@ class LatentKV(ReplicatedStyle):
         """Parallelize a layer without its attention module; the features of the shared key must have been given.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not fit, or no linear layer.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not fit, or the module is not a
+                linear layer.
         """
         return self.apply_within(None, module, device_mesh)
 
@@ -91,8 +92,8 @@ class LatentKV(ReplicatedStyle):
         """Parallelize a layer of the attention module ``owner``.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) no linear layer, or the shared key does not
-                fit.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) the module is not a linear layer, or the
+                shared key does not fit.
         """
         size = device_mesh.shape[parallel_axis(device_mesh)]
         reason = self.unsupported_reason(module) or self.problem_within(owner, module, size)

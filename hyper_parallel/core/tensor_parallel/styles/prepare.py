@@ -23,7 +23,7 @@ Specs = tuple[Any, ...]
 
 
 class ConversionStyle(ParallelStyle):
-    """A style that converts inputs or outputs of a module and leaves its parameters alone."""
+    """Base of the styles that convert inputs or outputs of a module and leave its parameters alone."""
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
         """Nothing: parameters stay as they are."""
@@ -153,7 +153,7 @@ class PrepareModuleOutput(ConversionStyle):
         _check_lengths(name, "output_layouts", self.output_layouts, self.desired_output_layouts)
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Hook the outputs."""
+        """Register the hook that converts outputs."""
         after = partial(self._after, device_mesh, parallel_axis(device_mesh))
         platform_of(module).register_forward_hook(module, after)
         return module
@@ -225,7 +225,7 @@ class PrepareModuleInputOutput(ConversionStyle):
         )
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Hook inputs and outputs."""
+        """Register the hooks that convert inputs and outputs."""
         self.prepare_module_input.apply(module, device_mesh)
         return self.prepare_module_output.apply(module, device_mesh)
 
@@ -269,7 +269,7 @@ def _read_sequence(layouts: Any, option: str, style: str) -> Specs | None:
 
 
 def _handed_over(source: Iterable[Any], target: Iterable[Any], *, local: bool) -> tuple[BoundaryLayout, ...]:
-    """The layouts of values after their conversion; those left alone are left out."""
+    """The layouts of values after their conversion, without those that are left alone."""
     pairs = zip(source, target, strict=True)
     return tuple((before if after is None else after, local) for before, after in pairs if before is not None)
 
@@ -311,7 +311,7 @@ def _convert_all(
 
 
 def _convert(edge: Boundary, value: Any, source: Any, target: Any, argument: str, *, use_local: bool) -> Any:
-    """``value`` as a DTensor in layout ``target``, or its local tensor; no ``source`` leaves the value alone."""
+    """``value`` as a DTensor in layout ``target``, or its local tensor; without ``source`` the value is left alone."""
     if source is None:
         return value
     entered = edge.enter(value, source, argument)

@@ -1,7 +1,7 @@
 """Attention, rotary positions and recurrent layers of MindSpore.
 
-Its fused operators have kernels on NPU only. What they compute there is composed here of operators that every device
-has, so that values and placements can be verified; they have never run on a device, and their kernels are not called.
+Its fused operators have kernels on NPU only. Here they are composed of operators that every device has, so that values
+and placements can be verified; they have never run on a device, and their kernels are not called.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _flash_attention(
     lengths: Any, key_lengths: Any, heads: int, keep: float, scale: float, before: int, after: int, precise: int,
     layout: Any, sparse: int,
 ) -> Any:  # fmt: skip
-    """The attention is the last of four results; MindSpore reads the others in its own backward only."""
+    """The attention is the last of four results; MindSpore uses the others in its own backward only."""
     del precise
     absent = {"drop_mask": drop, "padding_mask": padding, "prefix": prefix, "actual_seq_qlen": lengths,
               "actual_seq_kvlen": key_lengths}  # fmt: skip
@@ -120,7 +120,7 @@ def _prompt_attention(
         "quant_scale2": fourth,
         "quant_offset2": fifth,
     }
-    # The number of later keys that a query sees is 0 by default, and means nothing without a mask.
+    # The number of later keys that a query sees is 0 by default, and is ignored without a mask.
     _refuse_options("PromptFlashAttention", absent, 1.0, before, UNLIMITED if after == 0 and mask is None else after)
     return _fused_attention(ops, "PromptFlashAttention", (q, k, v), heads, scale, layout, sparse, mask, shift)
 
@@ -205,7 +205,7 @@ def with_states(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @decomposition("LSTM")
 def _lstm(ops: Any, primitive: Any, x: Any, h: Any, c: Any, weights: Any) -> Any:
-    """One layer in one direction, as ``nn.LSTM`` calls it; the weights lie in one row, biases last."""
+    """One layer in one direction, as ``nn.LSTM`` calls it; the weights are one flat vector, biases last."""
     attributes = primitive.init_attrs
     for name, served in (("num_layers", 1), ("bidirectional", False), ("dropout", 0.0)):
         expect("LSTM", name, attributes[name], served)

@@ -1,8 +1,8 @@
 """Operators on empty shards, which uneven layouts have.
 
-MindSpore's CPU kernels return uninitialised memory when they reduce over no elements: a sum, a contraction, and
-the gradient of anything that was broadcast. This file wraps them to return the mathematically defined result. What is
-special about an operator is in the attributes of its ``kernel`` line.
+MindSpore's CPU kernels return uninitialised memory when they reduce over no elements: a sum, a contraction, and the
+gradient of anything that was broadcast. This file wraps them to return the mathematically defined result. Special
+properties of an operator are attributes of its ``kernel`` line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPUTED = "computed"
 
 @dataclass(frozen=True)
 class OnEmpty:
-    """What is special about an operator on empty shards.
+    """Special properties of an operator on empty shards.
 
     Attributes:
         value: the result of a reduction over no element; None where it is not defined.
@@ -42,7 +42,7 @@ class OnEmpty:
         off_graph: whether the results are off the graph, whatever the operands are; or a function of the keyword
             arguments that returns it.
         handled_with: a keyword; a call that passes it is handled by the kernel itself.
-        product: gradients are made of the operands too, although ``shape`` is set.
+        product: gradients also depend on the operands, although ``shape`` is set.
     """
 
     value: Any = None
@@ -74,8 +74,8 @@ class _Results(NamedTuple):
 
     ``no_gradient`` has the positions of operands that get none.
 
-    A second backward runs the collectives of what the first one was made of, on every rank: so the gradients of an
-    empty shard have to be made of what they are made of elsewhere. The call finds out, on shards of one element.
+    A second backward runs the collectives behind all inputs of the first, on every rank. So the gradients of an empty
+    shard must depend on the same inputs as on other ranks, which is found by the call on shards of one element.
     """
 
     tensors: list[Tensor]
@@ -104,7 +104,7 @@ def _zero_gradients(
     inputs: Sequence[Tensor], grads: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any] | None
 ) -> list[Tensor]:
     zeros = [mint.zeros(tuple(tensor.shape), dtype=tensor.dtype) for tensor in inputs]
-    if not pynative_executor.requires_grad():  # gradients are not differentiated again
+    if not pynative_executor.requires_grad():  # second derivatives are not needed
         return zeros
     sources = _sources_in_grads(inputs, grads) if rerun is None else _sources_by_rerun(inputs, grads, rerun)
     return [
@@ -125,7 +125,7 @@ def _sources_in_grads(inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> list
 def _sources_by_rerun(
     inputs: Sequence[Tensor], grads: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any]
 ) -> list[Tensor | None]:
-    """Gradients of the same call on shards of one element, made of ``inputs`` and ``grads``."""
+    """Gradients of the same call on shards of one element, as functions of ``inputs`` and ``grads``."""
     operands = [
         _Zeros.apply(tensor, _shape_of_ones(tensor), tensor.dtype) if requires_grad(tensor) else _resized(tensor, 1)
         for tensor in inputs
@@ -165,15 +165,15 @@ class _Unchanged(Function):
 
 
 def no_elements(shape: tuple[int, ...], *inputs: Tensor) -> Tensor:
-    """Return an empty tensor of the first input's dtype that autograd takes to be made of ``inputs``.
+    """Return an empty tensor of the first input's dtype that depends on ``inputs`` for autograd.
 
-    Their gradients are zero; kernels would sum over no element and leave what was in memory.
+    Their gradients are zero; kernels would sum over no element and return uninitialised memory.
     """
     return _Constant.apply(_Results([mint.zeros(shape, dtype=inputs[0].dtype)]), *inputs)
 
 
 def empty_safe(op: str, compute: Callable[..., Any], special: OnEmpty | None = None) -> Callable[..., Any]:
-    """Return ``compute`` made right on empty shards; ``op`` names it in messages.
+    """Return ``compute``, corrected for empty shards; ``op`` names it in messages.
 
     Raises:
         UnsupportedOperatorError: at a call whose result over no element is not defined.
@@ -196,17 +196,17 @@ def empty_safe(op: str, compute: Callable[..., Any], special: OnEmpty | None = N
     return run
 
 
-# Kernels that are right on empty shards, with what computes the same on others; filled while families are imported.
+# Kernels that are correct on empty shards, with equivalent functions for others; filled while families are imported.
 _ON_ELEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def set_on_elements(kernel: Callable[..., Any], compute: Callable[..., Any]) -> None:
-    """Let ``compute`` stand for ``kernel`` where no operand is empty."""
+    """Use ``compute`` instead of ``kernel`` where no operand is empty."""
     _ON_ELEMENTS[kernel] = compute
 
 
 def kernel_on_elements(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what computes the same as ``kernel`` on operands of which none is empty: without a search for them."""
+    """Return the equivalent of ``kernel`` for non-empty operands, which does not search for empty ones."""
     return _ON_ELEMENTS.get(kernel, kernel)
 
 
@@ -244,7 +244,7 @@ def _run_empty(
 
 
 class _Noted(Function):
-    """An operand, and a note when backward reaches it."""
+    """The identity, which records whether backward reaches its operand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, reached: Callable[[], None]) -> Any:
@@ -254,7 +254,7 @@ class _Noted(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Note that there is a gradient."""
+        """Record that there is a gradient."""
         ctx.reached()
         return grad, None
 
@@ -262,10 +262,10 @@ class _Noted(Function):
 def _elsewhere(
     operands: Sequence[Tensor], rerun: Callable[[Sequence[Tensor]], Any], results: int
 ) -> list[tuple[bool, bool]]:
-    """Return of each result, on shards of one element, whether it has a node, and whether backward reaches an operand.
+    """Return for each result, on shards of one element, whether it has a node, and whether backward reaches an operand.
 
-    Results that are not floating may have a node, whose gradient ends there. After a cast, collectives run in backward
-    behind such a node, and in front of it do not: on every rank alike.
+    Results that are not floating may have a node, at which the gradient ends. After a cast, backward runs the
+    collectives behind such a node but not those before it: the same on every rank.
     """
     positions = [index for index, tensor in enumerate(operands) if requires_grad(tensor)]
     ones = [ops.stop_gradient(_resized(tensor, 1)) for tensor in operands]
@@ -311,7 +311,7 @@ def _computed(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _extrapolated(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same without a kernel that sees empty operands: sizes are linear in the size that is zero."""
+    """The same without calling the kernel on empty operands: sizes are linear in the size that is zero."""
     first, second = (_computed(compute, _resized(args, size), _resized(kwargs, size)) for size in (1, 2))
     if isinstance(first, list):
         return [_at_zero(*pair) for pair in zip(first, second, strict=True)]

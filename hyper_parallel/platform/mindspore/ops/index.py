@@ -1,7 +1,7 @@
 """Reading by index, gathering and one-hot of MindSpore.
 
-MindSpore would index the local tensor without asking. The values of a mask decide the size of the result, so a mask is
-gathered and becomes positions.
+MindSpore would index the local tensor without calling ``__fallback__``. The values of a mask determine the size of the
+result, so a mask is gathered and converted to positions.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def positions(mask: Any, like: DTensor) -> list[Any]:
 
 
 def select_column(ops: Any, index: Any, column: int, size: int) -> Any:
-    """Return column ``column`` of an index whose rows are positions; a rank checks its own, where that costs nothing.
+    """Return column ``column`` of an index whose rows are positions; on CPU a rank checks its own positions.
 
     Raises:
         IndexError: a position does not exist, which MindSpore refuses too.
@@ -160,7 +160,9 @@ def _gather_rows(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: in
     if batch_dims:
         msg = f"Gather: batch_dims={batch_dims} has no sharding rule; use mint.gather"
         raise UnsupportedOperatorError(msg)
-    index = index if isinstance(index, DTensor) else replicated(index, x)  # made by MindSpore's Python layer
+    index = (
+        index if isinstance(index, DTensor) else replicated(index, x)
+    )  # the index was made by MindSpore's Python layer
     axis = axis % len(x.shape)
     if axis == 0 and len(x.shape) == MATRIX:
         return ops.embedding(index, x)
@@ -175,7 +177,7 @@ def _gather_nd(ops: Any, _: Any, x: Any, index: Any) -> Any:
 
 @decomposition("MaskedSelect")
 def _masked_select(ops: Any, _: Any, x: Any, mask: Any) -> Any:
-    """The mask's values decide the size of the result: it is gathered."""
+    """The mask's values determine the size of the result, so it is gathered."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
     like = x if isinstance(x, DTensor) else mask
     x, mask = ops.expand(x, shape), ops.expand(mask, shape)

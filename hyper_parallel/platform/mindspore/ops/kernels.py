@@ -1,7 +1,7 @@
 """Shared kernels: copy, fill, write and sample.
 
-MindSpore's own cannot be used: ``mint.clone`` has no CPU kernel, ``ops.full`` makes integers of all values, drops
-imaginary parts and knows no bfloat16, and on CPU ``copy_`` leaves a part of a tensor as it is.
+MindSpore's own cannot be used: ``mint.clone`` has no CPU kernel, ``ops.full`` converts all values to integers, drops
+imaginary parts and does not support bfloat16, and on CPU ``copy_`` does not write to a part of a tensor.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def single_precision(x: Tensor) -> Tensor:
     """Return half precision as float32 and everything else as it is.
 
     In float16 a variance overflows from a deviation of 256 on, and the gradient of its reciprocal root is infinity
-    times zero where nothing varies, as in a single element.
+    times zero for constant input, such as a single element.
     """
     return ops.cast(x, mindspore.float32) if x.dtype in HALF else x
 
@@ -101,7 +101,7 @@ def filled(size: Sequence[int], value: Any, dtype: Any = None) -> Any:
         return Tensor.from_numpy(np.full(tuple(size), value, _COMPLEX[dtype]))
     lost = np.iscomplexobj(value) or not (np.isfinite(value) or dtype in _FLOATING or dtype == mindspore.bool_)
     if lost:
-        msg = f"full: {value} is no {dtype}; give a dtype that has it"
+        msg = f"full: {value} is not a {dtype}; give a dtype that has it"
         raise ValueError(msg)
     if dtype == mindspore.bfloat16:
         return ops.full(tuple(size), value, dtype=mindspore.float32).astype(dtype)
@@ -174,7 +174,7 @@ def _common_dtype(first: Any, second: Any) -> Any:
 
 
 def promoted(x: Any, y: Any) -> Any:
-    """Return the dtype that MindSpore's arithmetic gives two tensors, or a tensor and a number, in either order."""
+    """Return MindSpore's result dtype for two tensors, or for a tensor and a number, in either order."""
     tensor, other = (x, y) if isinstance(x, Tensor) else (y, x)
     if isinstance(other, Tensor):
         return tensor.dtype if tensor.dtype == other.dtype else _common_dtype(tensor.dtype, other.dtype)
@@ -182,7 +182,7 @@ def promoted(x: Any, y: Any) -> Any:
 
 
 def tensor_operands(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``func``, which takes tensors of one dtype only, for numbers and tensors of several."""
+    """Return ``func``, which takes tensors of one dtype only, adapted to numbers and tensors of several dtypes."""
 
     def compute(x: Any, y: Any) -> Tensor:
         dtype = promoted(x, y)

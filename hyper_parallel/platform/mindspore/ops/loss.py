@@ -180,7 +180,7 @@ def _soft_margin(ops: Any, primitive: Any, x: Any, target: Any, reduction: Any =
 def _legacy_kl_divergence(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
     """The target is a constant to MindSpore's derivative.
 
-    Where it is not positive the kernel adds no loss, and yet has the derivative that it has elsewhere.
+    Where it is not positive the kernel adds no loss, but has the usual derivative.
     """
     name, target = primitive.init_attrs["reduction"], ops.detach(target)
     rows = ops.where(ops.gt(target, 0), ops.kl_div(x, target, reduction="none"), 0)
@@ -202,8 +202,8 @@ def _legacy_with_logits(ops: Any, _: Any, x: Any, target: Any) -> Any:
 def _softmax_cross_entropy(ops: Any, _: Any, x: Any, target: Any) -> Any:
     """Return the loss and, as the primitive does, its derivative by ``x``, which backward uses as well.
 
-    It is the derivative that MindSpore defines: for targets that do not add up to 1 it is not that of the loss. In a
-    second derivative, the target and the second output are constants.
+    The derivative is as MindSpore defines it: for targets that do not add up to 1 it differs from that of the loss. In
+    a second derivative, the target and the second output are constants.
     """
     rows, fixed = ops.log_softmax(ops.detach(x), -1), ops.detach(target)
     slope = ops.sub(ops.exp(rows), fixed)
@@ -237,7 +237,7 @@ def _clip_by_norm(ops: Any, primitive: Any, x: Any, clip_norm: Any) -> Any:
 
 @decomposition("CosineEmbeddingLoss")
 def _cosine_embedding(ops: Any, _: Any, x: Any, y: Any, target: Any, margin: float = 0.0, reduction: Any = 1) -> Any:
-    """``1 - cos`` where the target is 1, what exceeds the margin where it is -1."""
+    """``1 - cos`` where the target is 1, the excess over the margin where it is -1."""
     tiny = 1e-12  # what the kernel adds to both squared lengths
     lengths = [ops.add(ops.sum(ops.square(operand), -1), tiny) for operand in (x, y)]
     cosine = ops.div(ops.sum(ops.mul(x, y), -1), ops.sqrt(ops.mul(*lengths)))

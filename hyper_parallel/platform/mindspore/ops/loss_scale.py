@@ -1,7 +1,7 @@
 """Loss scaling and overflow checks of ``mindspore.amp`` and ``nn.TrainOneStepWithLossScaleCell``.
 
-Steps of optimizers that MindSpore runs as operators are here, too. What ``mindspore.amp`` compiles is served
-uncompiled for DTensors. The compiled functions themselves stay in place, because programs may call them inside of
+Steps of optimizers that MindSpore runs as operators are here, too. Functions that ``mindspore.amp`` compiles run
+uncompiled for DTensors. The compiled functions themselves are not replaced, because programs may call them inside of
 functions that they compile.
 """
 
@@ -63,9 +63,9 @@ def _unscaled(scale: Tensor, values: Any) -> Any:
 
 
 def overflow_by_values(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the overflow check: on CPU, where NPUs' status registers are missing, the gradients tell.
+    """Wrap the overflow check: on CPU, which lacks the status registers of NPUs, the gradients are checked.
 
-    Ranks agree where the parallel mode says that there are others, as on an NPU, and on the meshes of DTensors.
+    Ranks agree if the parallel mode says that there are several, as on an NPU, and on the meshes of DTensors.
     """
 
     @wraps(plain)
@@ -108,7 +108,7 @@ UNCOMPILED: dict[Any, Callable[..., Any]] = {
     grad_scale_map.__wrapped__: _scaled,
     grad_unscale_map.__wrapped__: _unscaled,
 }
-"""What serves a function that MindSpore compiles, where a DTensor is among its arguments."""
+"""Implementations, for DTensor arguments, of functions that MindSpore compiles."""
 
 
 @decomposition("ApplyAdadelta")

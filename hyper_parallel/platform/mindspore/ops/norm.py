@@ -84,8 +84,8 @@ def _with_variance(
 def _has_native(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: Sequence[int]) -> bool:
     """True where MindSpore's kernel is right.
 
-    On CPU it computes float64 in float32 and means of float16 in float16, and knows no bfloat16. Its counterpart for
-    NPU, with other statistics, has never been tried.
+    On CPU it computes float64 in float32 and means of float16 in float16, and does not support bfloat16. Its
+    counterpart for NPU, with other statistics, has never been run.
     """
     for operand in (x, weight, bias):
         # Comparing MindSpore's dtypes takes ten times as long as finding the same object.
@@ -99,7 +99,7 @@ SINGLE = mindspore.float32
 
 @cache
 def _on_cpu() -> bool:
-    """As ``computes_on_cpu``; from its first operator on a process keeps to its device."""
+    """As ``computes_on_cpu``; the device of a process is fixed from its first operator on."""
     return computes_on_cpu()
 
 
@@ -121,7 +121,7 @@ def _or_constant(x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: i
 
 
 def _run(primitive: Any, *args: Any) -> Any:
-    """Call a primitive with all that its constructor would have kept, and that MindSpore's Python layer would add."""
+    """Call a primitive with the attributes that its constructor and MindSpore's Python layer would add."""
     return pynative_executor.run_op_async(primitive, primitive.name, args)
 
 
@@ -162,8 +162,8 @@ class _NativeLayerNorm(Function):
 BACKWARD_EPSILON = 1e-7
 """What the kernel of the gradient adds to the variance; it takes no epsilon from Python.
 
-A larger epsilon is made up for by a larger variance. For a smaller one something near to 1e-7 would be taken off, and
-nothing be left of the digits of a small variance.
+A larger epsilon is compensated by a larger variance. For a smaller one, about 1e-7 would be subtracted, which would
+cancel all digits of a small variance.
 """
 
 
@@ -221,8 +221,8 @@ def _group_norm(
 
 
 # -- decompositions ----------------------------------------------------------------------------------------------------
-# Fused ones have kernels on NPU only. What they compute there is composed here of operators that every device has, so
-# that values and placements can be verified; they have never run on a device, and their kernels are not called.
+# Fused ones have kernels on NPU only. Here they are composed of operators that every device has, so that values and
+# placements can be verified; they have never run on a device, and their kernels are not called.
 
 
 @decomposition("LayerNorm", with_dispatcher=True)

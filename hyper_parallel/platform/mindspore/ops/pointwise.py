@@ -76,7 +76,9 @@ AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar maske
 Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast
 ZerosLike zeros_like  OnesLike ones_like
 """)
-spelling("gelu", "GeLU", signature="x, approximate='tanh'")  # what ops.gelu and nn.GELU make of that approximation
+spelling(
+    "gelu", "GeLU", signature="x, approximate='tanh'"
+)  # the values that ops.gelu and nn.GELU pass for that approximation
 spelling("zeros_like", "ZerosLikeExt", signature="x, dtype=None, device=None")
 spelling("ones_like", "OnesLikeExt", signature="x, dtype=None, device=None")
 spelling("full_like", "FullLike", signature="x, fill_value, dtype=None, device=None")
@@ -142,7 +144,7 @@ kernel("leaky_relu")(lambda x, negative_slope=0.01: mint.where(x > 0, x, x * neg
 kernel("threshold")(lambda x, threshold, value: mint.where(x > threshold, x, ops.full_like(x, value)))
 kernel("deg2rad")(lambda x: x * (math.pi / 180))
 kernel("rad2deg")(lambda x: x * (180 / math.pi))
-# Its kernel refuses the ones and twos by which the shapes of other results are found.
+# Its kernel refuses the sizes 1 and 2, with which the shapes of other results are found.
 kernel("mvlgamma", empty_shape=COMPUTED)(lambda x, p: ops.mvlgamma(x, p))
 kernel("polygamma")(lambda x, n: ops.polygamma(Tensor(n, mindspore.int32), x))
 kernel("real")(lambda x: ops.real(x) if x.is_complex() else copied(x))
@@ -266,7 +268,7 @@ def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def _as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
-    """A number as a tensor: the kernels for numbers run only outside of gradients, and on some dtypes only."""
+    """A number as a tensor: the kernels for numbers run without gradients and for some dtypes only."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return x, y
     dtype = promoted(x, y)

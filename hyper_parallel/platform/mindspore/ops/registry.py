@@ -81,11 +81,11 @@ KEYWORDS = {
     "max_value": "max",
 }
 
-# Attributes of legacy primitives that change no value.
+# Attributes of legacy primitives that do not affect values.
 NEUTRAL = frozenset({"name", "use_lock", "dtype"})
 
-# Parameters that a rule does not know and that change nothing here: random numbers go by global index, local tensors
-# stay on the mesh's device.
+# Parameters that rules do not have and that have no effect here: random numbers go by global index, local tensors stay
+# on the mesh's device.
 IGNORED = frozenset({"seed", "offset", "device"})
 
 
@@ -240,7 +240,7 @@ def writing_kernels() -> dict[str, Callable[..., Any]]:
 
 @cache
 def handlers() -> dict[str, Handler]:
-    """Return what serves an operator, by its name in MindSpore."""
+    """Return the handlers of operators, by their names in MindSpore."""
     _load()
     table: dict[str, Handler] = {
         name: Spelling(name, op, signature, in_place=in_place) for name, (op, signature, in_place) in _SPELLINGS.items()
@@ -261,13 +261,13 @@ def getitem_entry() -> OpEntry:
 
 
 def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``compute`` with its result written into its first argument, which in-place kernels on CPU leave out.
+    """Return ``compute`` with its result written into its first argument, which in-place kernels on CPU do not do.
 
-    Empty shards are written too: what is written has a gradient, whose collectives every rank must run.
+    Empty shards are written, too: the written values have a gradient, whose collectives every rank must run.
     """
 
     def write(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        # Backward may need the values from before the write; of the tensor itself it would find the new ones.
+        # Backward may need the values from before the write; the tensor itself has the new ones.
         result = compute(copied(x) if requires_grad(x) else x, *args, **kwargs)
         if result.dtype != x.dtype:
             msg = f"a result of {result.dtype} cannot be written into a tensor of {x.dtype}; use the out-of-place form"
@@ -333,7 +333,7 @@ class Spelling:
     def as_written(self) -> OpEntry | None:
         """The entry, if it has plans and positional arguments are the rule's as they were written.
 
-        What is brought into the rule's form first, such as the number of a dtype, never has a plan as it was written.
+        Arguments that are converted first, such as the number of a dtype, never have a plan as written.
         """
         return None if self.own is not None or self.entry.composed is not None else self.entry
 
@@ -423,7 +423,7 @@ def number(value: Any) -> Any:
 
 
 def replicated(plain: Tensor, like: DTensor) -> Any:
-    """Return a DTensor that every rank of the mesh of ``like`` holds whole."""
+    """Return a replicated DTensor on the mesh of ``like``."""
     layout = Layout.of(like.device_mesh, ((),) * plain.ndim, (), tuple(plain.shape))
     return like._platform.wrap(plain, layout)
 
@@ -431,6 +431,6 @@ def replicated(plain: Tensor, like: DTensor) -> Any:
 def computes_on_cpu() -> bool:
     """Return True if this process computes on the CPU, where MindSpore uses older semantics for some methods.
 
-    It chooses by the process, not by the tensor: one that was made of an array is on the host until it is used.
+    The process decides, not the tensor: a tensor made from an array is on the host until it is used.
     """
     return not on_accelerator()

@@ -43,7 +43,7 @@ def _scatter(
         raise UnsupportedOperatorError(msg)
     if not str(x.device).upper().startswith("CPU") or not x.ndim:
         return mint.scatter(x, dim, index, value if src is None else src)
-    # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes elsewhere.
+    # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes out of place.
     source = value if src is None else src
     updates = source if isinstance(source, Tensor) else ops.full(tuple(index.shape), source, dtype=x.dtype)
     if x.is_complex():  # which the kernel does not take
@@ -54,7 +54,7 @@ def _scatter(
 
 @kernel("scatter_add", empty_unchanged=True)
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return ``x`` with ``src`` added, by whole positions: the kernel along a dim loses sums to a race on CPU."""
+    """Return ``x`` with ``src`` added, by full indices: the kernel along a dim has a race on CPU and loses sums."""
     if not x.ndim:
         return scatter_add(x.reshape((1,)), 0, index.reshape((-1,)), src.reshape((-1,))).reshape(())
     axis, shape = dim % x.ndim, tuple(index.shape)

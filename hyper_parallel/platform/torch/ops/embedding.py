@@ -1,4 +1,4 @@
-"""PyTorch's embeddings; with the table's rows over ranks, each looks up what it has."""
+"""PyTorch's embeddings; if the table is sharded by rows, each rank looks up its own rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _embedding(
     sparse: bool = False,
     window: Window | None = None,
 ) -> Tensor:
-    """``F.embedding``, or what the rows ``window`` of a larger table contribute to it."""
+    """``F.embedding``, or the contribution of the rows ``window`` of a larger table."""
     if not x.numel() and not sparse:
         return _without_ids(x, weight)
     if window is None:
@@ -38,7 +38,7 @@ def _embedding(
 
 
 def _sparse_embedding(x: Tensor, weight: Tensor, padding_idx: int | None, window: Window) -> Tensor:
-    """A look-up whose gradient has the rows of this rank's ids alone, so that no optimizer touches others."""
+    """A look-up whose gradient has the rows of this rank's ids alone, so that optimizers do not touch others."""
     _, local, inside = within(weight, 0, x, window)
     rows = F.embedding(local[inside], weight, _local_padding(padding_idx, window), sparse=True)
     return rows.new_zeros(*x.shape, weight.shape[1]).index_put((inside,), rows)

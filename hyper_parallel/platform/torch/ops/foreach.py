@@ -43,7 +43,7 @@ def _runner(call: Call, element: Call, *, in_place: bool) -> Call:
         if any(
             isinstance(column, (list, tuple)) and len(column) != len(first) for column in [*columns, *named.values()]
         ):
-            return call(*map(_locals_of, columns), **named)  # PyTorch words the error
+            return call(*map(_locals_of, columns), **named)  # PyTorch raises the error
         columns.extend(named.pop(name) for name in ("scalars", "weight") if name in named)
         results = [element(*row, **named) for row in _rows(columns, len(first))]
         return first if in_place else results

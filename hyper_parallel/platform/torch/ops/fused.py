@@ -52,15 +52,15 @@ _optimizer("_fused_adagrad_", f"self, grads, state_sums, state_steps, *, lr, lr_
 
 
 def _require_one_layout(op: str, index: int, parameter: Any, row: dict[str, Any]) -> None:
-    """Refuse operands in different layouts, because a step redistributes nothing."""
+    """Refuse operands in different layouts, because a step does not redistribute."""
     layout = getattr(parameter, "_layout", None)
     for name, tensor in row.items():
         other = getattr(tensor, "_layout", None)
         if other is not layout or (layout is not None and layout.partials):
             layouts = [f"{key} {_layout_of(value)}" for key, value in (("self", parameter), (name, tensor))]
             msg = (
-                f"{op}: parameter {index} cannot be stepped in one kernel: {' and '.join(dict.fromkeys(layouts))}; lay "
-                "both out alike, with nothing pending, or make the optimizer with foreach=True in place of fused=True"
+                f"{op}: parameter {index} cannot be stepped in one kernel: {' and '.join(dict.fromkeys(layouts))}; "
+                "give both one layout without partial values, or make the optimizer with foreach=True, not fused=True"
             )
             raise LayoutError(msg)
         if layout is not None and tensor._readonly is not None:
@@ -75,7 +75,7 @@ def _layout_of(value: Any) -> str:
 
 
 def _local(value: Any) -> Any:
-    """The local tensors of lists; of a DTensor that holds a number, the number."""
+    """The local tensors of lists; for a DTensor of one number, the number."""
     if isinstance(value, (list, tuple)):
         return [tensor._local if isinstance(tensor, DTensor) else tensor for tensor in value]
     return value.full_tensor() if isinstance(value, DTensor) else value
@@ -114,7 +114,7 @@ def _require_writable(index: int, grad: Any) -> None:
     layout, name = grad.layout, f"{_UNSCALE}: gradient {index}"
     if layout.partials:
         msg = (
-            f"{name} is {layout.notation(grad.dtype)}: whether a pending sum is finite is not known before it is done; "
+            f"{name} is {layout.notation(grad.dtype)}: a partial sum may be finite or not until it is reduced; "
             "use parameter.grad = parameter.grad.reduce_partial() first"
         )
         raise UnsupportedOperatorError(msg)

@@ -54,7 +54,7 @@ def within(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, 
 def with_zeros(x: Tensor, dim: int) -> Tensor:
     """Return ``x`` with one row of zeros more along ``dim``.
 
-    Not by ``torch.cat``: it forgets an empty vector, so that a second backward would lack collectives on this rank.
+    Not by ``torch.cat``: it ignores an empty vector, so that a second backward would lack collectives on this rank.
     """
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim % x.ndim) + [0, 1])
 
@@ -113,7 +113,7 @@ def _masked_select(_ops: Any, x: Any, mask: Any) -> Any:
 
 @decomposition(torch.combinations, signature="x, r=2, with_replacement=False")
 def _combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
-    """Rows of ``r`` elements, whose places follow from the size."""
+    """Rows of ``r`` elements, whose positions follow from the size."""
     if x.ndim != 1:
         msg = f"combinations: expected a vector, x has {x.ndim} dims"
         raise LayoutError(msg)
@@ -149,7 +149,7 @@ def _where(ops: Any, condition: Any, x: Any = None, y: Any = None) -> Any:
 
 @decomposition(F.one_hot, signature="x, num_classes=-1")
 def _one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
-    """Without ``num_classes`` the largest class is looked for in the gathered ``x``."""
+    """Without ``num_classes`` the largest class is searched in the gathered ``x``."""
     if num_classes == -1:
         num_classes = int(gathered(x, "one_hot").max()) + 1
     return ops.one_hot(x, num_classes)
@@ -225,7 +225,7 @@ def normal_index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
 
 
 def gathered(x: Any, op: str) -> Tensor:
-    """The values of ``x`` whole, as a plain tensor, outside of autograd."""
+    """The complete values of ``x``, as a plain tensor, outside of autograd."""
     layout = x._layout
     layout.mesh.own_coordinate()  # outside of the mesh there are no values
     target = Layout.of(layout.mesh, ((),) * layout.ndim, (), layout.shape)
@@ -246,7 +246,7 @@ def is_mask(item: Any) -> bool:
 
 
 def _slice_of_numbers(item: Any) -> Any:
-    """A slice with its bounds as numbers: the cache must not know a tensor in their place by its identity."""
+    """A slice with its bounds as numbers: a tensor as bound would be cached by its identity."""
     if type(item) is not slice:
         return item
     bounds = (item.start, item.stop, item.step)

@@ -110,6 +110,6 @@ def _normalise(
 
 @decomposition("_weight_norm", signature="v, g, dim=0")
 def _weight_norm(_ops: Any, v: Any, g: Any, dim: int) -> Any:
-    """``v`` with the norms ``g`` along ``dim`` (-1: as a whole), as ``weight_norm`` computes weights."""
+    """``v`` with the norms ``g`` along ``dim`` (-1: of all elements), as ``weight_norm`` computes weights."""
     rest = None if dim == -1 else [other for other in range(v.ndim) if other != dim % v.ndim]
     return v * (g / torch.linalg.vector_norm(v, 2, rest, keepdim=rest is not None))

@@ -81,7 +81,7 @@ def _init_uniform(_ops: Any, tensor: Any, a: float, b: float, **_: Any) -> Any:
     return _no_grad(tensor.uniform_, a, b)
 
 
-# -- what rules make of sampled numbers --------------------------------------------------------------------------------
+# -- uses of sampled numbers in rules --------------------------------------------------------------------------------
 
 
 @kernel("write")
@@ -101,7 +101,7 @@ def _make_like(x: Tensor, sampled: LocalRandomNumbers, dtype: Any) -> Tensor:
 
 def _fill(x: Tensor, sampled: LocalRandomNumbers) -> Tensor:
     """Copy the numbers into a contiguous tensor."""
-    recorded = getattr(sampled, "tensor", None)  # of a graph that is traced: numbers are drawn when it runs
+    recorded = getattr(sampled, "tensor", None)  # in a traced graph: numbers are drawn when it runs
     if recorded is not None:
         return x.copy_(recorded(x.device))
     places = x.view(sampled.rows)
@@ -192,7 +192,7 @@ def _feature_dropout(x: Any, p: float) -> tuple[Any, Any]:
     return _keep_mask(x, p, channels=True) * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), None
 
 
-SATURATION = 1.7580993408473766  # of SELU: what alpha dropout puts in place of an element
+SATURATION = 1.7580993408473766  # of SELU: the value with which alpha dropout replaces an element
 
 
 def _saturating(x: Any, p: float, *, channels: bool) -> tuple[Any, Any]:

@@ -48,7 +48,7 @@ spelling("prod", "prod", aten.prod.default, aten.prod.dim_int, canonical=True)
 
 @kernel("prod")
 def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    """A product of one factor is its first power.
+    """For one factor, the product is computed as its first power.
 
     PyTorch's gradient of the product depends on the factor only where that is not zero, so that in a second backward
     ranks with different factors would run different collectives; that of the power always does.
@@ -182,6 +182,6 @@ def _safe_softmax(x: Tensor, dim: int, dtype: Any) -> Tensor:
     return aten._safe_softmax(x, dim, dtype)
 
 
-# With these torch.distributions checks its parameters and samples.
+# torch.distributions checks its parameters and samples with these.
 spelling("all", "_is_all_true", aten._is_all_true.default, signature="x")
 spelling("any", "_is_any_true", aten._is_any_true.default, signature="x")

@@ -79,7 +79,7 @@ def spelling(
     Args:
         op: the canonical name.
         calls: functions, methods or overloads; by default those named ``op``.
-        signature: their parameters in canonical names; None where they are the rule's own.
+        signature: their parameters in canonical names; None if they are those of the rule.
         canonical: run the operator's kernel on local tensors, because the calls do not work there.
         in_place: whether a call without a trailing underscore writes its first operand (``__iadd__``).
         copies_back: ``Tensor.<name>_`` has no rule of its own: it computes this and copies the result into ``self``.
@@ -130,8 +130,8 @@ def decomposition(
         signature: their parameters, in the names by which the function takes them.
         op: the name of the operation where it differs from the call's.
         copies_back: as for :func:`spelling`.
-        unless: a canonical operator that the calls are, and when they are not, by their bound arguments: only then the
-            function runs. The calls take the operator's arguments by its own names.
+        unless: a canonical operator that the calls are equal to, and a predicate on bound arguments that says when they
+            are not; only then the function runs. The calls take the operator's arguments by its own names.
     """
 
     def declare(run: Call) -> Call:
@@ -178,7 +178,7 @@ def functions_named(name: str) -> list[Call]:
 
 
 def overloads_named(*packets: str) -> list[Call]:
-    """The overloads of those operators that this release has, except those with ``out=``."""
+    """The overloads of those operators in this release, except those with ``out=``."""
     present = [getattr(aten, name) for name in packets if hasattr(aten, name)]
     return [getattr(packet, name) for packet in present for name in packet.overloads() if "out" not in name]
 

@@ -23,7 +23,7 @@ spelling("view_as_complex", torch.view_as_complex, aten.view_as_complex.default)
 
 @decomposition("ravel", signature="x")
 def _ravel(_ops: Any, x: Any) -> Any:
-    """A copy where the elements do not lie in order, also of a vector with gaps, which ``reshape`` views."""
+    """A copy where the elements are not contiguous, also for a vector with gaps, of which ``reshape`` makes a view."""
     return x.contiguous().view(-1)
 
 
@@ -89,7 +89,7 @@ def _unsafe_chunk(ops: Any, x: Any, chunks: int, dim: int) -> Any:
 
 
 def _read_only(parts: Any, safe: str) -> Any:
-    """Refuse writes to ``parts``: neither gradients nor what was redistributed before would follow them."""
+    """Refuse writes to ``parts``: neither gradients nor earlier redistributed copies would follow them."""
     for part in parts:
         part._readonly = part._readonly or (
             f"it is a part by unsafe_{safe}, whose writes autograd does not see; use {safe}, or write to a clone()"

@@ -1,7 +1,7 @@
-"""PyTorch's private names and what differs between its versions, each once; a package, for transports need it too.
+"""PyTorch's private names, and the differences between its versions, each once; transports import it, too.
 
 ``from hyper_parallel.platform.torch.versions import name`` asks the installed version for it. Attributes that are
-replaced stand in ``patches.py``, with the versions that need them.
+replaced are in ``patches.py``, with the versions that need them.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def schema_arguments(overload: Any) -> list[Any]:
 
 
 def stand_in(replacement: Any, plain: Any) -> None:
-    """Let TorchScript take ``replacement`` for the operator that it takes ``plain`` for, if it does."""
+    """Make TorchScript treat ``replacement`` as the operator that it takes ``plain`` for, if it does."""
     table = NAMES.find("function_table")
     operator = table._find_builtin(plain)  # noqa: SLF001 - no public spelling
     if operator:  # PyTorch itself compiles its optimizers when they are imported
@@ -254,7 +254,7 @@ def register_group(group: Any, tag: str | None, **facts: Any) -> None:
 
 
 def mesh_readers(module: Any) -> tuple[str, ...]:
-    """Return the names by which the module of PyTorch's ``fully_shard`` calls what reads the mesh: one from 2.11 on."""
+    """Return the names of functions by which PyTorch's ``fully_shard`` reads the mesh: one from 2.11 on."""
     return ("_get_mesh_info",) if hasattr(module, "_get_mesh_info") else ("FSDPMeshInfo", "HSDPMeshInfo")
 
 

@@ -1,8 +1,8 @@
-"""``torch.distributed``'s own messages on checked ranks: both sides are compared, and waits that nobody ends fail.
+"""``torch.distributed``'s own messages on checked ranks: both sides are compared, and endless waits raise an error.
 
 ``isend`` and ``irecv`` are replaced; send, recv, their forms for objects, and ``batch_isend_irecv`` call those. Over
-gloo the coordinator hands over the values as well: gloo ends a process that is sent more than it has room for, keeps
-what did not fit for the next receive, and cannot say whether a send is complete. A send is complete when its receive is
+gloo the coordinator also transfers the values: gloo ends a process that receives more than its buffer holds, keeps what
+did not fit for the next receive, and cannot say whether a send is complete. A send is complete when its receive is
 posted, as it is over gloo, so ranks that both send first are a deadlock here, too, which is reported at once.
 """
 
@@ -81,7 +81,7 @@ def _peer(group: Any, rank: int | None, inside: int | None, *, sending: bool) ->
 
 
 def _carried(x: object, tag: int, group: Any) -> bool:
-    """Whether the coordinator carries the message: one over gloo that gloo does not refuse."""
+    """Whether the coordinator carries the message: true over gloo, unless gloo refuses the message."""
     dense = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided and x.is_contiguous()  # type: ignore[attr-defined]
     return bool(dense and tag >= 0 and group._get_backend(x.device).name() == "gloo")  # type: ignore[attr-defined]  # noqa: SLF001 - no public spelling
 

@@ -1,4 +1,4 @@
-"""Tells PyTorch's ``CommDebugMode`` of the collectives of a simulated rank, which do not pass PyTorch's dispatcher."""
+"""Reports collectives of a simulated rank, which do not pass PyTorch's dispatcher, to ``CommDebugMode``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _PACKETS = {
     "all_to_all": _OPS.alltoall_,
     "all_to_all_single": _OPS.alltoall_base_,
 }
-# What a real rank calls for each of the transport's methods: those on whole tensors.
+# The functions that a real rank calls for each of the transport's methods: those on single tensors.
 _OF_TRANSPORT = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor",
                  "all_to_all": "all_to_all_single"}  # fmt: skip
 
 
 class _Counted:
-    """Stands for the operator of a collective in ``CommDebugMode``, which calls it and counts its packet."""
+    """A placeholder for the operator of a collective in ``CommDebugMode``, which calls it and counts its packet."""
 
     def __init__(self, packet: Any) -> None:
         self._overloadpacket = packet
@@ -51,7 +51,7 @@ class _Counted:
 
 
 def count_of_transport(method: str) -> None:
-    """Count the collective that a method of the transport is on real ranks."""
+    """Count the collective that a real rank runs for a method of the transport."""
     count_collective(_OF_TRANSPORT.get(method, method))
 
 

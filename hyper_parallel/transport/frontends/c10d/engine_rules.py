@@ -1,12 +1,12 @@
-"""What the accelerators' engines refuse, so that a run without a device refuses it as well.
+"""Calls that the accelerators' engines refuse, so that a run without a device refuses them, too.
 
 Gloo and the simulation carry more than NCCL and HCCL: any stride, more dtypes and reductions, tags, chunks of unequal
 sizes. A program that uses this runs on CPU and fails on its first device. With the variable
-``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, what the engine would refuse raises here, too.
+``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, calls that the engine would refuse raise here, too.
 
-Sources: what is documented and known of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and the
-dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. No device
-has confirmed them.
+Sources: documentation and known behaviour of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and
+the dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. They have not been
+confirmed on a device.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _EQUAL = {
 }
 _MESSAGES = frozenset({"send", "recv"})
 _NEVER = {
-    "recv_anysource": ("a receive from any rank does not exist there", "name the rank"),
+    "recv_anysource": ("it has no receive from any rank", "name the rank"),
     "monitored_barrier": ("only gloo has it", "call barrier()"),
 }
 
 
 @dataclass(frozen=True)
 class EngineRules:
-    """What one engine refuses.
+    """The rules of one engine.
 
     Attributes:
         engine: its name, ``nccl`` or ``hccl``.
-        moved: dtypes that it moves.
+        moved: dtypes that it transfers.
         reduced: dtypes that it reduces.
         reductions: its reductions, by name.
         equal: operations on lists whose tensors must all be of one size.
@@ -69,13 +69,13 @@ class EngineRules:
             arguments: of the call, by position.
 
         Raises:
-            UnsupportedOnBackend: the engine refuses the call; the text says what to do.
+            UnsupportedOnBackend: the engine refuses the call; the message has the fix.
         """
         if operation in _NEVER:
             self._refuse(operation, *_NEVER[operation])
         if operation in _MESSAGES and len(arguments) > 2 and arguments[2]:
-            fix = "send messages in the order in which they are received, with tag 0"
-            self._refuse(operation, f"tag {arguments[2]} is ignored there, so messages would be mixed up", fix)
+            fix = "send messages with tag 0, in the order in which they are received"
+            self._refuse(operation, f"tag {arguments[2]} is ignored by it, so messages would be mixed up", fix)
         for x in tensors_in(arguments):
             self._check_tensor(operation, x)
         if operation in _REDUCING:

@@ -75,7 +75,7 @@ class PostedElsewhere:
     Args:
         endpoint: of the rank that posted it.
         number: by which the parent knows it.
-        message: its fingerprint; the source of a receive from anybody is known once it is matched.
+        message: its fingerprint; the source of a receive from any rank is known once it is matched.
     """
 
     def __init__(self, endpoint: PipeToParent, number: int, message: MessageFingerprint) -> None:
@@ -89,7 +89,7 @@ class PostedElsewhere:
 
 
 class PipeToParent:
-    """The endpoint of a rank whose coordinator is in the parent; see ``ThreadEndpoint`` for what the methods do.
+    """The endpoint of a rank whose coordinator is in the parent; its methods are documented in ``ThreadEndpoint``.
 
     Args:
         line: connection to the parent.
@@ -203,7 +203,7 @@ class StoreElsewhere(_Store):  # type: ignore[misc]  # its stubs lack its constr
 
     @property
     def timeout(self) -> timedelta:
-        """PyTorch's default, which nothing here waits for."""
+        """PyTorch's default; not used here."""
         return _TIMEOUT
 
     def has_extended_api(self) -> bool:
@@ -270,7 +270,7 @@ def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) ->
     end_by_sigterm()
     for number in (1, 2):
         os.dup2(output.number, number)
-    # Not with the fork server, which lives as long as a process that it has forked.
+    # Not with the fork server, which outlives the parent as long as a forked process runs.
     threading.Thread(target=RankFlight(0, 1, parent).leave_with_parent, args=(os._exit,), daemon=True).start()
     with Path(stack_path).open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

@@ -1,7 +1,7 @@
-"""Simulated ranks of PyTorch that are processes: each has a thread here, which calls for it on the coordinator.
+"""Simulated ranks of PyTorch that are processes: each has a thread here, which calls the coordinator for it.
 
 A rank's thread lets its process compute while it holds the baton, so order, checks and results are those of ranks that
-are threads; what differs is that all globals of a process are the rank's own.
+are threads. The difference is that all globals of a process belong to its rank.
 """
 
 from __future__ import annotations
@@ -124,18 +124,18 @@ class _ForkedWorld:
             self._workers.append(Worker(forked_rank.serve, (SharedFile(2), os.getpid()), server, daemon=False))
 
     def end(self) -> None:
-        """End the processes: those that have reported leave by themselves."""
+        """End the processes: those that have reported exit by themselves."""
         for worker in self._workers:
             worker.line.close()
         for rank, worker in enumerate(self._workers):
             worker.close(idle=rank in self._ended)
 
     def stacks(self) -> dict[int, str]:
-        """Per rank that runs, what it is doing."""
+        """The stack of each running rank."""
         return stacks_of({rank: worker for rank, worker in enumerate(self._workers) if rank not in self._ended})
 
     def rank(self) -> Any:
-        """Do what the process of this thread's rank asks for; return its result."""
+        """Serve the requests of the process of this thread's rank; return its result."""
         transport = cast("SimulatedTransport", active_transport())
         rank, worker = transport.rank, self._workers[transport.rank]
         caller = _Caller(cast("ThreadEndpoint", transport.endpoint), self._store, self._files, self._sites)
@@ -189,7 +189,7 @@ class _Caller:
         endpoint: of the thread.
         store: of the world.
         files: with the memory of payloads.
-        sites: where the call that runs now stands in the program.
+        sites: the location in the program of the current call.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class _Caller:
             return Resumption(error=error.with_traceback(None))
 
     def mapped(self) -> None:
-        """Note that the rank goes on: it has mapped what it was given."""
+        """Record that the rank continues: it has mapped the payloads that it received."""
         self._files.mapped(self._delivered)
         self._delivered = ()
 

@@ -1,8 +1,8 @@
-"""What a simulation changes in PyTorch while it runs, so that each rank finds its own ``torch.distributed``.
+"""Changes in PyTorch while a simulation runs, so that each rank has its own ``torch.distributed``.
 
 PyTorch keeps one world per process, in an object that all its functions read. While a simulation runs, that object
 looks up the rank that asks (a context variable) and answers with that rank's own groups; outside of ranks it answers
-with the process's own world, which stays as it is. The registry of groups in C++ is switched to one per thread.
+with the process's own world, which is not changed. The registry of groups in C++ is switched to one per thread.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def _per_rank(replacement: Callable[..., Any], plain: Callable[..., Any]) -> Cal
 
 
 class Installation:
-    """What simulations change in PyTorch while they run, and what it was before.
+    """The changes that simulations make in PyTorch while they run, and the values before.
 
     A run ends, but a thread of it may outlive it after a time limit. So PyTorch's functions answer per rank until the
-    last rank has ended too, while the rest of the process gets back its own registry and state with the run's end.
+    last rank has ended, while the rest of the process gets its own registry and state back at the end of the run.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ def _forget_meshes() -> None:
 
 
 def _forget_compiled() -> None:
-    """Drop code that was compiled outside of ranks: each rank would run it, with the world there as a constant."""
+    """Drop code that was compiled outside of ranks: each rank would run it, with the outside world as a constant."""
     compiler: Any = sys.modules.get("torch._dynamo")
     if compiler is not None:
         compiler.reset_code_caches()
@@ -182,7 +182,7 @@ def _identity(mesh: Any) -> Any:
 
 
 def _identify(mesh: Any, value: Any) -> None:
-    """A mesh belongs to the rank that makes it: PyTorch's caches must not take one rank's mesh for another's."""
+    """A mesh belongs to the rank that makes it: PyTorch's caches must not confuse meshes of different ranks."""
     rank = current_rank()
     mesh.__dict__["_thread_id"] = value if rank is None else rank.identity
 
@@ -198,7 +198,7 @@ _set_state: Callable[[Any, dict[str, Any]], None] = getattr(DeviceMesh, "__setst
 
 
 def _read_mesh(mesh: Any, state: dict[str, Any]) -> None:
-    """Unpickle a mesh: the rank that reads it from a checkpoint takes it for its own, as a process does."""
+    """Unpickle a mesh: the rank that reads it from a checkpoint becomes its owner, as a process would."""
     _set_state(mesh, {name: value for name, value in state.items() if name != "_hash"})
     mesh._thread_id = None  # noqa: SLF001 - set to the rank that reads
 

@@ -1,8 +1,8 @@
 """Detects that a tensor is read, or written, between an ``irecv`` and its wait.
 
-What it holds then depends on when the message arrives. On simulated ranks it always holds the old values, which would
-make the program wrong without saying why. While a receive is pending, each operator of its thread is looked at: views
-and factories read no values, everything else that touches the memory of the receive is an error.
+Its values then depend on when the message arrives. On simulated ranks it always has the old values, so the program
+would be silently wrong. While a receive is pending, each operator of its thread is checked: views and factories read no
+values, everything else that touches the memory of the receive is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Pending(NamedTuple):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]  # the border to PyTorch hands it out as Any
-    """Looks at every operator of one thread while receives are pending."""
+    """Checks every operator of one thread while receives are pending."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]  # the border to PyTorch 
                 )
 
     def enter(self) -> None:
-        """Look at this thread's operators from now on."""
+        """Start to check this thread's operators."""
         if self not in dispatch_mode_stack():
             push_dispatch_mode(self)
 
     def leave(self) -> None:
-        """Look away; modes that the program entered meanwhile stay."""
+        """Stop checking; modes that the program entered meanwhile stay."""
         if self not in dispatch_mode_stack():
             return  # another thread waited: the mode is idle until the next receive
         above = []
@@ -82,10 +82,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]  # the border to PyTorch 
 
 
 def watch_receive(x: torch.Tensor, site: Site) -> Callable[[], None]:
-    """Raise a HandleError in operators of this thread that read or write a tensor, until what is returned is called.
+    """Raise a HandleError in operators of this thread that use a tensor, until the returned function is called.
 
     Args:
-        x: what is received into; a subclass, or one with gaps, is not watched.
+        x: the tensor that is received into; a subclass, or one with gaps, is not watched.
         site: of the receive.
     """
     if type(x.detach()) is not torch.Tensor or not x.numel() or not x.is_contiguous():
@@ -120,7 +120,7 @@ def _touches(tensor: torch.Tensor, begin: int, end: int) -> bool:
         return False
     try:
         first, width = tensor.data_ptr(), tensor.element_size()
-    except RuntimeError:  # one of a transform of functions
+    except RuntimeError:  # a wrapper of a function transform
         return False
     steps = list(zip(tensor.shape, tensor.stride(), strict=True))
     last = first + width * (1 + sum((size - 1) * stride for size, stride in steps))

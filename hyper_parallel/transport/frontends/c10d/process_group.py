@@ -20,7 +20,7 @@ __all__ = ["Member", "SimulatedProcessGroup", "WorldGroup"]
 
 
 class _DescribedGroup(EngineLimitedGroup):
-    """Collectives, messages, and what PyTorch asks a group about itself."""
+    """Collectives, messages, and the properties that PyTorch reads of a group."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -114,7 +114,7 @@ class SimulatedProcessGroup(_DescribedGroup):
 
 
 class Member(NamedTuple):
-    """What the world's group is for one rank."""
+    """The world's group as one rank has it."""
 
     transport: SimulatedTransport
     store: Store
@@ -127,7 +127,7 @@ class WorldGroup(_DescribedGroup):
     default of an argument. So this object looks up which rank uses it.
 
     Args:
-        current: gives what the group is for the rank that asks; None outside of ranks.
+        current: returns the group for the calling rank; None outside of ranks.
     """
 
     def __init__(self, current: Callable[[], Member | None]) -> None:
@@ -138,13 +138,13 @@ class WorldGroup(_DescribedGroup):
     def _member(self) -> Member:
         member = self._current()
         if member is None:
-            msg = "the world's group of a simulation is used outside of its ranks, or by a thread that is none of them"
+            msg = "the world's group of a simulation is used outside of its ranks, or by a thread that is not a rank"
             raise MeshError(msg)
         return member
 
     @property
     def transport(self) -> SimulatedTransport:  # type: ignore[override]  # read only
-        """The transport of the rank that asks."""
+        """The transport of the calling rank."""
         return self._member().transport
 
     @property
@@ -164,7 +164,7 @@ class WorldGroup(_DescribedGroup):
             self._gathered[self.transport] = works
 
     def rank(self) -> int:
-        """The rank that asks."""
+        """The calling rank."""
         return self.transport.rank
 
     def size(self) -> int:

@@ -45,16 +45,18 @@ _FIELDS = (
     "comms",  # from 2.13 on
 )
 FIELDS = tuple(name for name in _FIELDS if hasattr(type(c10d_world), name))
-"""What PyTorch's world object holds."""
+"""Fields of PyTorch's world object."""
 
-_BACKEND = "gloo"  # of a world that the program has not initialised itself: what the simulation is compared with
+_BACKEND = (
+    "gloo"  # for a world that the program has not initialised itself: the backend that the simulation is compared with
+)
 _DEFAULT_NAME = "0"
 _IDENTITIES = itertools.count(1)  # next() of it is atomic
 _CREATION = "new_group"  # the sequence of new_group's calls, apart from the world's collectives
 
 
 class RankGroups:
-    """What PyTorch's world object holds, for one rank.
+    """The fields of PyTorch's world object, for one rank.
 
     Args:
         transport: of the simulated rank.
@@ -71,7 +73,7 @@ class RankGroups:
         self._fields: dict[str, Any] | None = None
 
     def get(self, name: str) -> Any:
-        """The value of one of :data:`FIELDS`; the first question builds the world's group.
+        """The value of one of :data:`FIELDS`; the first access builds the world's group.
 
         Raises:
             RankAbortedError: the simulation has ended, and this thread outlives it.
@@ -106,14 +108,14 @@ class RankGroups:
         return self.register(group, members, _BACKEND, store, name, None)
 
     def clear(self) -> None:
-        """Forget every group."""
+        """Drop every group."""
         self.splits.clear()
         if self._fields is not None:
             self._fields.update(_empty())
             unregister_groups()  # as PyTorch does
 
     def close(self) -> None:
-        """Forget every group for good: the rank or its simulation has ended. C++'s registry ends with the thread."""
+        """Drop every group for good: the rank or its simulation has ended. C++'s registry ends with the thread."""
         self._closed, self._fields = True, None
         self.splits.clear()
 
@@ -146,7 +148,7 @@ def _is_built(backend: str) -> bool:
 
 
 class _OwnGroups(dict[Any, Any]):
-    """A mapping of a rank's groups that refuses those of other ranks, which PyTorch would only call unknown."""
+    """A mapping of a rank's groups, with an error of its own for groups of other ranks."""
 
     def get(self, group: Any, default: Any = None) -> Any:
         """The value of ``group``."""
@@ -162,7 +164,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _inside_init() -> bool:
-    """Whether ``init_process_group`` is calling; it refuses a second world, and the rank's ready one must not count."""
+    """Whether ``init_process_group`` is the caller; it refuses a second world; the prepared one does not count."""
     frame: Any = inspect.currentframe()
     frame = frame.f_back.f_back
     for _ in range(3):
@@ -184,12 +186,12 @@ _STARTED: WeakKeyDictionary[threading.Thread, RankGroups] = WeakKeyDictionary()
 
 
 def current_rank() -> RankGroups | None:
-    """The groups of the simulated rank that asks, or that started the thread that asks; None outside of ranks."""
+    """The groups of the calling simulated rank, or of the calling thread's starter; None outside of ranks."""
     return _RANK.get() or (_STARTED.get(threading.current_thread()) if _STARTED else None)
 
 
 def start_thread(plain: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
-    """``threading.Thread.start``: a thread that a rank starts may ask about the rank's groups."""
+    """``threading.Thread.start``: a thread started by a rank may query the rank's groups."""
     rank = current_rank()
     if rank is not None:
         _STARTED[thread] = rank
@@ -266,7 +268,7 @@ def _new_process_group_helper(
 
 
 def _meet(transport: SimulatedTransport, ranks: Ranks, name: str) -> None:
-    """Members of a new group wait for each other, as gloo's connect to each other."""
+    """Wait for the members of a new group, which connect to each other in gloo, too."""
     if len(ranks) > 1:
         fingerprint = _creation(ranks, (), name)
         transport.begin(Contribution(fingerprint, [None] * len(ranks))).wait()
@@ -341,4 +343,6 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "split_group": _split_group,
     "_new_group_with_tag": _checked_new_group(new_group_with_tag),
 }
-"""Functions of ``distributed_c10d`` by name, and what a simulated rank calls in their place, its groups first."""
+"""Functions of ``distributed_c10d`` by name, and the functions that a simulated rank calls instead, with its groups as
+first argument.
+"""

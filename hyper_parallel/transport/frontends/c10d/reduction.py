@@ -26,7 +26,7 @@ def reduction_name(op: Any) -> str:
 
 
 def premultiplied(x: torch.Tensor, op: Any) -> torch.Tensor:
-    """The part of a member whose tensor is ``x``: multiplied by the factor of a PREMUL_SUM."""
+    """A member's operand ``x``, multiplied by the factor of a PREMUL_SUM."""
     return x.mul(op.__getstate__()[1]) if reduction_name(op) == "PREMUL_SUM" else x
 
 

@@ -57,7 +57,7 @@ class _Pickler(pickle.Pickler):
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What :class:`_Unpickler` makes a tensor of."""
+    """The data from which :class:`_Unpickler` makes a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -99,7 +99,7 @@ def _padded(part: memoryview) -> bytes:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the payload; what is written to its tensors changes no other rank's."""
+    """Return the payload; writes to its tensors do not affect other ranks."""
     parts: list[torch.Tensor] = []
     if packed.sizes:
         buffer: Any = bytearray(packed.memory)
@@ -120,7 +120,7 @@ class SharedFiles:
         self._uses: dict[str, int] = {}
 
     def sent(self, payloads: Sequence[Any]) -> None:
-        """Count for how many ranks each file is."""
+        """Count the receiving ranks of each file."""
         for payload in payloads:
             if isinstance(payload, Packed) and payload.path:
                 self._uses[payload.path] = self._uses.get(payload.path, 0) + 1

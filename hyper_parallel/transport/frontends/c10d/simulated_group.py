@@ -1,7 +1,7 @@
 """The process group of simulated ranks: ``torch.distributed``'s collectives on the coordinator of the simulation.
 
 The class derives from ``ProcessGroup`` in Python, so that functional collectives, DDP's reducer and everything else in
-C++ calls it as well. Outputs are written through ``.data``: a real engine writes memory, which autograd does not see.
+C++ calls it as well. Outputs are written through ``.data``: a real engine writes memory without autograd noticing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._begin(fingerprint, [part] * len(self.ranks), finish)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
-        """Member ``i`` gets the reduction of everybody's input ``i``."""
+        """Member ``i`` gets the reduction of all members' input ``i``."""
         (output,), (chunks,) = listed(outputs), inputs if isinstance(inputs[0], list | tuple) else [inputs]
         check_count("reduce_scatter", chunks, self.ranks)
         check_same("reduce_scatter", [output], [chunks[self.rank()]])
@@ -108,7 +108,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._scatter_reduced(fingerprint, [output], [list(chunks)], op_of(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> SimulatedWork:
-        """Member ``i`` gets the reduction of everybody's part ``i`` of one tensor."""
+        """Member ``i`` gets the reduction of part ``i`` of all members' tensors."""
         chunks = self._parts_of("reduce_scatter_tensor", x, output)
         fingerprint = self._fingerprint("reduce_scatter_tensor", {"output": output, "op": op_of(opts)})
         return self._scatter_reduced(fingerprint, [output], [chunks], op_of(opts))
@@ -146,7 +146,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._begin(fingerprint, [mine] * len(self.ranks), finish)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
-        """Every member gets everybody's tensor."""
+        """Every member gets all members' tensors."""
         del opts
         (x,) = listed(inputs)
         (places,) = outputs if isinstance(outputs[0], list | tuple) else [outputs]
@@ -158,7 +158,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._gather(fingerprint, [[place] for place in places], [x])
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> SimulatedWork:
-        """Every member gets everybody's tensor, one behind the other."""
+        """Every member gets all members' tensors, concatenated."""
         del opts
         places = self._parts_of("all_gather_into_tensor", output, x)
         fingerprint = self._fingerprint("all_gather_into_tensor", {"input_tensor": x})
@@ -201,7 +201,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._begin(fingerprint, [mine] * len(self.ranks), finish)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimulatedWork:
-        """The root gets everybody's tensor."""
+        """The root gets all members' tensors."""
         (x,), root = listed(inputs), root_of(opts)
         places = inner(outputs)
         if root == self.rank():
@@ -288,7 +288,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._begin(self._fingerprint("barrier", {}), [None] * len(self.ranks), _nothing)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until every member calls it; a member that never does is named at once, without any timeout."""
+        """Wait until every member calls it; a member that never does is named at once, without a timeout."""
         del timeout, wait_all_ranks
         fingerprint = self._fingerprint("monitored_barrier", {})
         self._begin(fingerprint, [None] * len(self.ranks), _nothing).wait()
@@ -316,7 +316,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         if transport is not owner:
             msg = (
                 f"a group of simulated rank {owner.rank} is used by rank {transport.rank}: simulated ranks are threads "
-                "that share global variables; keep groups in objects that each rank makes"
+                "that share global variables; keep groups in objects that each rank creates"
             )
             raise MeshError(msg)
 
@@ -326,7 +326,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> SimulatedWork:
-        """What waits for all collectives since :meth:`_start_coalescing`."""
+        """The work that waits for all collectives since :meth:`_start_coalescing`."""
         del device
         works, self._coalesced = self._coalesced or [], None
 

@@ -1,4 +1,4 @@
-"""The store of a simulated world: a rank that waits lets the others run; a key that nobody sets is an error."""
+"""The store of a simulated world: a rank that waits lets the others run; a wait that cannot end is an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Keys:
         return f"store.wait({list(self.keys)}) at {self._site}"
 
     def hopeless(self, ended: Mapping[int, str]) -> str | None:
-        """Never by the end of one rank: any of the others may set the keys."""
+        """None: after the end of one rank, any other may still set the keys."""
         del ended
         return None
 
@@ -157,13 +157,13 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
 
     @property
     def timeout(self) -> timedelta:
-        """PyTorch's default, which nothing here waits for."""
+        """PyTorch's default; not used here."""
         return _TIMEOUT
 
     def _rank(self) -> SimulatedTransport:
         transport = self._current()
         if transport is None:
-            msg = "the store of a simulated world is used by a thread that is none of its ranks, or after its end"
+            msg = "the store of a simulated world is used by a thread that is not one of its ranks, or after its end"
             raise RankFailedError(msg)
         return transport
 

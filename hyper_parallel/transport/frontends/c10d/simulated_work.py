@@ -1,4 +1,4 @@
-"""What a collective of a simulated process group returns."""
+"""The work handle that a collective of a simulated process group returns."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
 
 
 def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: Site) -> None:
-    """Raise a HandleError if a tensor that is being sent is not what it was when the send started.
+    """Raise a HandleError if a tensor that is being sent has changed since the send started.
 
     Args:
         x: the tensor, when its send is waited for; a subclass, of which the receiver may refuse the type, is not read.

@@ -75,6 +75,6 @@ def _emptied_queue() -> Iterator[None]:
     try:
         yield
     finally:
-        execution_engine.run_backward(  # what backward() calls
+        execution_engine.run_backward(  # the function that backward() calls
             (oldest,), (torch.ones_like(oldest),), False, False, (), allow_unreachable=True, accumulate_grad=True
         )

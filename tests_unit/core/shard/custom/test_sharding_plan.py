@@ -295,9 +295,9 @@ def test_what_is_no_plan():
     assert simulate(body, 2, platform="torch")[0] == [
         "shard_module: sharding_plan must be a ShardingPlan, got dict",
         "shard_module: plan must map paths to placements, got NoneType; {} replicates everything",
-        "shard_module: a path in plan must be a text, got 0",
-        "shard_module: a path in input_plan must be a text, got None",
-        "shard_module: a path in return_local_tensor must be a text, got 1",
+        "shard_module: a path in plan must be a str, got 0",
+        "shard_module: a path in input_plan must be a str, got None",
+        "shard_module: a path in return_local_tensor must be a str, got 1",
     ]
 
 

@@ -73,7 +73,7 @@ def test_sparse_gradients_need_all_ids_on_every_rank(ranks):
             "needs all ids: x = x.redistribute()"
         ),
         (
-            "embedding_bag(x=i64[2@tp, 3], weight=f32[6@tp, 4]): sparse needs the whole table, so the operands must "
+            "embedding_bag(x=i64[2@tp, 3], weight=f32[6@tp, 4]): sparse needs the complete table, so the operands must "
             "be replicated: x = x.redistribute(); weight = weight.redistribute()"
         ),
     ]
@@ -109,7 +109,7 @@ REFUSED = {
     "renormalised bags": (
         lambda ids, x: F.embedding_bag(ids, x, max_norm=1.0),
         (
-            "max_norm needs the whole table, so the operands must be replicated: "
+            "max_norm needs the complete table, so the operands must be replicated: "
             "x = x.redistribute(); weight = weight.redistribute()"
         ),
     ),

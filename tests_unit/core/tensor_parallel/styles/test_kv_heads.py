@@ -131,7 +131,7 @@ def test_numbers_of_heads_may_be_given(twin):
 @torch_only
 @pytest.mark.parametrize("build, plan, world, problem", [
     (attention, PLAN, 4, f"k: {INDIVISIBLE}"),
-    (lambda: attention(6, 4), PLAN, 2, "k: ReplicateKV: 6 query heads are no multiple of 4 key/value heads"),
+    (lambda: attention(6, 4), PLAN, 2, "k: ReplicateKV: 6 query heads are not a multiple of 4 key/value heads"),
     (lambda: attention(6, 2, num_key_value_groups=1), PLAN, 2,
      ("k: ReplicateKV: num_key_value_groups=1 of the attention module, but 6 query heads and 2 key/value heads make "
       "groups of 3")),
@@ -196,7 +196,7 @@ def test_heads_are_repeated_until_the_ranks_divide_them():
     assert (counts.groups, counts.repeated_groups(3), counts.repeated_groups(2)) == (3, 1, 3)
     assert HeadCounts.of(SimpleNamespace(n_heads=4, n_kv_heads=2)) == HeadCounts(4, 2)
     assert HeadCounts.of(SimpleNamespace(n_heads=4)) is None
-    assert HeadCounts(4, 0).problem(1) == "4 query heads are no multiple of 0 key/value heads"
+    assert HeadCounts(4, 0).problem(1) == "4 query heads are not a multiple of 0 key/value heads"
 
 
 @pytest.mark.platforms("mindspore")

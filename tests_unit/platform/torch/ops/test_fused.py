@@ -224,6 +224,6 @@ def test_what_one_rank_finds_all_know():
         return str(caught.value)
 
     assert simulate(run, 2, "torch")[1] == (
-        "_amp_foreach_non_finite_check_and_unscale_: gradient 0 is f32[2] + Partial(sum)@tp: whether a pending sum is "
-        "finite is not known before it is done; use parameter.grad = parameter.grad.reduce_partial() first"
+        "_amp_foreach_non_finite_check_and_unscale_: gradient 0 is f32[2] + Partial(sum)@tp: a partial sum may be "
+        "finite or not until it is reduced; use parameter.grad = parameter.grad.reduce_partial() first"
     )

@@ -63,10 +63,9 @@ _REFUSED = {
     _uneven: "allgather: hccl would refuse this call: the tensors of all members have [1, 2] elements; they must be "
     "equal; pad them to the largest, or use all_to_all_single with split sizes",
     _sparse: "allreduce: hccl would refuse this call: float32[2, 2] is sparse; call .to_dense() first",
-    _tag: ": hccl would refuse this call: tag 3 is ignored there, so messages would be mixed up; send messages in the "
-    "order in which they are received, with tag 0",
-    _any_source: "recv_anysource: hccl would refuse this call: a receive from any rank does not exist there; name the "
-    "rank",
+    _tag: ": hccl would refuse this call: tag 3 is ignored by it, so messages would be mixed up; send messages with "
+    "tag 0, in the order in which they are received",
+    _any_source: "recv_anysource: hccl would refuse this call: it has no receive from any rank; name the rank",
     _monitored: "monitored_barrier: hccl would refuse this call: only gloo has it; call barrier()",
 }
 

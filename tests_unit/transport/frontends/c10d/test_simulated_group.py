@@ -408,7 +408,7 @@ def test_a_group_of_another_rank_is_refused():
         simulate(body, 2, "torch")
     assert str(caught.value.__cause__) == (
         "a group of simulated rank 0 is used by rank 1: simulated ranks are threads that share global variables; keep "
-        "groups in objects that each rank makes"
+        "groups in objects that each rank creates"
     )
 
 

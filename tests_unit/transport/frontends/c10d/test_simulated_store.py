@@ -59,7 +59,7 @@ def test_every_method_of_a_store():
         return store
 
     (store,) = simulate(body, 1, "torch")
-    with pytest.raises(RankFailedError, match="used by a thread that is none of its ranks, or after its end"):
+    with pytest.raises(RankFailedError, match="used by a thread that is not one of its ranks, or after its end"):
         store.set("x", "1")
 
 

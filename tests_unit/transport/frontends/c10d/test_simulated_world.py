@@ -300,7 +300,7 @@ def test_a_group_has_a_name_and_a_description():
     with pytest.raises(MeshError) as caught:
         _ = groups[0].transport
     assert str(caught.value) == (
-        "the world's group of a simulation is used outside of its ranks, or by a thread that is none of them"
+        "the world's group of a simulation is used outside of its ranks, or by a thread that is not a rank"
     )
 
 

@@ -36,7 +36,7 @@ _LACKED = {
 
 def lacking(what: str, instead: str) -> UnsupportedOnBackend:
     """Return the error for a call of something that only the device has."""
-    msg = f"{what} was called, which the CPU that stands in for the device lacks: {instead} (docs/stacks.md)"
+    msg = f"{what} was called, which does not exist when the CPU replaces the device: {instead} (docs/stacks.md)"
     return UnsupportedOnBackend(msg)
 
 
