@@ -12,11 +12,10 @@ from pathlib import Path
 
 from hyper_parallel.verify.engine.samples import calls_of_first_step
 from hyper_parallel.verify.frameworks.contract.records import Run
+from hyper_parallel.verify.program.launches import PAGE
 from hyper_parallel.verify.program.program import Program
 
 __all__ = ["advice_on_error", "advice_on_launches", "error_text", "untested_relations"]
-
-PAGE = "docs/stacks.md"
 
 _STUBBED = ("triton", "flash_attn", "transformer_engine", "apex")
 """Packages replaced by stubs if the CPU stands in for a device."""
@@ -58,11 +57,8 @@ _INSTEAD = {
 }
 """Advice by a part of the error's text, if the CPU already stands in for the device or that does not help."""
 
-_OF_FUNCTIONS = {"spawn", "start_processes", "notebook_launcher", "elastic_launch", "Process"}
-"""Functions that run another function on each rank."""
-
-_OF_COMMANDS = {"run", "call", "check_call", "check_output", "Popen", "system", "popen"}
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+_OF_FUNCTIONS = {"notebook_launcher", "Process"}
+"""Functions that may run another function on each rank, and may do other work; see ``launches.py`` for the others."""
 
 
 def advice_on_error(text: str, pretended: str = "") -> str:
@@ -110,19 +106,10 @@ def _launches(tree: ast.Module, file: str) -> Iterator[str]:
             continue
         called = ast.unparse(node.func).partition("(")[0]
         last, place = called.rpartition(".")[2], f"{file}:{node.lineno}"
-        words = [
-            leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
-        ]
-        launcher = next((name for name in _LAUNCHERS if any(name in word for word in words)), "")
         if last in _OF_FUNCTIONS:
             given = [leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and leaf.id in functions]
             target = f"{file}:{given[0]}" if given else "FILE:function"
             yield f"{place} starts ranks itself, by {called}: verify the function that they run, as in {target}"
-        elif last in _OF_COMMANDS and launcher:
-            yield (
-                f"{place} starts ranks itself, by {launcher}: give that command after --, "
-                "as in -- torchrun --nproc-per-node 2 train.py"
-            )
 
 
 def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from hyper_parallel.transport.simulated.rank_process import LEAVE_FORKED
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.launches import refused_launches, replace
 
 __all__ = ["guarded"]
 
@@ -28,7 +30,7 @@ def guarded(name: str) -> Iterator[None]:
     ``os._exit`` ends the rank like ``sys.exit``. A forked child may do work of its own, as workers of data loaders do;
     one that goes on with the program as if it were a rank is ended. Children still alive at the end are ended, too.
     Handlers of signals are not installed, which only the main thread may do; timers that would raise one are not set,
-    and a signal that the program sends to itself ends its rank.
+    and a signal that the program sends to itself ends its rank. Calls that start ranks, or RPC, are refused.
 
     Args:
         name: of the program, for messages.
@@ -39,15 +41,16 @@ def guarded(name: str) -> Iterator[None]:
     forks = _Forks()
     with contextlib.ExitStack() as stack:
         stack.callback(forks.end)
-        _replace(stack, os, "fork", forks.fork)
-        _replace(stack, os, "_exit", forks.leave)
-        _replace(stack, os, "abort", lambda: forks.leave(128 + signal.SIGABRT))
-        _replace(stack, os, "kill", forks.kill(os.kill))
-        _replace(stack, os, "killpg", forks.kill(os.killpg, os.getpgid(0)))
-        _replace(stack, signal, "raise_signal", forks.raise_signal(signal.raise_signal))
-        _replace(stack, signal, "signal", _signal(signal.signal))
-        _replace(stack, signal, "alarm", _unset(signal.alarm, 0))
-        _replace(stack, signal, "setitimer", _unset(signal.setitimer, (0.0, 0.0)))
+        stack.enter_context(refused_launches())
+        replace(stack, os, "fork", lambda _: forks.fork)
+        replace(stack, os, "_exit", lambda _: forks.leave)
+        replace(stack, os, "abort", lambda _: lambda: forks.leave(128 + signal.SIGABRT))
+        replace(stack, os, "kill", forks.kill)
+        replace(stack, os, "killpg", functools.partial(forks.kill, others=(os.getpgid(0),)))
+        replace(stack, signal, "raise_signal", forks.raise_signal)
+        replace(stack, signal, "signal", _signal)
+        replace(stack, signal, "alarm", functools.partial(_unset, previous=0))
+        replace(stack, signal, "setitimer", functools.partial(_unset, previous=(0.0, 0.0)))
         yield
     if forks.continued:
         msg = (
@@ -55,11 +58,6 @@ def guarded(name: str) -> Iterator[None]:
             "there with os._exit(0), or start processes with subprocess or multiprocessing"
         )
         raise InputError(msg)
-
-
-def _replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Any) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, function)
 
 
 class _Forks:
@@ -104,7 +102,7 @@ class _Forks:
             self._exit(status)
         sys.exit(status)
 
-    def kill(self, plain: Callable[[int, int], None], *others: int) -> Callable[[int, int], None]:
+    def kill(self, plain: Callable[[int, int], None], others: tuple[int, ...] = ()) -> Callable[[int, int], None]:
         """Return ``plain``, which sends a signal, for processes that are neither this one nor one of ``others``."""
 
         def kill(process: int, number: int) -> None:

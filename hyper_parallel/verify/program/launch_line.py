@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyper_parallel.verify.input_error import InputError
 
-__all__ = ["LaunchLine", "module_file", "read_launch_line", "with_program"]
+__all__ = ["LaunchLine", "module_file", "read_launch_line", "starts_program", "with_program"]
 
 _RANKS = ("--nproc-per-node", "--num-processes", "--num-gpus", "--worker-num", "--local-worker-num", "-n")
 _HOSTS = ("--nnodes", "--num-machines", "--num-nodes")
@@ -100,6 +100,20 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         raise InputError("--no-python starts no script of Python; leave it out")
     options += ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []  # it starts what it is given
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
+
+
+def starts_program(words: Sequence[str], *, anywhere: bool) -> bool:
+    """Return whether a command starts a script or module by a launcher.
+
+    Args:
+        words: of the command.
+        anywhere: whether the launcher may follow other words, as in a line of a shell.
+    """
+    for place in range(len(words) if anywhere else min(1, len(words))):
+        launcher, rest = _launcher(words[place:])
+        if launcher and any(word.endswith(".py") or word in ("-m", "--module") for word in rest):
+            return True
+    return False
 
 
 def _launcher(words: Sequence[str]) -> tuple[str, list[str]]:

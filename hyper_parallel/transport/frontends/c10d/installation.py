@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_parallel.platform.torch.versions import c10d_world, set_thread_isolation
+from hyper_parallel.transport.frontends.c10d.program_stores import STORES, refuse_gloo
 from hyper_parallel.transport.frontends.c10d.rank_groups import FIELDS, REPLACED, current_rank, start_thread
 from hyper_parallel.transport.host.torch.process_state import forget_environments
 
@@ -26,6 +27,7 @@ __all__ = ["INSTALLATION", "Installation"]
 
 _Module: Any = distributed_c10d
 _World: type = type(c10d_world)  # PyTorch's extension point
+_gloo: Any = distributed_c10d.ProcessGroupGloo
 _isolate: Callable[[bool], None] = set_thread_isolation
 _STATE = ("_backend", "_default_pg_init_method")  # names in PyTorch's module that init_process_group sets
 _KEEPING_GROUPS = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
@@ -76,6 +78,7 @@ class Installation:
         self._functions: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._start: Any = None
+        self._gloo: Any = None
 
     @contextmanager
     def run(self, *, threads: bool = True) -> Iterator[None]:
@@ -124,6 +127,10 @@ class Installation:
         self._functions = {name: getattr(_Module, name) for name in REPLACED}
         for name, replacement in REPLACED.items():
             self._put(name, _per_rank(replacement, self._functions[name]))
+        for name, store in STORES.items():
+            setattr(dist, name, store)
+        self._gloo = _gloo.__init__
+        _gloo.__init__ = refuse_gloo(self._gloo)
         c10d_world.__class__ = _WorldOfRank
         self._start = threading.Thread.start
         threading.Thread.start = functools.partialmethod(_start_thread, self._start)  # type: ignore[assignment]
@@ -131,6 +138,9 @@ class Installation:
     def _uninstall(self) -> None:
         threading.Thread.start = self._start  # type: ignore[method-assign]
         c10d_world.__class__ = _World
+        _gloo.__init__ = self._gloo
+        for name, store in STORES.items():
+            setattr(dist, name, store.plain)
         for name, function in self._functions.items():
             self._put(name, function)
 

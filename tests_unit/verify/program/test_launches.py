@@ -1,0 +1,90 @@
+"""A program that starts ranks itself, or RPC, is refused at the call, with what to verify instead."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyper_parallel.verify import verify_program
+from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.launches import refused_launches
+
+COMMAND = "starts ranks itself: give the command after --, as in -- "
+FUNCTION = "starts ranks itself: verify the function that they run, as in "
+
+
+def refusal(call):
+    """Return the message with which ``call`` is refused, without its line."""
+    with refused_launches(), pytest.raises(InputError) as caught:
+        call()
+    place, _, words = str(caught.value).partition(" ")
+    assert place == f"{Path(__file__).name}:{call.__code__.co_firstlineno}"
+    return words
+
+
+def test_commands_are_refused():
+    """A launcher is found as a list, in a line of a shell, and behind ``python -m``; afterwards Python's own run."""
+    plain = subprocess.Popen.__init__
+    torchrun = ["torchrun", "--nproc-per-node", "2", "a b.py"]
+    quoted = f"{COMMAND}torchrun --nproc-per-node 2 'a b.py' (docs/stacks.md)"
+    assert refusal(lambda: subprocess.run(torchrun, check=True)) == quoted
+    module = (sys.executable, "-m", "torch.distributed.run", "-m", "job")
+    assert refusal(lambda: subprocess.call(module)) == f"{COMMAND}{' '.join(module)} (docs/stacks.md)"
+    line = "A=1 accelerate launch train.py"
+    for name in ("system", "popen"):
+        assert refusal(lambda name=name: getattr(os, name)(line)) == f"{COMMAND}{line} (docs/stacks.md)"
+    assert subprocess.Popen.__init__ is plain
+
+
+def test_other_commands_run():
+    """What starts no program by a launcher is not touched, whatever the words."""
+    with refused_launches():
+        shell = (f"'{sys.executable}' -c 'exit(3)' deepspeed", "exit 3 # '")  # a quote that does not end
+        for words in ([sys.executable, "-c", "exit(3)", "torchrun", "a.py"], *shell):
+            assert subprocess.run(words, shell=isinstance(words, str), check=False).returncode == 3
+        with pytest.raises(IndexError):
+            subprocess.run([], check=False)
+
+
+def worker(rank):
+    """What ranks run."""
+
+
+@pytest.mark.platforms("torch")
+def test_functions_are_refused():
+    """``mp.spawn``, what is built on it, elastic launchers: the function is named if it is the user's."""
+    import torch.distributed.run as torchrun
+    import torch.multiprocessing as mp
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    named = f"{FUNCTION}test_launches.py:worker (docs/stacks.md)"
+    assert refusal(lambda: mp.spawn(worker, nprocs=2)) == named
+    assert refusal(lambda: mp.start_processes(worker, nprocs=2)) == named
+    wrapped = type("Wrapped", (), {"launcher": staticmethod(worker)})()
+    assert refusal(lambda: mp.spawn(wrapped, nprocs=2)) == named
+    other = (
+        f"{FUNCTION}FILE:function; or let the stack take its ranks from torchrun, as "
+        'strategy="ddp" does in Lightning (docs/stacks.md)'
+    )
+    assert refusal(lambda: mp.spawn(os.path.join, nprocs=2)) == other
+    assert refusal(lambda: mp.spawn(print, nprocs=2)) == other
+    config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="a")
+    assert refusal(lambda: [elastic_launch(config, worker)()]) == named
+    assert refusal(lambda: torchrun.main(["--nproc-per-node", "3", "train.py", "--steps", "2"])) == (
+        f"{COMMAND}torchrun --nproc-per-node 3 train.py --steps 2 (docs/stacks.md)"
+    )
+
+
+@pytest.mark.platforms("torch")
+def test_a_script_with_rpc_is_refused_before_it_waits(tmp_path):
+    """Its agents would wait for each other for ever, since simulated ranks run one at a time."""
+    file = tmp_path / "train.py"
+    file.write_text('import torch.distributed.rpc as rpc\n\nrpc.init_rpc("worker")\n', encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        verify_program(str(file), 2)
+    assert str(caught.value) == (
+        f"{file}: train.py:3 starts RPC, which is not supported: what ranks compute for each other is not recorded; "
+        "exchange tensors by torch.distributed, such as send and recv (docs/stacks.md)"
+    )
