@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["Packed", "SharedFiles", "pack", "unpack"]
@@ -51,7 +52,7 @@ class _Pickler(pickle.Pickler):
         if not plain or obj.is_quantized or obj.is_conj() or obj.is_neg() or obj.requires_grad:
             return NotImplemented
         if obj.numel():
-            self._memory.append(memoryview(obj.reshape(-1).view(torch.uint8).numpy()))
+            self._memory.append(_bytes_of(obj))
         return _Tensor, (obj.dtype, tuple(obj.shape))
 
 
@@ -76,6 +77,11 @@ class _Unpickler(pickle.Unpickler):
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
         return next(self._parts).view(dtype).view(shape)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's memory; by DLPack, since a program cannot resize a storage any more after ``numpy()``."""
+    return memoryview(np.from_dlpack(tensor.reshape(-1).view(torch.uint8)))
 
 
 def pack(payload: Any, folder: str) -> Packed:

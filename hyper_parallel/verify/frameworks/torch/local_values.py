@@ -108,9 +108,8 @@ def _array(tensor: torch.Tensor) -> Any:
         plain = plain.to_dense() if plain.layout is not torch.strided else plain
         if _LENT.get():
             return plain
-        if plain.dtype in HALF_TYPES:
-            plain = plain.float()
-        return np.array(to_host(plain))
+        copied = plain.float() if plain.dtype in HALF_TYPES else plain.clone()
+        return to_host(copied)  # a storage that NumPy sees cannot be resized any more, as FSDP resizes its own
 
 
 def _is_known(placement: Any) -> bool:

@@ -428,6 +428,38 @@ def test_this_librarys_dtensors_say_their_part():
         assert region == Region((7,), (3,))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_reading_a_tensor_leaves_its_storage_to_the_program(dtype):
+    """The program may resize it, as FSDP does to free what it has gathered, and the values read stay as they were."""
+    values = torch.arange(6).to(dtype).reshape(2, 3).T
+    expected = values.tolist()
+    array = read_tensor(values).array
+    values.untyped_storage().resize_(0)
+    assert array.tolist() == expected
+
+
+def _accumulated():
+    """Two steps of two micro-batches with FSDP2, which keeps whole parameters until it reduces gradients."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3))
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)), reshard_after_forward=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in torch.randn(4, 6, 5).split(2):
+        for last, part in zip((False, True), batch, strict=True):
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last)
+            (model(part.chunk(world)[rank]).square().mean() / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_fsdp_may_free_parameters_that_were_recorded():
+    """Parameters that stay whole between micro-batches are recorded then, and freed after the last."""
+    report = verify_program(_accumulated, 2)
+    assert report.status == 0, report.text()
+
+
 def test_a_rank_outside_of_a_mesh_records_nothing_of_its_tensors():
     """A rank that holds no part of a DTensor has none to record, whichever library the DTensor is of."""
     import hyper_parallel as hp
