@@ -61,6 +61,7 @@ ALLOWED = {
     ("verify/ops/tasks.py", "pkgutil.resolve_name"): (1, "a function of the process that started this worker"),
     ("verify/ops/user_operators.py", "importlib.util.spec_from_file_location"): (1, USER),
     ("verify/ops/user_operators.py", "spec.loader.exec_module"): (1, USER),
+    ("verify/program/launches.py", "importlib.import_module"): (1, "modules of PyTorch, by the names in its table"),
     ("verify/program/program.py", "compile"): (2, USER),
     ("verify/program/program.py", "exec"): (1, USER),
     ("verify/program/program.py", "importlib.import_module"): (1, USER),
