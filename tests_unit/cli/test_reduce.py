@@ -97,7 +97,7 @@ def test_an_axis_of_seven_ranks_stays(capsys):
     """Nothing is said of axes that are as large as before, nor of rings of two ranks where there is none."""
     status, found = report(capsys, CONFIGS / "qwen2.5-7b.json", "--mesh", "tp=7")
     assert (status, found["mesh"]) == (0, {"tp": [7, 7]})
-    assert not any(sentence.startswith("ax") for sentence in found["cannot_show"])
+    assert not any(sentence.startswith("ax") for sentence in found["blind"])
 
 
 def test_a_small_model_is_left_as_it_is(capsys, tmp_path):
@@ -108,6 +108,6 @@ def test_a_small_model_is_left_as_it_is(capsys, tmp_path):
     path.write_text(json.dumps(sizes))
     status, found = report(capsys, path)
     assert (status, found["changed"]) == (0, {})
-    assert not any(sentence.startswith(("depth", "tokens", "experts", "seq")) for sentence in found["cannot_show"])
+    assert not any(sentence.startswith(("depth", "tokens", "experts", "seq")) for sentence in found["blind"])
     assert main(["reduce", str(path)]) == 0
     assert " k parameters" in capsys.readouterr().out

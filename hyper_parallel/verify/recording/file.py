@@ -20,10 +20,22 @@ from hyper_parallel.verify.frameworks.contract.fingerprint import NUMBERS, Finge
 from hyper_parallel.verify.frameworks.contract.records import Pending, RankRecords, Record, RecordingError, Region
 from hyper_parallel.verify.input_error import InputError
 
-__all__ = ["FORMAT", "RankFile", "RankRecording", "file_of_rank", "is_blank", "line_of", "read_header", "read_rank"]
+__all__ = [
+    "FORMAT",
+    "RankFile",
+    "RankRecording",
+    "file_of_rank",
+    "is_blank",
+    "line_of",
+    "read_header",
+    "read_rank",
+    "shown_record",
+]
 
-FORMAT = 1
-"""Version of the format; another one is refused."""
+FORMAT = 2
+"""Version of the format; another one is refused. Recordings of format 1 have gradients before clipping, too."""
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _END = b'{"end":'
 
@@ -116,18 +128,27 @@ class RankFile:
         return self._descriptor
 
 
-def line_of(record: Record, numbers: list[float], dtype: str, whole: Any | None) -> str:
-    """Return a record as a line; its value is not looked at but for its shape.
+def line_of(shown: Mapping[str, Any], numbers: list[float]) -> str:
+    """Return the line of a record.
+
+    Args:
+        shown: what :func:`shown_record` returns.
+        numbers: of its fingerprint.
+    """
+    return _ENCODER.encode({**shown, "numbers": numbers})
+
+
+def shown_record(record: Record, dtype: str, whole: Any | None) -> dict[str, Any]:
+    """Return what the line of a record has besides the numbers; of its value, only the shape is read.
 
     Args:
         record: its value has the shape of the tensor.
-        numbers: of the fingerprint.
         dtype: of the tensor.
         whole: all elements as a NumPy array, or None.
     """
     shown: dict[str, Any] = {
         "kind": record.kind, "name": record.name, "module": record.module, "step": record.step, "call": record.call,
-        "dtype": dtype, "shape": list(record.value.shape), "numbers": numbers,
+        "dtype": dtype, "shape": list(record.value.shape),
     }  # fmt: skip
     if record.site:
         shown["site"] = record.site
@@ -141,7 +162,7 @@ def line_of(record: Record, numbers: list[float], dtype: str, whole: Any | None)
     if whole is not None:
         shown["array"] = str(whole.dtype)
         shown["whole"] = base64.b64encode(np.ascontiguousarray(whole).tobytes()).decode()
-    return json.dumps(shown, separators=(",", ":"))
+    return shown
 
 
 @dataclass

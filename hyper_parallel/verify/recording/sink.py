@@ -5,14 +5,14 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hyper_parallel.verify.frameworks.contract.fingerprint import fingerprint_of
 from hyper_parallel.verify.frameworks.contract.records import Record
-from hyper_parallel.verify.recording.file import RankFile, line_of
+from hyper_parallel.verify.recording.file import RankFile, line_of, shown_record
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.frameworks.contract.harness import Fingerprints
@@ -61,7 +61,7 @@ class FingerprintSink:
     stop: Callable[[], None]
     left_out: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
-    _waiting: list[tuple[Record, str, Any | None]] = field(default_factory=list)
+    _waiting: list[dict[str, Any]] = field(default_factory=list)
     _vectors: list[Any] = field(default_factory=list)
 
     @property
@@ -79,7 +79,7 @@ class FingerprintSink:
         if record.step > 0 and record.step % self.settings.every:
             self.left_out[f"steps other than one in {self.settings.every}"] += 1
             return None
-        if len(self._waiting) >= _WAITING or (self._waiting and self._waiting[-1][0].step != record.step):
+        if len(self._waiting) >= _WAITING or (self._waiting and self._waiting[-1]["step"] != record.step):
             self.flush()
         plain = isinstance(record.value, np.ndarray)
         whole = any(fnmatch.fnmatchcase(record.name, pattern) for pattern in self.settings.whole)
@@ -89,8 +89,7 @@ class FingerprintSink:
         else:
             dtype, vector = self.fingerprints.dtype(record.value), self.fingerprints.of(record.value)
             array = self.fingerprints.array(record.value).copy() if whole else None
-        shape = np.broadcast_to(np.float32(0), tuple(record.value.shape))  # the shape without the memory
-        self._waiting.append((replace(record, value=shape), dtype, array if whole else None))
+        self._waiting.append(shown_record(record, dtype, array if whole else None))
         self._vectors.append(vector)
         return None
 
@@ -100,16 +99,8 @@ class FingerprintSink:
         self._waiting, self._vectors = [], []
         if not waiting or self.stopped:
             return
-        tensors = [number for number, vector in enumerate(vectors) if not isinstance(vector, np.ndarray)]
-        numbers = [vector.tolist() if isinstance(vector, np.ndarray) else [] for vector in vectors]
-        for number, values in zip(
-            tensors, self.fingerprints.numbers([vectors[number] for number in tensors]), strict=True
-        ):
-            numbers[number] = values
-        lines = (
-            line_of(record, values, dtype, whole)
-            for (record, dtype, whole), values in zip(waiting, numbers, strict=True)
-        )
+        numbers = self.fingerprints.numbers(vectors)
+        lines = (line_of(shown, values) for shown, values in zip(waiting, numbers, strict=True))
         if not self.file.write(lines):
             self._end(f"all after the limit of {self.settings.limit} bytes")
 

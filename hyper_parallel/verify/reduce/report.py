@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from hyper_parallel._text import byte_words
 from hyper_parallel.verify.reduce.costs import Cost, estimated_cost, parameters
 from hyper_parallel.verify.reduce.keys import FORMATS, HEAD, WIDTHS
 from hyper_parallel.verify.reduce.reduction import Reduction
@@ -144,7 +145,7 @@ class ReductionReport(Report):
         if cost is None:
             return f"no estimate: the sizes of the model are not in the file; {self.ranks} simulated ranks"
         return (
-            f"estimated: {_count(self._large())} -> {_count(cost.parameters)} parameters, {cost.bytes / 2**20:.0f} MiB "
+            f"estimated: {_count(self._large())} -> {_count(cost.parameters)} parameters, {byte_words(cost.bytes)} "
             f"on {self.ranks} simulated ranks, {cost.seconds:.0f} s for three steps at the measured "
             f"{cost.rate / 1e9:.1f} GFLOP/s, {'within' if self.ok else 'error: more than'} {self.seconds:g} s"
         )
@@ -166,7 +167,7 @@ class ReductionReport(Report):
             "assumed": list(reduction.structure.assumed),
             "changed": {key: [document.values[key], value] for key, value in reduction.changed.items()},
             "kept": self.kept(),
-            "cannot_show": self.hidden(),
+            "blind": self.hidden(),
             "left": list(reduction.left),
             "estimate": self.cost and {**asdict(self.cost), "parameters": [self._large(), self.cost.parameters]},
             "ranks": self.ranks,

@@ -12,7 +12,7 @@ import pytest
 from hyper_parallel.verify.frameworks.contract.fingerprint import NUMBERS, Fingerprint
 from hyper_parallel.verify.frameworks.contract.records import Pending, Record, RecordingError, Region
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.recording.file import RankFile, file_of_rank, line_of, read_rank
+from hyper_parallel.verify.recording.file import RankFile, file_of_rank, line_of, read_rank, shown_record
 
 HEADER = {"rank": 1, "world_size": 3}
 REGIONS = [
@@ -29,7 +29,7 @@ def _record(region=None, site="train.py:7"):
     value = rng.standard_normal((3, 5)).astype(np.float32)
     fingerprint = Fingerprint(np.array(numbers), value.shape, "float32", value)
     record = Record("gradient", "up.weight", "up", 2, 1, fingerprint, region, site)
-    return record, line_of(record, numbers, "float32", value)
+    return record, line_of(shown_record(record, "float32", value), numbers)
 
 
 def _written(folder, *lines):

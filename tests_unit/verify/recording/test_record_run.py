@@ -56,7 +56,7 @@ def test_everything_of_a_step_is_recorded(record):
     }  # fmt: skip
     assert {kind for kind, *_ in found} <= set(RECORDED)
     header, *_, end = lines(folder)
-    assert (header["recording"], header["rank"], header["world_size"], header["dtype"]) == (1, 0, 1, "float32")
+    assert (header["recording"], header["rank"], header["world_size"], header["dtype"]) == (2, 0, 1, "float32")
     assert header["framework"].startswith("torch ")
     assert end == {"end": {"by": "the end of the block", "steps": 3, "left out": {}, "optimizers": ["AdamW"]}}
     assert found["loss", "loss", 0, 0].site.startswith(str(folder.parent / "train.py"))
@@ -207,7 +207,7 @@ def test_two_processes_of_which_one_is_killed(script, tmp_path, capfd):
     assert report.steps >= 3
     ran = verify_diff(DiffSide(str(tmp_path / "ended")), DiffSide(str(script), ("--steps", "5")), steps=3)
     assert ran.status == 0, ran.text()
-    assert (ran.steps, ran.verdict.counts["gradient"]) == (3, 2 * 3 * 2 * 5)
+    assert (ran.steps, ran.verdict.counts["gradient"]) == (3, 2 * 3 * 5)
 
 
 def test_record_runs_python_and_refuses_other_commands(script, tmp_path, capfd):

@@ -72,8 +72,8 @@ _SMALL = 1024
 _OF_NORM, _OF_SUM, _OF_PROJECTION = 64.0, 32.0, 256.0
 """Units in the last place of the tensor's norm that its numbers may be off; of the sum of all magnitudes for the sum.
 
-Norms are added up in the dtype of the tensor over :data:`_CHUNK` rows, sums pairwise, projections over as many rows
-with the multiple :data:`TIMES`, all else in float64."""
+Norms, sums and projections are added up in the dtype of the tensor over :data:`_CHUNK` rows, projections with the
+multiple :data:`TIMES`, all else in float64."""
 
 _OF_STATISTICS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """What statistics of half precision are rounded to: they are sums in float32, and results of the tensor's dtype."""
@@ -262,26 +262,34 @@ def numbers_of(flat: Any) -> Any:
 def _in_chunks(flat: Any, found: Any) -> None:
     """Fill in all numbers but elements; several passes over parts that fit in a cache."""
     rows, columns = grid(flat.size)
-    row_signs, column_signs = signs("rows", rows + 1), signs("columns", columns)
-    square = total = 0.0
-    ends: list[float] = []
-    summed = np.zeros(columns)
+    weights = _row_weights(rows + 1, flat.dtype.char)
+    square, summed, ends = 0.0, np.zeros((2, columns)), []
     main = flat[: rows * columns].reshape(rows, columns)
     for start in range(0, rows, _CHUNK):
         chunk = main[start : start + _CHUNK]
         line = chunk.reshape(-1)
         square += float(line @ line)
-        total += float(line.sum())
-        ends += [float(line.min()), float(line.max())]
-        summed += row_signs[start : start + len(chunk)].astype(flat.dtype, copy=False) @ chunk
+        ends += [np.minimum.reduce(line), np.maximum.reduce(line)]
+        summed += weights[:, start : start + len(chunk)] @ chunk
     rest = flat[rows * columns :].astype(np.float64)
     if rest.size:
-        square, total = square + float(rest @ rest), total + float(rest.sum())
-        ends += [float(rest.min()), float(rest.max())]
-        summed[: rest.size] += row_signs[rows] * rest
-    found[NORM], found[SUM] = np.sqrt(square), total
-    found[LEAST], found[LARGEST] = np.min(ends), np.max(ends)
-    found[PROJECTED] = column_signs @ summed
+        square += float(rest @ rest)
+        ends += [rest.min(), rest.max()]
+        summed[:, : rest.size] += weights[:, rows, None] * rest
+    found[NORM], found[SUM] = np.sqrt(square), summed[0].sum()
+    found[LEAST], found[LARGEST] = np.minimum.reduce(ends), np.maximum.reduce(ends)
+    found[PROJECTED] = _column_signs(columns) @ summed[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _row_weights(rows: int, dtype: str) -> Any:
+    """Return ones and the signs of rows, so that sum and projections take one pass."""
+    return np.stack([np.ones(rows, dtype), signs("rows", rows).astype(dtype)])
+
+
+@functools.lru_cache(maxsize=64)
+def _column_signs(columns: int) -> Any:
+    return signs("columns", columns).astype(np.float64)
 
 
 @functools.lru_cache(maxsize=256)

@@ -26,10 +26,10 @@ class Fingerprints(Protocol):
     """Computes the numbers of a recording; see ``verify/frameworks/contract/fingerprint.py``."""
 
     def of(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor, as a vector on its device."""
+        """Return the numbers of a tensor: a vector on its device, of the host a NumPy array."""
 
     def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
-        """Return the numbers of vectors, copied from their devices."""
+        """Return the numbers of vectors or NumPy arrays, copied from their devices."""
 
     def array(self, tensor: Any) -> Any:
         """Return all elements of a tensor as a NumPy array, half precision as float32."""

@@ -79,4 +79,4 @@ class BaseModelNames(ABC):
 
 def joined(prefix: str, path: str) -> str:
     """Return a path inside a model that has a prefix, which may be empty."""
-    return ".".join(filter(None, (prefix, path)))
+    return f"{prefix}.{path}" if prefix and path else prefix or path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,16 +70,17 @@ def _digest(value: Any) -> bytes:
 
 
 @contextmanager
-def noting_contributions(log: RecordLog, named: Mapping[str, Any]) -> Iterator[None]:
+def noting_contributions(log: RecordLog, parameters: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
     """Note by how much the backward inside changes each gradient, in the step for which the limits ask for it.
 
     Args:
         log: of the rank.
-        named: parameters by name.
+        parameters: returns them by name.
     """
     if log.limits.contributions != log.step:
         yield
         return
+    named = parameters()
     before = _gradients(named)
     yield
     added = {name: value - before[name] if name in before else value for name, value in _gradients(named).items()}

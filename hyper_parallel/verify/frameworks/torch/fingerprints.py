@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -25,17 +26,19 @@ class TorchFingerprints:
         self._places: dict[tuple[int, Any], Any] = {}
 
     def of(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor, as a vector on its device.
+        """Return the numbers of a tensor: a vector on its device, of the host a NumPy array.
 
         Args:
             tensor: strided, of any dtype.
         """
+        if tensor.dtype is torch.float32 and tensor.device.type == "cpu":
+            return numbers_of(tensor.detach().reshape(-1).numpy())
         with torch.no_grad():
             flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
             wide = torch.float32 if flat.device.type in _WITHOUT_DOUBLE else torch.float64
             flat = flat.to(torch.float32 if flat.dtype in _SINGLE else wide)
             if flat.device.type == "cpu":
-                return torch.from_numpy(numbers_of(flat.detach().numpy()))
+                return numbers_of(flat.numpy())
             return self.on_device(flat, wide)
 
     def on_device(self, flat: Any, wide: Any) -> Any:
@@ -65,8 +68,8 @@ class TorchFingerprints:
 
     def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
         """Return the numbers of vectors, which are copied from each device together."""
-        found: list[list[float]] = [[]] * len(vectors)
-        for device in {vector.device for vector in vectors}:
+        found = [vector.tolist() if isinstance(vector, np.ndarray) else [] for vector in vectors]
+        for device in {vector.device for vector in vectors if isinstance(vector, torch.Tensor)}:
             own = [number for number, vector in enumerate(vectors) if vector.device == device]
             values = torch.stack([vectors[number] for number in own]).cpu().tolist()
             for number, value in zip(own, values, strict=True):

@@ -103,6 +103,8 @@ def _read(tensor: torch.Tensor, region: Region | None = None) -> LocalValue:
 
 
 def _array(tensor: torch.Tensor) -> Any:
+    if _LENT.get() and tensor.layout is torch.strided:
+        return tensor.detach()
     with torch.no_grad():
         plain = tensor.detach()
         plain = plain.to_dense() if plain.layout is not torch.strided else plain

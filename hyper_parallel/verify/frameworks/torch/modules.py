@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,18 @@ __all__ = ["ModelNames", "infers_shapes", "is_wrapper", "recomputes"]
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Children in which ``torch.compile``, checkpoint wrappers and FSDP keep the module that they wrap."""
 
+_HIDDEN = (*_WRAPPERS, "module")
+
 _LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[3]))
 _SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
 
 
 def is_wrapper(module: nn.Module) -> bool:
     """Return whether ``module`` only wraps another one: by PyTorch, or as its sole child ``module``, as DDP does."""
-    return _wrapped(module) is not None
+    return _wrapped(module, dict(module.named_children())) is not None
 
 
-def _wrapped(module: nn.Module) -> str | None:
-    children = dict(module.named_children())
+def _wrapped(module: nn.Module, children: Mapping[str, nn.Module]) -> str | None:
     for name in _WRAPPERS:
         if name in children:
             return name
@@ -41,11 +42,12 @@ class ModelNames(BaseModelNames):
 
     def unwrapped(self, module: nn.Module) -> nn.Module:
         """Return what a module wraps in the end, or itself."""
-        name = _wrapped(module)
-        while name is not None:
-            module = getattr(module, name)
-            name = _wrapped(module)
-        return module
+        while True:
+            children = dict(module.named_children())
+            name = _wrapped(module, children)
+            if name is None:
+                return module
+            module = children[name]
 
     def class_name(self, module: nn.Module) -> str:
         """Return the name of a module's class, without what FSDP2 puts before it."""
@@ -57,39 +59,38 @@ class ModelNames(BaseModelNames):
 
     def walk(self, root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Yield all modules of ``root`` with their paths."""
-        wrappers = {path for path, module in root.named_modules() if is_wrapper(module)}
-        for path, module in root.named_modules():
-            yield _stripped(path, wrappers), module
+        yield from _walk(root, "", set())
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return all parameters of the models by name, a shared one by its first."""
-        return self._named("named_parameters")
+        return self._named("_parameters")
 
     def buffers(self) -> dict[str, Any]:
         """Return all buffers by name."""
-        return self._named("named_buffers")
+        return self._named("_buffers")
 
-    def _named(self, method: str) -> dict[str, Any]:
+    def _named(self, registry: str) -> dict[str, Any]:
         named: dict[str, Any] = {}
         seen: set[int] = set()
         for prefix, model in self.models.items():
-            wrappers = {path for path, module in model.named_modules() if is_wrapper(module)}
-            for path, value in getattr(model, method)():
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    named[joined(prefix, _stripped(path, wrappers))] = value
+            for path, module in self.walk(model):
+                for name, value in getattr(module, registry).items():
+                    if value is not None and id(value) not in seen:
+                        seen.add(id(value))
+                        named[joined(joined(prefix, path), name)] = value
         return named
 
 
-def _stripped(path: str, wrappers: set[str]) -> str:
-    """Return ``path`` without the parts that lead from a wrapper to what it wraps."""
-    parts = path.split(".")
-    kept = []
-    for position, part in enumerate(parts):
-        is_child = ".".join(parts[:position]) in wrappers and part in (*_WRAPPERS, "module")
-        if not is_child:
-            kept.append(part)
-    return ".".join(kept)
+def _walk(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules with their paths, without the parts that lead from a wrapper to what it wraps."""
+    if module in seen:
+        return
+    seen.add(module)
+    yield path, module
+    children = dict(module.named_children())
+    wraps = bool(children) and _wrapped(module, children) is not None
+    for name, child in children.items():
+        yield from _walk(child, path if wraps and name in _HIDDEN else joined(path, name), seen)
 
 
 def infers_shapes() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -204,7 +204,7 @@ class Recorder:
                 self.log.add("loss", "loss", taken, site=site)
         self._in_backward = True
         try:
-            with noting_contributions(self.log, self._names.parameters()):
+            with noting_contributions(self.log, self._names.parameters):
                 result = plain(self._changed.losses(tensors), *args, **kwargs)
         finally:
             self._in_backward = False
@@ -234,18 +234,10 @@ class Recorder:
         """
         if self._clips:
             return clip()
-        parameters, self._stepped_at = list(parameters), user_site(_FRAMEWORK)
-        chosen, named = {id(value) for value in parameters}, self._names.parameters()
-        pieces, step = (
-            pieces_in(parameters, named),
-            self._unrecorded,
-        )  # of the last step, which goes on: see before_step
-        for name, parameter in named.items():
-            taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
-            if name in pieces and pieces[name].parts:
-                taken = pieces[name].read(_gradient)
-            if taken is not None:
-                self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
+        self._stepped_at = user_site(_FRAMEWORK)
+        step = self._unrecorded  # of the last step, which goes on: see before_step
+        if not self._observes:  # a recording has the gradients that the optimizer gets, and the norm
+            self._record_clipped(list(parameters), step)
         if total is not None:
             self._record_norm(total, largest, step)
         self._clips = True
@@ -256,6 +248,17 @@ class Recorder:
         if total is None:
             self._record_norm(returned, largest, step)
         return returned
+
+    def _record_clipped(self, parameters: list[Any], step: int | None) -> None:
+        """Record the gradients of ``parameters``, which are about to be clipped."""
+        chosen, named = {id(value) for value in parameters}, self._names.parameters()
+        pieces = pieces_in(parameters, named)
+        for name, parameter in named.items():
+            taken = read_part(parameter, parameter.grad) if id(parameter) in chosen else None
+            if name in pieces and pieces[name].parts:
+                taken = pieces[name].read(_gradient)
+            if taken is not None:
+                self.log.add("gradient", name, taken, module=_owner(name), step=step, site=self._stepped_at)
 
     def _record_norm(self, total: Any, largest: float, step: int | None) -> None:
         taken = read_tensor(total)
@@ -342,8 +345,8 @@ class Recorder:
         return goes_on
 
     def _record_gradients(self, optimizer: Any, step: int) -> None:
-        pieces = pieces_in(_held(optimizer), self._names.parameters())
-        for name, parameter in self._seen_by(optimizer).items():
+        seen, pieces = self._seen_by(optimizer, self._names.parameters())
+        for name, parameter in seen.items():
             if name in pieces:
                 self._record_pieces(name, pieces[name], step)
                 continue
@@ -385,8 +388,8 @@ class Recorder:
     def _record_state(self, optimizer: Any, step: int) -> None:
         if self._observes:
             return
-        pieces = pieces_in(_held(optimizer), self._names.parameters())
-        for name, parameter in self._seen_by(optimizer).items():
+        seen, pieces = self._seen_by(optimizer, self._names.parameters())
+        for name, parameter in seen.items():
             own = pieces.get(name)
             holders = [parameter] if own is None else [part.holder for part in own.parts]
             for key, value in optimizer.state.get(holders[0], {}).items() if holders else ():
@@ -420,8 +423,10 @@ class Recorder:
         Raises:
             ProgramStopped: that was the last step to record.
         """
+        if self._observes or self._optimizers or not self._initial:
+            return
         named = self._names.parameters()
-        if self._observes or self._optimizers or not self._initial or not self._by_hand.has_stepped(named):
+        if not self._by_hand.has_stepped(named):
             return
         self._by_hand.take(named)
         step = self.log.step
@@ -435,14 +440,17 @@ class Recorder:
         self._unrecorded = step
         self._end_step()
 
-    def _seen_by(self, optimizer: Any) -> dict[str, Any]:
-        """Return the parameters whose gradients belong to this optimizer's step.
+    def _seen_by(self, optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Pieces]]:
+        """Return the parameters whose gradients belong to this optimizer's step, and the pieces that it trains instead.
 
         These are its own, and those of the models that no optimizer has: an optimizer that was made before the model
         was sharded trains parameters that no model has any more. Those of its own that get gradients are weights that a
         program keeps in addition to the model's, in float32.
+
+        Args:
+            optimizer: that makes a step.
+            named: parameters of the models.
         """
-        named = self._names.parameters()
         own = {id(value) for value in _held(optimizer)}
         everyone = {id(value) for known in self._optimizers for value in _held(known)}
         pieces = pieces_in(_held(optimizer), self._names.parameters())
@@ -467,15 +475,21 @@ class Recorder:
         for place, value in enumerate(unknown):
             if id(value) in self._own_weights:
                 seen[f"optimizer {number}, parameter {place}"] = value
-        return seen
+        return seen, pieces
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
+    def _trained(self) -> dict[str, Any]:
+        """Return the parameters of the models, and those that only optimizers have."""
+        models = self._names.parameters()
+        named = dict(models)
+        for optimizer in self._optimizers:
+            named.update(self._seen_by(optimizer, models)[0])
+        return named
+
     def _record_initial(self) -> None:
         """Record weights and buffers before training; again, if the program has sharded the model since."""
-        named = {**self._names.parameters()}
-        for optimizer in self._optimizers:
-            named.update(self._seen_by(optimizer))
+        named = self._trained()
         if any(isinstance(value, UninitializedTensorMixin) for value in named.values()):
             return
         identities = {name: id(value) for name, value in named.items()}
@@ -486,9 +500,7 @@ class Recorder:
             self._record_weights(_BEFORE)
 
     def _record_weights(self, step: int) -> None:
-        named: dict[str, Any] = self._names.parameters()
-        for optimizer in self._optimizers:
-            named.update(self._seen_by(optimizer))
+        named = self._trained()
         if not self._optimizers and not self._observes:
             self._by_hand.remember(named)
         for kind, tensors in (("weight", named), ("buffer", self._names.buffers())):
