@@ -35,7 +35,8 @@ Without B, both are A. The ranks of B are compared with those of A. A also runs 
 its ranks; repeats of that run, perturbed by one unit in the last place, measure the rounding error.
 
 A or B may be the folder of a recording (hyper-parallel record) or of a dump of Ascend's msprobe: two recordings are
-compared with each other, and one with a program that runs simulated on as many ranks.
+compared with each other, and one with a program that runs simulated on as many ranks. Both may be logs of PyTorch's
+DebugMode, in files .log or .txt.
 
 The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
 whether only the order of sums differs, or the computation.

@@ -21,7 +21,7 @@ from hyper_parallel.verify.frameworks.contract.records import RankRecords, Recor
 
 __all__ = ["CLOSE", "align_calls"]
 
-_CALLED = ("output", "mask", "loss", "norm", "value")
+_CALLED = ("output", "mask", "loss", "norm", "value", "call")
 CLOSE = 2.0**-11
 """Difference, relative to the largest number, below which two values are the same: half of float32's digits."""
 

@@ -8,7 +8,8 @@ explained: one module or one step does not magnify rounding by more, and an erro
 optimizer has updated may be off by a quarter of the update in addition, once gradients are off at all: AdamW divides by
 the gradient's own size, where the sign of a number that is rounding decides about a whole step.
 
-Where this reaches half of a value, nothing is judged any more, and the report says from where on.
+Where this reaches half of a value, nothing is judged any more, and the report says from where on. Of operators in a log
+of DebugMode, nothing is judged after the first update once bits differ, and nothing whose logs have no norm.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ def pair_recordings(
     left_out: list[str] = []
     contradicted: list[str] = []
     one, other = first.run, second.run
+    if first.is_log != second.is_log:
+        label, log = ("A", first) if first.is_log else ("B", second)
+        raise InputError(no_operators(label, log))
     if first.is_dump != second.is_dump:
         one, other, left_out = _without_backward(one), _without_backward(other), [BACKWARD_OF_DUMPS]
     require_common_names(*([record.key for rank in run.ranks for record in rank.records] for run in (one, other)))
@@ -191,6 +195,14 @@ def _without_backward(run: Run) -> Run:
         for rank in run.ranks
     ]
     return replace(run, ranks=ranks)
+
+
+def no_operators(label: str, log: Recording) -> str:
+    """Return why a log of DebugMode cannot be compared with something else."""
+    return (
+        f"{label}: {log.folder} is a log of DebugMode, which has operators, and the other run's records have modules: "
+        "log the other run under DebugMode, too"
+    )
 
 
 def of_steps(rank: RankRecords, steps: set[int]) -> RankRecords:
@@ -326,10 +338,17 @@ def _rounding(pairs: Iterable[Pair]) -> tuple[float, float]:
 def _allowed(
     pair: Pair, largest: float, unit: float, multiple: float, updates: Mapping[tuple[int, str, str], float]
 ) -> float:
+    if pair.record.kind == "call" and not _can_be_judged(pair, largest):
+        return np.inf
     if pair.one.is_exact:
         return 0.0
     allowed = max(multiple / _WHOLE_SHARE * unit, multiple * largest) + max(pair.one.rounding, pair.other.rounding)
     return allowed + (_UPDATE_SHARE * updates.get(_weight_key(pair), 0.0) if largest else 0.0)
+
+
+def _can_be_judged(pair: Pair, largest: float) -> bool:
+    """Return whether the numbers of an operator show more than whether bits differ."""
+    return pair.one.both_have(NORM, pair.other) and (pair.record.step == 0 or not largest)
 
 
 def _updates(
@@ -364,6 +383,8 @@ def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
 
 
 def _size_key(pair: Pair) -> tuple[str, int]:
+    if pair.record.kind == "call":  # values of one operator have about one size, those of forward and backward have not
+        return pair.record.name.partition(" in ")[0], pair.record.step
     return pair.record.kind, 0 if pair.one.size == 1 and pair.record.kind != "gradient" else pair.record.step
 
 
@@ -392,9 +413,11 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
         apart, most = one.distance(other), float(np.nanmax(ends) if has_ends else 0.0)
     floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
     norm, extreme = max(norm, floor * float(np.sqrt(max(one.size, 1)))), max(extreme, floor)
+    if not has_norm and not has_ends:
+        return float(np.finfo(np.float64).tiny)  # bits differ, and nothing says by how much
     parts: list[Any] = []
     if has_norm:
         parts.append(apart / norm if norm else np.inf)
-    if has_ends and (_phase(pair) < 2 or not parts):  # single elements of a weight may be off by a whole update
+    if has_ends and (_phase(pair) < 2 or not has_norm):  # single elements of a weight may be off by a whole update
         parts.append(most / extreme if extreme else np.inf)
     return float(np.nan_to_num(max(parts), nan=np.inf))

@@ -16,7 +16,7 @@ from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.engine.wording import value_words, when_words
 from hyper_parallel.verify.frameworks.contract.fingerprint import LARGEST, LEAST, NORM, SUM
 
-__all__ = ["BLIND", "BLIND_DUMP", "RecordedReport", "element_words", "first_words", "verdict_of"]
+__all__ = ["BLIND", "BLIND_DUMP", "BLIND_LOG", "RecordedReport", "element_words", "first_words", "verdict_of"]
 
 BLIND = (
     "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot "
@@ -30,6 +30,13 @@ BLIND_DUMP = (
     "cannot expose an error that leaves them as they are, such as elements in another order"
 )
 """What is said in addition where a dump takes part."""
+
+BLIND_LOG = (
+    "a log of DebugMode has a hash of what each operator got and returned: the sum of magnitudes cannot expose "
+    "elements in another order or of another sign; a hash of bits shows that values differ, not by how much; after the "
+    "first update, values whose bits differ are not judged"
+)
+"""What is said where a log takes part."""
 
 _START = {
     "other-weights": "seed both runs alike, or load the same checkpoint in both",
@@ -109,7 +116,8 @@ def first_words(judged: Sequence[Judged]) -> str:
         if not each.pair.one.same(each.pair.other):
             key = each.pair.record.key
             where = f"{when_words(key[0], key[2], key[3])} in {value_words(key[0], key[1])}"
-            return f"fingerprints differ first {where}, by {each.off:.1e} of its size"
+            known = each.off > np.finfo(np.float64).tiny
+            return f"fingerprints differ first {where}{f', by {each.off:.1e} of its size' if known else ''}"
     return ""
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from hyper_parallel.verify.diff.measured import MeasuredProgram
 from hyper_parallel.verify.diff.placed import PlacedSide, check_side
-from hyper_parallel.verify.diff.recorded import Judged, judge, pair_recordings
+from hyper_parallel.verify.diff.recorded import Judged, judge, no_operators, pair_recordings
 from hyper_parallel.verify.diff.recorded_report import (
     BLIND,
     BLIND_DUMP,
+    BLIND_LOG,
     RecordedReport,
     element_words,
     first_words,
@@ -22,7 +23,8 @@ from hyper_parallel.verify.diff.recorded_report import (
 from hyper_parallel.verify.diff.side import DiffSide
 from hyper_parallel.verify.engine.power import Power
 from hyper_parallel.verify.engine.scratch import Scratch
-from hyper_parallel.verify.engine.wording import when_words
+from hyper_parallel.verify.engine.wording import value_words, when_words
+from hyper_parallel.verify.frameworks.contract.fingerprint import NORM
 from hyper_parallel.verify.frameworks.contract.records import Record
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.recording.stored import Recording, read_recording
@@ -69,6 +71,8 @@ def diff_recordings(
     sides = {"A": first, "B": second}
     check_no_mesh(sides.values())
     recording = read_recording(str(sides[recorded].target), recorded)
+    if recording.is_log:
+        raise InputError(no_operators(recorded, recording))
     size, side = len(recording.ranks), sides[ran]
     if side.world_size not in (1, size):
         msg = f"{recorded} was recorded on {size} ranks; {ran} has {side.world_size}: leave its world size out"
@@ -161,7 +165,9 @@ def compare_recordings(
 
 
 def _blind(*recordings: Recording) -> str:
-    return "; ".join(dict.fromkeys(BLIND_DUMP if each.is_dump else BLIND for each in recordings))
+    return "; ".join(
+        dict.fromkeys(BLIND_DUMP if each.is_dump else BLIND_LOG if each.is_log else BLIND for each in recordings)
+    )
 
 
 def _trained(record: Record) -> bool:
@@ -175,6 +181,14 @@ def _grown(judged: Sequence[Judged]) -> str:
     if first is None:
         return ""
     record, count = first.pair.record, sum(each.unjudged for each in judged)
+    if record.kind == "call":
+        why = (
+            "bits had differed before the first update, and an update may magnify rounding to any size"
+            if first.pair.one.both_have(NORM, first.pair.other)
+            else "the logs have only hashes of bits of them: log the norm, too (hash_fn=['norm', 'hash_tensor'])"
+        )
+        where = f"{when_words(record.kind, record.step, record.call)} in {value_words(record.kind, record.name)}"
+        return f"{count} of {len(judged)} values, the first {where}, have other bits and could not be judged: {why}"
     return (
         f"{count} of {len(judged)} values, the first {when_words(record.kind, record.step)}, could not be judged: "
         "rounding has grown so much before them that it may explain half of a value; compare fewer steps, or with the "

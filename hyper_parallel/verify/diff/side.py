@@ -9,6 +9,7 @@ from typing import Any
 
 from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.program.launch_line import read_launch_line
+from hyper_parallel.verify.recording.debug_mode import is_log
 
 __all__ = ["DiffSide", "side_of"]
 
@@ -18,7 +19,8 @@ class DiffSide:
     """A run of a program.
 
     Attributes:
-        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function; or the folder of a recording.
+        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function; the
+            folder of a recording, or a log of DebugMode.
         args: arguments of the script.
         world_size: number of ranks.
         launch: how ranks run, as in ``verify program``.
@@ -42,8 +44,8 @@ class DiffSide:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the target is a folder, which has a recording."""
-        return isinstance(self.target, str) and not self.target.startswith("-m ") and Path(self.target).is_dir()
+        """Whether the target is a folder, which has a recording, or a log."""
+        return isinstance(self.target, str) and not self.target.startswith("-m ") and _is_recorded(Path(self.target))
 
 
 def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int | None]:
@@ -59,7 +61,7 @@ def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int
     if not words:
         msg = f"{label} is empty; it must be a script with its arguments, such as 'train.py --tp 2'"
         raise InputError(msg)
-    if len(words) == 1 and Path(words[0]).is_dir():
+    if len(words) == 1 and _is_recorded(Path(words[0])):
         return words[0], (), None
     if words[0].rpartition(":")[2].isidentifier() and ".py:" in words[0]:
         return words[0], tuple(words[1:]), None
@@ -71,3 +73,7 @@ def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int
         raise InputError(msg)
     line = read_launch_line(words)
     return line.target, line.arguments, line.ranks
+
+
+def _is_recorded(path: Path) -> bool:
+    return path.is_dir() or is_log(path)

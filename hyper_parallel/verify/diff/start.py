@@ -19,7 +19,7 @@ from hyper_parallel.verify.input_error import InputError
 
 __all__ = ["require_common_names", "require_common_records", "start_differs"]
 
-_MATCHED = ("weight", "gradient", "value")
+_MATCHED = ("weight", "gradient", "value", "call")
 _TINY = float(np.finfo(np.float64).tiny)
 _ROWS = 4096
 """Samples of floating numbers that are compared with each other at most."""

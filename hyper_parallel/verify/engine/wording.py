@@ -36,6 +36,7 @@ _COUNTED = {
     "reduction": ("reduction", "reductions"),
     "logged": ("logged number", "logged numbers"),
     "sample": ("drawn sample", "drawn samples"),
+    "call": ("tensor of an operator", "tensors of operators"),
 }
 
 
@@ -50,8 +51,8 @@ def value_words(kind: str, name: str) -> str:
         return f"the {name}"
     if kind in {"weight", "buffer", "value", "saved", "logged"}:
         return f"{_COUNTED[kind][0]} {name}"
-    if kind == "sample":
-        return f"the samples of {name}"
+    if kind in {"call", "sample"}:
+        return name if kind == "call" else f"the samples of {name}"
     if kind == "state":
         entry = name.rpartition(":")[2]
         return f"optimizer state {entry} of {state_parameter(name)}"

@@ -12,6 +12,7 @@ from hyper_parallel._text import shortened
 from hyper_parallel.verify.engine.wording import count_words, ranks_words
 from hyper_parallel.verify.frameworks.contract.records import Run
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.recording.debug_mode import is_log, logs_in, read_log
 from hyper_parallel.verify.recording.file import RankRecording, file_of_rank, read_rank
 from hyper_parallel.verify.recording.msprobe import is_dump, read_dump
 
@@ -29,12 +30,14 @@ class Recording:
         label: ``A`` or ``B``.
         ranks: by rank.
         is_dump: whether msprobe has written it.
+        is_log: whether PyTorch's DebugMode has.
     """
 
     folder: Path
     label: str
     ranks: list[RankRecording]
     is_dump: bool = False
+    is_log: bool = False
 
     @property
     def run(self) -> Run:
@@ -56,6 +59,8 @@ class Recording:
         """What was recorded, where, and on how many ranks."""
         if self.is_dump:
             return f"dump of msprobe {self.folder} of {self.framework}, {count_words('rank', len(self.ranks))}"
+        if self.is_log:
+            return f"log of DebugMode {self.folder}, {count_words('rank', len(self.ranks))}"
         hosts = sorted({str(rank.header.get("host", "")) for rank in self.ranks})
         command = " ".join(map(str, self.header.get("command", ())))
         of = f" of {command}" if command else ""
@@ -92,10 +97,11 @@ class Recording:
 
 
 def read_recording(folder: str | Path, label: str) -> Recording:
-    """Return the recording in a folder, or what is read of a dump of msprobe there.
+    """Return the recording in a folder, or what is read of a dump of msprobe or of logs of DebugMode there.
 
     Args:
-        folder: that :func:`~hyper_parallel.verify.record_run`, ``hyper-parallel record`` or msprobe has written.
+        folder: that :func:`~hyper_parallel.verify.record_run`, ``hyper-parallel record`` or msprobe has written, or
+            that has logs of ranks, ``rank-0.log``; or the log of one rank.
         label: ``A`` or ``B``, for messages.
 
     Raises:
@@ -103,12 +109,20 @@ def read_recording(folder: str | Path, label: str) -> Recording:
             files of some ranks; or a file is damaged.
     """
     path = Path(folder)
+    if is_log(path):
+        return Recording(path, label, [read_log(path, label)], is_log=True)
+    logs = logs_in(path)
     names = sorted(each.name for each in path.iterdir() if _FILE.fullmatch(each.name))
     dumped = not names and is_dump(path)
+    if logs and not names and not dumped:
+        ranks = [read_log(logs[rank], label, rank, max(logs) + 1) for rank in sorted(logs)]
+        _check_ranks(path, label, ranks, logs[min(logs)].suffix)
+        return Recording(path, label, ranks, is_log=True)
     if not names and not dumped:
         msg = (
             f"{label}: {folder} is a folder, but not a recording: it has no file rank-0.jsonl; `hyper-parallel record "
-            "-o FOLDER -- torchrun ... train.py` makes one; a dump of msprobe has folders step0 and the like"
+            "-o FOLDER -- torchrun ... train.py` makes one; a dump of msprobe has folders step0 and the like, logs of "
+            "DebugMode are files rank-0.log"
         )
         raise InputError(msg)
     ranks = read_dump(path, label) if dumped else [read_rank(path / name, label) for name in names]
@@ -124,7 +138,7 @@ def read_recording(folder: str | Path, label: str) -> Recording:
     return Recording(path, label, ranks, dumped)
 
 
-def _check_ranks(folder: Path, label: str, ranks: Sequence[RankRecording]) -> None:
+def _check_ranks(folder: Path, label: str, ranks: Sequence[RankRecording], suffix: str = ".jsonl") -> None:
     sizes = {rank.header["world_size"] for rank in ranks}
     if len(sizes) > 1:
         msg = f"{label}: {folder} has files of runs on {' and '.join(map(str, sorted(sizes)))} ranks; keep those of one"
@@ -133,7 +147,8 @@ def _check_ranks(folder: Path, label: str, ranks: Sequence[RankRecording]) -> No
     numbers = [rank.records.rank for rank in ranks]
     missing = sorted(set(range(size)) - set(numbers))
     if missing or len(numbers) > size or len(set(numbers)) < len(numbers):
-        names = shortened([file_of_rank(Path(), rank).name for rank in missing]) or "other ranks' files"
+        files = [file_of_rank(Path(), rank).with_suffix(suffix).name for rank in missing]
+        names = shortened(files) or "other ranks' files"
         msg = (
             f"{label}: {folder} has {len(numbers)} of the files of {size} ranks; missing: {names}; ranks on other "
             "hosts wrote theirs there: copy them into one folder"

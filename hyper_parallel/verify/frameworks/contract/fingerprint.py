@@ -155,8 +155,8 @@ class Fingerprint:
         return all(each.known is None or place in each.known for each in (self, other))
 
     def comparable(self, other: Fingerprint) -> bool:
-        """Return whether both have all elements, the norm or the extremes, so that they can be compared."""
-        return self.both_whole(other) or self.both_have(NORM, other) or self.both_have(LARGEST, other)
+        """Return whether both have all elements, the norm, the extremes or a hash, so that they can be compared."""
+        return self.both_whole(other) or any(self.both_have(place, other) for place in (NORM, LARGEST, CHOSEN.start))
 
     def finite_alike(self, other: Fingerprint) -> bool:
         """Return whether as many elements of both are finite, as far as both know."""
@@ -183,7 +183,7 @@ class Fingerprint:
     @property
     def rounding(self) -> float:
         """What a norm is off by, relative to it, that others have computed in the tensor's dtype and order of sums."""
-        if self.known is None:
+        if self.known is None or LARGEST not in self.known:  # hashes are computed in float64
             return 0.0
         return float(2.0**-24 * np.sqrt(max(self.size, 1)) + _OF_STATISTICS.get(self.dtype, 0.0))
 

@@ -45,8 +45,9 @@ THRESHOLDS = ("margin", "side")
 """Kinds of records of an operator such as ReLU: how far each number is from the nearest threshold, and whether it is
 above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
 
-OBSERVED = ("input", "collective")
-"""Kinds of records of recordings alone: inputs of models, and what a rank gives collectives."""
+OBSERVED = ("input", "collective", "call")
+"""Kinds of records of recordings alone: inputs of models, what a rank gives collectives, and what operators got and
+returned in a log of PyTorch's DebugMode."""
 
 DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
 """Kinds of records that are not compared as results: the rows that an operator such as top-k chooses from, the indices
