@@ -166,12 +166,13 @@ class MeasuredProgram:
             return judged
         actual, expected = np.asarray(other.whole), np.asarray(one.whole)
         known = key in runs.bounds.reference
-        found = distance(actual, expected, allowed.reshape(one.shape), runs.bounds.floor(key) if known else 0.0)
-        found = runs.with_whole(key, found, actual, expected) if known else found
+        allowed = allowed.reshape(one.shape)
+        found = distance(actual, expected, allowed, runs.bounds.floor(key) if known else 0.0)
+        found = runs.with_whole(key, found, actual, expected, allowed) if known else found
         if judged.differs and found.ratio <= 1:
             return judged
-        allowed = found.bound if found.ratio <= 1 or np.isinf(found.ratio) else found.error / found.ratio
-        return replace(judged, off=found.error, allowed=allowed, why=found.why)
+        bound = found.bound if found.ratio <= 1 or np.isinf(found.ratio) else found.error / found.ratio
+        return replace(judged, off=found.error, allowed=bound, why=found.why)
 
 
 def _has_counterpart(record: Record, is_dump: bool) -> bool:

@@ -11,7 +11,7 @@ from hyper_parallel.verify.engine.bounds import WholeBound
 from hyper_parallel.verify.engine.movement import exponent_of, whole_movement
 from hyper_parallel.verify.engine.store import largest
 
-__all__ = ["Distance", "distance", "energy_of", "whole_distance", "within"]
+__all__ = ["Distance", "distance", "energy_of", "share_of_movement", "whole_distance", "within"]
 
 
 _CLEAR = 0.99
@@ -70,7 +70,7 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
 
 
 def whole_distance(
-    actual: Any, expected: Any, bound: WholeBound, energy: float, shared: float = 0.0
+    actual: Any, expected: Any, bound: WholeBound, energy: float, shared: float = 0.0, noise: float = 0.0
 ) -> Distance | None:
     """Return how far a part of a tensor is off as a whole; None if it cannot be measured.
 
@@ -80,6 +80,8 @@ def whole_distance(
         bound: of the tensor that it is a part of.
         energy: sum of squares of that tensor: the bounds of a part are larger by the root of its share.
         shared: relative error that all parts may have in common, in addition.
+        noise: share of the part in the squared movement of the tensor along itself. A part with all of it moves along
+            itself by the whole movement divided by the part's share of the energy.
     """
     exponent = exponent_of(largest(expected))
     moved = whole_movement(actual.reshape(-1) - expected.reshape(-1), expected.reshape(-1), exponent)
@@ -87,7 +89,7 @@ def whole_distance(
     if not own or not np.isfinite(moved.norm):
         return None
     share = max(1.0, energy / own) ** 0.5
-    scale, norm = bound.scale * share + shared, bound.norm * share
+    scale, norm = bound.scale * max(share, share**2 * noise**0.5) + shared, bound.norm * share
     if not scale or not norm:
         return None
     ratio = max(abs(moved.scale) / scale, moved.norm / norm)
@@ -112,6 +114,19 @@ def energy_of(array: Any) -> float:
             return square * 4.0**exponent
     scaled = np.where(np.isfinite(flat), np.abs(flat), 0).astype(np.float64, copy=False) * 2.0**-exponent
     return float(np.dot(scaled, scaled)) * 4.0**exponent
+
+
+def share_of_movement(part: Any, allowed: Any, whole: Any, whole_allowed: Any) -> float:
+    """Return the share of a part in the squared movement of a tensor along itself, from what elements may be off by.
+
+    Args:
+        part: floating array of finite numbers, part of ``whole``.
+        allowed: what its elements may be off by, of the same shape.
+        whole: the tensor.
+        whole_allowed: what the tensor's elements may be off by.
+    """
+    own, total = energy_of(part * allowed), energy_of(whole * whole_allowed)
+    return own / total if total and np.isfinite(allowed).all() else 1.0
 
 
 def within(actual: Any, expected: Any, allowed: Any) -> bool:

@@ -13,7 +13,7 @@ from hyper_parallel.verify.engine.activations import ActivationPlacements
 from hyper_parallel.verify.engine.axes import Axes
 from hyper_parallel.verify.engine.bounds import Bounds, Key, WholeBound, index_records
 from hyper_parallel.verify.engine.declared import declaration_of, parse_declaration
-from hyper_parallel.verify.engine.distance import Distance, distance, energy_of, whole_distance
+from hyper_parallel.verify.engine.distance import Distance, distance, energy_of, share_of_movement, whole_distance
 from hyper_parallel.verify.engine.padding import without_padding
 from hyper_parallel.verify.engine.placement import (
     ParameterPlacements,
@@ -169,9 +169,9 @@ class PairedRuns:
         if actual is None:
             return None
         measured = distance(actual, expected, allowed, self.bounds.floor(key))
-        return self.with_whole(key, measured, actual, expected)
+        return self.with_whole(key, measured, actual, expected, allowed)
 
-    def with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any) -> Distance:
+    def with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any, allowed: Any) -> Distance:
         """Return the distance of elements, or that of the tensor as a whole if elements are in bounds and it is larger.
 
         Args:
@@ -179,6 +179,7 @@ class PairedRuns:
             measured: the distance of the elements.
             actual: a rank's part of the value.
             expected: what it should be.
+            allowed: what its elements may be off by.
         """
         if measured.ratio > 1.0:
             return measured
@@ -188,11 +189,14 @@ class PairedRuns:
         if key not in self._energies:
             self._energies[key] = energy_of(self.bounds.reference[key].value)
         as_whole = whole_distance(actual, expected, bound, self._energies[key])
-        before = self._before_clipping(key) if as_whole is not None and as_whole.ratio > 1.0 else None
-        if before is not None and actual.size < np.size(self.bounds.reference[key].value):
-            shared = before.scale + bound.scale
-            bound = WholeBound(max(before.scale, bound.scale), max(before.norm, bound.norm))
-            as_whole = whole_distance(actual, expected, bound, self._energies[key], shared)
+        whole = self.bounds.reference[key].value
+        if as_whole is not None and as_whole.ratio > 1.0 and actual.size < np.size(whole):
+            noise = share_of_movement(expected, allowed, whole, self.bounds.allowed(key))
+            before, shared = self._before_clipping(key), 0.0
+            if before is not None:
+                shared = before.scale + bound.scale
+                bound = WholeBound(max(before.scale, bound.scale), max(before.norm, bound.norm))
+            as_whole = whole_distance(actual, expected, bound, self._energies[key], shared, noise)
         return measured if as_whole is None or as_whole.ratio <= measured.ratio else as_whole
 
     def _before_clipping(self, key: Key) -> WholeBound | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.bounds import Bounds
-from hyper_parallel.verify.engine.distance import whole_distance
+from hyper_parallel.verify.engine.distance import energy_of, share_of_movement, whole_distance
 from hyper_parallel.verify.engine.movement import Movements, decode, encode, exponent_of, whole_movement
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
@@ -131,3 +131,22 @@ def test_a_scale_that_no_element_shows_is_found():
     assert 0.5 < part.ratio < found.ratio
     right = (value * (1 + 1e-7 * RNG.standard_normal(value.shape))).astype(np.float32)
     assert whole_distance(right, value, bounds.whole(key), energy).ratio < 0.1
+
+
+def test_a_part_with_all_the_noise_moves_more_along_itself():
+    """A part that has all the movement of its tensor, and little of its energy, may be off by that movement."""
+    random, key = np.random.default_rng(7), ("weight", "w", 0, 0)
+    value = np.concatenate([random.standard_normal(60), 0.01 * random.standard_normal(30)]).astype(np.float32)
+    moving = np.where(np.arange(90) < 60, 1e-7, 0.01).astype(np.float32)
+
+    def run(array):
+        return Run([RankRecords(0, [Record(*key[:2], "", 0, 0, array)])])
+
+    bounds = Bounds(run(value), [run(value + moving * random.standard_normal(90, np.float32)) for _ in range(2)])
+    allowed, whole, energy = bounds.allowed(key), bounds.whole(key), energy_of(value)
+    share = share_of_movement(value[60:], allowed[60:], value, allowed)
+    assert share > 0.99
+    assert whole_distance(1.5 * value[60:], value[60:], whole, energy).ratio > 1
+    assert whole_distance(1.5 * value[60:], value[60:], whole, energy, noise=share).ratio < 1
+    assert share_of_movement(value[:60], allowed[:60], value, allowed) < 0.01
+    assert share_of_movement(value[:60], np.full(60, np.inf), value, allowed) == 1.0

@@ -532,6 +532,27 @@ def test_clipping_in_another_way():
     assert (report.verdict.first.kind, report.verdict.first.step) in {("gradient", 0), ("norm", 0)}
 
 
+def test_a_shard_of_rounding_noise():
+    """The bias of an attention's keys has no gradient but rounding: a rank that holds just it raises no alarm."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def program():
+        rank, world = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model = nn.MultiheadAttention(18, 3, batch_first=True)
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for step in range(2):
+            rows = torch.randn(12, 5, 18, generator=torch.Generator().manual_seed(step)).tensor_split(world)[rank]
+            (model(rows, rows, rows, need_weights=False)[0].square().sum() * world * 1e-4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = verify_program(program, 3, platform="torch")
+    assert report.ok, report.text()
+
+
 def test_state_of_an_optimizer_in_an_optimizer():
     """PyTorch's ZeroRedundancyOptimizer keeps the state of its parameters in another optimizer, which is compared."""
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -1,6 +1,7 @@
 """Programs of an author who had not read the harness: right ones are equal, and those with one bug differ where it is.
 
-A script's first line, ``# world: N``, says on how many ranks it runs. Right ones train alike on one rank and on N, as
+A script's first line, ``# world: N``, says on how many ranks it runs; a family has such a line for each of its
+settings, with the script's arguments, and its bugs are single changes. Right ones train alike on one rank and on N, as
 plain runs over gloo show; each of the others has one bug of a public report. What its numbers are wrong in first was
 written down, in words, before the harness had seen it.
 """
@@ -58,6 +59,42 @@ FIRST = {
 """What is wrong first in each program with a bug: kind, name and step; None where the harness names another value, or
 finds it in float32."""
 
+SETTINGS = [
+    (path.stem, int(world), arguments)
+    for path in sorted((_FOLDER / "families").glob("*.py"))
+    for world, arguments in re.findall(r"^# world: (\d+) ?(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+]
+"""Every setting of every family."""
+
+CHANGES = {
+    "targets_of_other_samples": (
+        ("ddp_groups", 3, "--batch 18"),
+        {"        with auto:\n": "        my = torch.roll(my, rank)\n            with auto:\n"},
+        ("loss", "loss", 0),
+    ),
+    "balance_loss_of_local_tokens": (
+        ("moe_choice", 3, ""),
+        {
+            "Sum.apply(nn.functional.one_hot(top, E).float().sum((0, 1)))": "nn.functional.one_hot(top, E).float()"
+            ".sum((0, 1))",
+            "mean = Sum.apply(prob.sum(0)) / total": "mean = prob.mean(0) / world",
+            "(load / (total * a.topk) * mean)": "(load / (len(x) * a.topk) * mean)",
+        },
+        ("output", "m1[1]", 0),
+    ),
+    "ring_with_the_mask_of_its_own_documents": (
+        ("ring_window", 3, "--docs 1"),
+        {"doc[:, kpos][:, None, :]": "mydoc[:, None, :]"},
+        ("output", "Attention.out", 0),
+    ),
+    "targets_shifted_in_each_part": (
+        ("ring_window", 3, ""),
+        {"y = t[:, :-1][:, sl], t[:, 1:][:, sl]": "y = t[:, :-1][:, sl], t[:, :-1][:, sl].roll(-1, 1)"},
+        ("loss", "loss", 0),
+    ),
+}
+"""Bugs in families: the setting, what is replaced by what, and what is wrong first."""
+
 
 def verdict_of(kind, name):
     """Return the report of a script."""
@@ -80,3 +117,26 @@ def test_bugs_are_found_where_they_are(name):
     assert report.status == 1, report.text()
     first = report.verdict.first
     assert FIRST[name] is None or FIRST[name] == (first.kind, first.name, first.step), report.text()
+
+
+@pytest.mark.parametrize("name, world, arguments", SETTINGS)
+def test_families_are_equal(name, world, arguments):
+    """A program that trains alike on one rank and on several is equal in every setting."""
+    report = verify_program(str(_FOLDER / "families" / f"{name}.py"), world, args=arguments.split())
+    assert report.status == 0, report.text()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_families_are_found(tmp_path, name):
+    """One wrong line is found, and the value that is wrong first is named."""
+    (family, world, arguments), changes, expected = CHANGES[name]
+    text = (_FOLDER / "families" / f"{family}.py").read_text(encoding="utf-8")
+    for right, wrong in changes.items():
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    script = tmp_path / f"{name}.py"
+    script.write_text(text, encoding="utf-8")
+    report = verify_program(str(script), world, args=arguments.split())
+    assert report.status == 1, report.text()
+    first = report.verdict.first
+    assert expected == (first.kind, first.name, first.step), report.text()
