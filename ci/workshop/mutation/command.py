@@ -29,6 +29,9 @@ With --source: mutants of the library's own code instead, of redistribution and 
 of placement, functions on DTensors, scenarios of the dispatcher, and the costs of plans. A change that nothing can
 notice is equivalent if a table says why; other survivors are listed. --each 200 is all of them.
 
+With --proofs: a mutant must break the proof of a row. Mutants of rows without a proof are not counted; a mutant that is
+proven is true, unless the quick sweep finds a wrong value: then it has survived.
+
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 _MOST_MUTANTS = 1_000_000
 _EACH = 5  # of every operator, at first; four hundred have a rule
@@ -44,6 +47,8 @@ def add_parser(subcommands: Any) -> None:
     parser.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
     text = "mutants of the library's own code, of these modules or all, as in core.shard.dispatch"
     parser.add_argument("--source", nargs="*", metavar="MODULE", help=text)
+    text = "whether each mutant breaks a proof of prove ops, instead of whether the quick sweep notices it"
+    parser.add_argument("--proofs", action="store_true", help=text)
     parser.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
     parser.add_argument(
         "--each",
@@ -74,11 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
     from workshop.mutation import tasks
     from workshop.mutation.report import MutantResult, Score
 
+    if arguments.proofs and arguments.source is not None:
+        msg = "--proofs: rules are proven; --source changes the library's own code, of which there are no proofs"
+        raise ValueError(msg)
     modules = None if arguments.source is None else _modules(arguments)
     platform = _framework(arguments.platform)
     can_be_written("--report", arguments.report)
     tasks_to_run = (
-        tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed)
+        tasks.mutant_tasks(platform, operators(arguments.op), arguments.each, arguments.seed, proofs=arguments.proofs)
         if modules is None
         else tasks.source_tasks(modules, arguments.each, arguments.seed)
     )

@@ -19,7 +19,8 @@ class MutantResult:
         platform: the framework.
         kind: kind of change.
         change: the change, with its place.
-        outcome: ``killed`` (noticed), ``equivalent``, ``true`` (its claims hold in the full mode), ``survived``,
+        outcome: ``killed`` (noticed), ``equivalent``, ``true`` (its claims hold in the full mode, or are proven),
+            ``unproven`` (proofs were asked for, and it changes no row that has one), ``survived``,
             ``none`` where there is no mutant of this number, or ``broken`` where the unchanged rule fails.
         detail: the failure that noticed it, why it is equivalent, or the result of the full mode.
         generated: number of mutants of the operator or module.
@@ -80,13 +81,14 @@ class Score:
     def score(self) -> float:
         """Share of mutants killed, of those with a false claim."""
         counts = Counter(result.outcome for result in self.results)
-        return counts["killed"] / max(len(self.results) - counts["equivalent"] - counts["true"], 1)
+        others = counts["equivalent"] + counts["true"] + counts["unproven"]
+        return counts["killed"] / max(len(self.results) - others, 1)
 
     @property
     def strict(self) -> float:
         """Share of mutants killed, of all that are not equivalent."""
         counts = Counter(result.outcome for result in self.results)
-        return counts["killed"] / max(len(self.results) - counts["equivalent"], 1)
+        return counts["killed"] / max(len(self.results) - counts["equivalent"] - counts["unproven"], 1)
 
     def ok(self, floor: float) -> bool:
         """Whether the score reaches ``floor``, all wanted mutants ran, and every unchanged rule held."""
@@ -112,12 +114,14 @@ class Score:
                 ("broken", "broken", "reason"),
             )
         }
+        unproven = sum(result.outcome == "unproven" for result in self.results)
         return {
             "platform": self.platform,
             "wanted": self.wanted,
             "seed": self.seed,
             "generated": sum(self.generated.values()),
             **_counts(self.results),
+            **({"unproven": unproven} if unproven else {}),
             "score": round(self.score, 5),
             "strict": round(self.strict, 5),
             "seconds": round(self.seconds, 3),
@@ -141,6 +145,8 @@ class Score:
             f"{data['true']} true; score {100 * self.score:.2f} % ({100 * self.strict:.2f} % with true ones counted as "
             f"missed); {self.seconds:.0f} s"
         )
+        if "unproven" in data:
+            lines.append(f"{data['unproven']} change no row that has a proof")
         if self.interrupted:
             lines.append(self.interrupted)
         return "\n".join(lines)

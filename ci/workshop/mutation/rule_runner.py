@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult
     from hyper_parallel.verify.ops.values import FilledSample
 
-__all__ = ["run_rule_mutant"]
+__all__ = ["OperatorMutants", "run_rule_mutant"]
 
 QUICK_RULE_LEVEL = replace(QUICK, public=False, reproducers=False)
 FULL_RULE_LEVEL = Effort(choices=6, public=False, reproducers=False, missing=0, seconds=60.0)
@@ -46,14 +46,14 @@ def run_rule_mutant(platform: str, op: str, seed: int) -> MutantResult:
 
 
 @lru_cache(maxsize=1)
-def _operator_mutants(platform: str, op: str) -> _OperatorMutants:
-    return _OperatorMutants(platform, op)
+def _operator_mutants(platform: str, op: str) -> OperatorMutants:
+    return OperatorMutants(platform, op)
 
 
 class _MutantSweep(Sweep):
     """A sweep of a changed rule that stops at the first failure; it shares references and local calls with others."""
 
-    def __init__(self, shared: _OperatorMutants, mutant: Mutant | None, effort: Effort) -> None:
+    def __init__(self, shared: OperatorMutants, mutant: Mutant | None, effort: Effort) -> None:
         rule = shared.rule if mutant is None else shared.changed(mutant)
         report = OperatorReport(shared.op, shared.platform)
         super().__init__(report, shared.platform, shared.op, rule, shared.samples, effort)
@@ -100,7 +100,7 @@ class _MutantSweep(Sweep):
         return f"{self.report.outcome}: {failures[0].problem}" if failures else ""
 
 
-class _OperatorMutants:
+class OperatorMutants:
     """All mutants of one operator, with everything that they share."""
 
     def __init__(self, platform: str, op: str) -> None:
@@ -111,10 +111,13 @@ class _OperatorMutants:
         self.cases: dict[Any, Any] = {}
         self.calls: dict[int, CallCache] = {}
         self.mutants: list[Mutant] = []
-        self.broken = ""
         if self.rule is not None:
-            self.broken = _MutantSweep(self, None, QUICK_RULE_LEVEL).first_failure()
             self.mutants = self._generate(self.rule)
+
+    @cached_property
+    def broken(self) -> str:
+        """The failure of the unchanged rule, or nothing."""
+        return _MutantSweep(self, None, QUICK_RULE_LEVEL).first_failure()
 
     def changed(self, mutant: Mutant) -> Rule:
         """Return the rule with the mutant's change."""
@@ -168,10 +171,13 @@ class _OperatorMutants:
             return MutantResult(op, self.platform, generated=count)
         order = np.random.default_rng([seed, seed_of(self.op)]).permutation(count)
         mutant = self.mutants[int(order[number])]
-        result = MutantResult(op, self.platform, mutant.kind, mutant.change, generated=count)
+        return self.judged(MutantResult(op, self.platform, mutant.kind, mutant.change, generated=count), mutant)
+
+    def judged(self, result: MutantResult, mutant: Mutant) -> MutantResult:
+        """Return ``result`` with the outcome of ``mutant``."""
         if self.broken:
             return replace(result, outcome="broken", detail=self.broken)
-        failure = _MutantSweep(self, mutant, QUICK_RULE_LEVEL).first_failure()
+        failure = self.noticed(mutant)
         if failure:
             return replace(result, outcome="killed", detail=failure)
         if self._is_equivalent(mutant):
@@ -181,6 +187,10 @@ class _OperatorMutants:
             return replace(result, outcome="survived", detail="killed")
         detail = f"the full mode checked {full_sweep.report.checks} claims, and all hold"
         return replace(result, outcome="true", detail=detail)
+
+    def noticed(self, mutant: Mutant) -> str:
+        """Return the first failure of the quick sweep, or nothing."""
+        return _MutantSweep(self, mutant, QUICK_RULE_LEVEL).first_failure()
 
     # -- equivalence -------------------------------------------------------------------------------------------------
 

@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.events import Event, PendingRedistribution
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
     from hyper_parallel.core.dtensor.transition import Transition
+    from hyper_parallel.core.shard.strategy import Choice
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.frameworks.contract.primitives import Graph
 
-__all__ = ["CallProof", "Certificate", "certify"]
+__all__ = ["CallProof", "Certificate", "certify", "wrongly_reduced"]
 
 
 @dataclass(frozen=True)
@@ -356,11 +357,20 @@ def _prove_calls(found: Certificate, platform: Platform, planned: Sequence[tuple
 
 def _check_varying(found: Certificate, module: str, plan: OpPlan, axis: int) -> None:
     """Note operands whose gradient ranks share and do not reduce, or reduce though each rank has all of it."""
-    places = [layout.placement_on(axis) for layout in plan.choice.targets]
-    for index, place in enumerate(places):
-        wanted = place.is_replicate() and not all(other.is_replicate() for other in places)
-        if (axis in plan.choice.varying[index]) != wanted:
-            found.wrong.append(f"{module}: {plan.call.op} does not reduce the gradient of operand {index} as it must")
+    found.wrong += [
+        f"{module}: {plan.call.op} does not reduce the gradient of operand {index} as it must"
+        for index in wrongly_reduced(plan.choice, axis)
+    ]
+
+
+def wrongly_reduced(choice: Choice, axis: int) -> list[int]:
+    """Return the operands whose gradient is a pending sum over ``axis`` and not reduced, or whole and reduced."""
+    places = [layout.placement_on(axis) for layout in choice.targets]
+    differs = not all(place.is_replicate() for place in places)
+    return [
+        index for index, place in enumerate(places)
+        if (axis in choice.varying[index]) != (place.is_replicate() and differs)
+    ]  # fmt: skip
 
 
 def _prove(

@@ -30,7 +30,7 @@ def judged(operator):
 def test_slips_behind_the_rule_are_noticed():
     """Expand: a local call that is unadapted, off by one or the next rank's is killed, and a gradient reduced twice."""
     with use_platform("torch"):
-        operator = rule_runner._OperatorMutants("torch", "expand")
+        operator = rule_runner.OperatorMutants("torch", "expand")
     operator.mutants = [mutant for mutant in operator.mutants if mutant.changes_adapter or mutant.change_claim]
     assert judged(operator) == {
         ("adapter dropped", "the local call is the caller's own"): "killed",
@@ -53,7 +53,7 @@ def test_an_adapter_that_changes_nothing_has_equivalent_mutants(monkeypatch, arg
     monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule("relu", "x", strategies))
     monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
     with use_platform("torch"):
-        operator = rule_runner._OperatorMutants("torch", "relu")
+        operator = rule_runner.OperatorMutants("torch", "relu")
     operator.mutants = [mutant for mutant in operator.mutants if mutant.changes_adapter]
     outcomes = judged(operator)
     assert len(outcomes) == 3

@@ -26,7 +26,7 @@ def hunt(strategies, monkeypatch, op="relu"):
     monkeypatch.setattr(rule_runner, "find_rule", lambda _: Rule(op, "x", strategies))
     monkeypatch.setattr(rule_runner, "samples_of", lambda _: (Sample((real("ab"),)),))
     with use_platform("torch"):
-        return rule_runner._OperatorMutants("torch", op)
+        return rule_runner.OperatorMutants("torch", op)
 
 
 def claiming(*rows):
