@@ -60,15 +60,17 @@ class _ProofMutants(OperatorMutants):
         broken = next((why for why in found if why), "")
         if broken:
             return replace(result, outcome="killed", detail=broken)
-        if not found:
+        if all(why is None for why in found):
             return replace(result, outcome="unproven", detail="the rows that it changes have no proof")
         noticed = self.noticed(mutant)
+        if noticed and None in found:
+            return replace(result, outcome="unproven", detail=f"a row that it changes has no proof: {noticed}")
         if noticed:
             return replace(result, outcome="survived", detail=f"proven, and the quick sweep fails: {noticed}")
         return replace(result, outcome="true", detail="what it claims is proven, and the quick sweep agrees")
 
-    def _rows(self, mutant: Mutant) -> Iterator[str]:
-        """Yield for each changed row why it is not proven, or nothing; rows that had no proof are left out."""
+    def _rows(self, mutant: Mutant) -> Iterator[str | None]:
+        """Yield for each changed row why it is not proven, empty if it is; None for rows that had no proof."""
         for made in self.graphs:
             assert mutant.change_strategies is not None
             answer = mutant.change_strategies(made.sample_call.call, made.answer)
@@ -76,17 +78,20 @@ class _ProofMutants(OperatorMutants):
             new = [row for row in dict.fromkeys(answer.rows) if mutant.changes_adapter or row not in own]
             gone = [row for row in own if row not in answer.rows]
             if not self._had_proof(made, gone or list(own)):
+                yield from [None] * len(new)
                 continue
             changed = replace(made, answer=answer)
             for row in new:
-                if not mutant.changes_adapter or self.proven[made.number, row]:
-                    proof = _proof(changed, row)
-                    yield "" if proof.level == "proven" else f"{proof.row}: {proof.why}"
+                if mutant.changes_adapter and not self.proven[made.number, row]:
+                    yield None
+                    continue
+                proof = _proof(changed, row)
+                yield "" if proof.level == "proven" else f"{proof.row}: {proof.why}"
 
     def _had_proof(self, made: SampleGraph, rows: Sequence[Row]) -> bool:
         return any(self.proven[made.number, row] for row in rows)
 
-    def _gradients(self, mutant: Mutant) -> Iterator[str]:
+    def _gradients(self, mutant: Mutant) -> Iterator[str | None]:
         """Yield for each claim with a proven row why its gradients are not reduced as they must be, or nothing."""
         rows = {(row.inputs, row.outputs) for (_, row), proven in self.proven.items() if proven}
         assert self.rule is not None
