@@ -125,7 +125,7 @@ class MindSporeTensors(TensorsFacet):
         return data
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """The tensor itself: MindSpore is told the tensors to differentiate by in the call that differentiates."""
+        """The tensor itself: MindSpore gets the tensors to differentiate by in the call that differentiates."""
         return input_tensor
 
     def power_sum(self, data: Any, p: float) -> Any:
