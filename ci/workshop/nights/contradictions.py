@@ -36,10 +36,10 @@ def contradictions(document: Mapping[str, Any], table: ProofTable | None = None)
     for finding in document.get("findings", ()):
         calls = [(call["op"], row) for call in finding.get("rows", ()) for row in call["rows"]]
         if finding["kind"] == "wrong" and calls and all(known.level(*call) == "proven" for call in calls):
-            rows = "; ".join(dict.fromkeys(f"{op}: {row}" for op, row in calls))
+            used = "; ".join(dict.fromkeys(f"{op}: {row}" for op, row in calls))
             found[
                 f"program {finding['number']} of seed {finding['seed']} on {finding['framework']}: all rows of its "
-                f"calls are proven ({rows}), and it fails: {finding['text']}"
+                f"calls are proven ({used}), and it fails: {finding['text']}"
             ] = None
     return tuple(found)
 

@@ -91,11 +91,16 @@ _ASKING: set[str] = set()
 class _Server(multiprocessing.forkserver.ForkServer):
     """A fork server that ends when this process asks for it."""
 
+    _lock: threading.Lock
+    _forkserver_pid: int | None
+    _forkserver_alive_fd: int | None
+    _forkserver_address: str | None
+
     def end(self) -> list[int]:
         """Let the server end, without waiting for it; return its process number if it runs."""
         with self._lock:
             running = [] if self._forkserver_pid is None else [self._forkserver_pid]
-            if running:
+            if self._forkserver_alive_fd is not None:
                 os.close(self._forkserver_alive_fd)  # the server waits for this end of a pipe
             self._forkserver_pid = self._forkserver_alive_fd = self._forkserver_address = None
         return running

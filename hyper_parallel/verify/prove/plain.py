@@ -487,8 +487,8 @@ class _Walk:
         if not event.operands:
             self.later(f"{event.name} is written by a call that is not followed")
             return
-        own, declared = self.places[event.operands[0]], Replicate()
-        declared = declared if event.layout is None else self._placed(event.layout)
+        own = self.places[event.operands[0]]
+        declared = Replicate() if event.layout is None else self._placed(event.layout)
         if own == declared:
             self.found.written.add(event.name)
         elif event.operands[0] in self.refused:

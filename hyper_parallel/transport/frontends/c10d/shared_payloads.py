@@ -81,7 +81,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's memory; by DLPack, since a program cannot resize a storage any more after ``numpy()``."""
-    return memoryview(np.from_dlpack(tensor.reshape(-1).view(torch.uint8)))
+    array: Any = np.from_dlpack(tensor.reshape(-1).view(torch.uint8))
+    return memoryview(array)
 
 
 def pack(payload: Any, folder: str) -> Packed:
