@@ -47,6 +47,9 @@ class Proof:
         return not self.forward and not self.backward
 
 
+_NOT_GIVEN = "a gradient that is not given"
+
+
 @dataclass
 class _Walk:
     """Relations of all steps, as far as the laws go."""
@@ -68,7 +71,7 @@ class _Walk:
                 self.unknown[number] = self.unknown[missing[0]]
                 continue
             if isinstance(step.does, Input):
-                self.unknown[number] = "a gradient that is not given"
+                self.unknown[number] = _NOT_GIVEN
                 continue
             operands = [self.known[operand] for operand in step.operands]
             shapes = [self.graph.steps[operand].shape for operand in step.operands]
@@ -83,7 +86,9 @@ class _Walk:
             return self.unknown[number]
         found, size = self.known[number], self.graph.steps[number].shape
         if found.zero:
-            return ""
+            local = [dim for dim, each in enumerate(size) if self.split and self.split in each.symbols]
+            split = local == ([wanted.dim] if wanted.kind == "part" else [])
+            return "" if split else f"it is zero with local sizes in dims {local}, not {_words(wanted)}"
         if (found.kind, found.dim, found.reduce, found.ranks, found.share) != (
             wanted.kind, wanted.dim, wanted.reduce, wanted.ranks, wanted.share,
         ):  # fmt: skip
@@ -136,11 +141,12 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
     forward = forward or _missing(walk, row)
     backward = graph.no_backward
     extremum = any(number is not None and dual is None for number, dual in zip(graph.cotangents, duals, strict=False))
-    if not backward and extremum and not _only_moves(graph):
-        backward = "the gradient of an extremum goes to the ranks that attain it"
+    attained = extremum and _only_moves(graph)
     for wanted, place in zip(graph.gradients, row.inputs, strict=False):
-        if wanted is not None and not backward and not extremum:
+        if wanted is not None and not backward and not attained:
             backward = walk.problem(wanted, _gradient(place, differs=differs))
+    if backward == _NOT_GIVEN:
+        backward = "the gradient of an extremum goes to the ranks that attain it"
     backward = backward or (_missing(walk, row) if not forward else "")
     assumed = tuple(text for text, _ in graph.assumptions)
     conditions = tuple(sorted(f"{_CONDITIONS[kind]} {size}" for kind, size in walk.needs))

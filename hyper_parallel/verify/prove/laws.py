@@ -103,7 +103,7 @@ def _of_primitive(
     pending = [index for index in live if operands[index].kind == "pending"]
     part = _split_label(step, does, operands, live)
     if pending:
-        if part is not None:
+        if part is not None and not _adds(does, operands, live, pending, part[0]):
             msg = f"{step.name}: a pending operand meets a split one"
             raise UnprovenError(msg)
         return _checked(step, _passed(step, does, operands, live, pending, share), split)
@@ -119,6 +119,20 @@ def _of_primitive(
     if does.reduce in {"max", "min"}:
         needs.add(("full", Size(1, (split,))))
     return _checked(step, result, split)
+
+
+def _adds(
+    does: Primitive, operands: Sequence[Relation], live: Sequence[int], pending: Sequence[int], label: int
+) -> bool:
+    """Whether the parts along ``label`` are added to what is pending: both are terms of one sum."""
+    terms = [index for index in live if index in does.joint]
+    return (
+        does.reduce == "sum"
+        and not does.each
+        and label not in does.output
+        and all(index in terms and operands[index].reduce == "sum" for index in pending)
+        and all(index in pending or operands[index].kind == "part" for index in terms)
+    )
 
 
 def _check_reduction(step: Step, does: Primitive, live: Sequence[int], label: int, result: Relation) -> None:
@@ -186,15 +200,18 @@ def _passed(
         raise UnprovenError(msg)
     if reduce not in _LINEAR:
         passes = does.moves or (does.increasing and reduce in {"max", "min"} and does.reduce in {"", reduce})
-        if not passes or len(pending) < len(live) or share:
+        # What elements are moved by, such as indices, is equal on all ranks.
+        moved = [index for index in live if index in does.each] if does.each else live
+        if not passes or set(pending) != set(moved) or share:
             msg = f"{step.name}: not known to be increasing, and an operand is a pending {reduce}"
             raise UnprovenError(msg)
         if any(operands[index].scaled for index in live):
             msg = f"{step.name}: a pending {reduce} is scaled"
             raise UnprovenError(msg)
         return Relation("pending", reduce=reduce)
+    terms = {index for index in live if operands[index].kind == "part"} & set(does.joint)  # see _adds
     linear_alone = len(pending) == 1 and pending[0] in does.each
-    linear_together = set(pending) == set(live) & set(does.joint)
+    linear_together = set(pending) | terms == set(live) & set(does.joint)
     if not (linear_alone or linear_together) or (does.reduce not in {"", "sum"}):
         msg = f"{step.name}: not linear, and an operand is a pending sum"
         raise UnprovenError(msg)

@@ -121,12 +121,16 @@ def _test(row: ProvenRow, tests: TestedRows) -> None:
 def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenRow:
     """Return what is known of one row."""
     op, text = made.sample_call.call.op, row_text(row)
+    if _same_call(made, row):
+        return ProvenRow(op, made.number, text, "proven")
     if row.cut:
         return ProvenRow(op, made.number, text, "tested", "it depends on the axes before it")
     graph, why = made.graph, made.why
-    if graph is None:
+    assert made.sample is not None
+    local = made.answer.localize is not None
+    if graph is None and not (local and made.sample.random):
         return ProvenRow(op, made.number, text, "tested", why)
-    if made.answer.localize is not None and not all(place.is_replicate() for place in row.inputs):
+    if local and (made.sample.random or not all(place.is_replicate() for place in row.inputs)):
         graph, why = _traced(platform, made, row)
         if graph is None:
             return ProvenRow(op, made.number, text, "tested", f"its local call is not the caller's: {why}")
@@ -134,6 +138,13 @@ def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenR
     if proof.holds:
         return ProvenRow(op, made.number, text, "proven", "", proof.conditions, proof.sizes)
     return ProvenRow(op, made.number, text, "tested", _why(proof), proof.conditions, proof.sizes)
+
+
+def _same_call(made: SampleGraph, row: Row) -> bool:
+    """Whether each rank makes the caller's call on whole operands, and nothing in it is random: the law of one call."""
+    random = made.sample is not None and made.sample.random
+    places = (*row.inputs, *row.outputs)
+    return made.answer.localize is None and not random and all(place.is_replicate() for place in places)
 
 
 def _why(proof: Proof) -> str:
@@ -164,11 +175,12 @@ def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -
     found = answered(platform, rule, number, sample)
     if found is None:
         return None
-    if sample.random:
-        return SampleGraph(number, *found, None, "it draws random numbers")
     letters = dict(zip(_letters(sample), HINTS, strict=False))
     made = SampleGraph(number, *found, None, sample=sample, letters=letters)
-    made.graph, made.why = _traced(platform, made, None)
+    if sample.random:
+        made.why = "it draws random numbers"
+    else:
+        made.graph, made.why = _traced(platform, made, None)
     return made
 
 

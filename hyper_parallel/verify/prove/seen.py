@@ -13,15 +13,57 @@ from hyper_parallel.core.shard.rule import OpCall, Row, Strategies
 __all__ = ["SeenCall"]
 
 
+class _SeenMesh:
+    """A mesh as any rank sees it: no position in it is known."""
+
+    coordinate = None  # so that random numbers are drawn by local shapes alone
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh = mesh
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mesh, name)
+
+    def own_coordinate(self) -> tuple[Any, ...]:
+        """Where this rank is."""
+        return (_Unknown(),)
+
+
+class _Unknown:
+    """What differs by rank, such as where its part starts: nothing that is computed with it is traced."""
+
+    def __bool__(self) -> bool:
+        raise self._error()
+
+    def __eq__(self, other: object) -> bool:
+        raise self._error()
+
+    __hash__ = None  # type: ignore[assignment] # it is equal to nothing that is known
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error()
+
+    def _error(self) -> ValueError:
+        return ValueError("it depends on the rank, such as on where its part starts")
+
+
 class _SeenLayout:
     """What a layout says of sizes; anything else that an adapter asks for makes its row tested instead of proven."""
 
     def __init__(self, shape: Sequence[Any], local_shape: Sequence[Any], place: Placement, mesh: Any) -> None:
-        self.shape, self.local_shape, self.placements, self.mesh = tuple(shape), tuple(local_shape), (place,), mesh
+        self.shape, self.local_shape, self.placements = tuple(shape), tuple(local_shape), (place,)
+        self.mesh = _SeenMesh(mesh)
         split = place.dim if isinstance(place, Shard) else -1
         self.dim_axes = tuple((0,) if dim == split else () for dim in range(len(self.shape)))
         self.partials = ((0, place.reduce_op),) if isinstance(place, Partial) else ()
         self.ndim = len(self.shape)
+
+    def local_box(self) -> tuple[tuple[Any, Any], ...]:
+        """The ranges of indices that a rank has; where one of a split dim starts is not known."""
+        return tuple(
+            (_Unknown(), _Unknown()) if axes else (0, size)
+            for axes, size in zip(self.dim_axes, self.shape, strict=True)
+        )
 
     def placement_on(self, axis: int) -> Placement:
         """The placement on the one axis."""

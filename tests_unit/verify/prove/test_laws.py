@@ -62,6 +62,13 @@ def agrees(locals_, value, relation, bounds):
                for x, y, factor in zip(locals_, wanted, scale, strict=True))  # fmt: skip
 
 
+def added(x, i, y):
+    """Return ``x`` with the rows of ``y`` added at the indices ``i``."""
+    out = x.copy()
+    np.add.at(out, i.astype(int) % 2, y)
+    return out
+
+
 LETTERS = "sab"
 # Functions with their description: labels by letter, what they are linear in, and the function on arrays.
 FUNCTIONS = [
@@ -84,6 +91,10 @@ FUNCTIONS = [
     ("sa->sa", {"whole": frozenset({1}), "joint": (0,)}, lambda x: np.cumsum(x, 1)),
     ("sa->sa", {"increasing": True}, np.exp),
     ("sa,sa->sa", {}, lambda x, y: np.where(x > 0, x, y)),
+    ("ab,s,sb->ab", {"joint": (0, 2), "reduce": "sum", "whole": frozenset({1})}, added),
+    ("as,b,bs->as", {"joint": (0, 2), "reduce": "sum", "whole": frozenset({1})}, added),
+    ("ab,s->sb", {"each": (0,), "moves": True, "whole": frozenset({1})}, lambda x, i: x[i.astype(int) % 2]),
+    ("as,b->bs", {"each": (0,), "moves": True, "whole": frozenset({1})}, lambda x, i: x[i.astype(int) % 2]),
 ]
 
 
@@ -202,6 +213,17 @@ def test_shares_of_a_mean():
          "f: its values depend on the local size"),
         (Step("f", Primitive(((0,), ()), (), reduce="sum", joint=(0,)), (0, 1), ()), [(SPLIT,), ()],
          [Relation("part", 0), Relation("pending", reduce="sum")], "f: a pending operand meets a split one"),
+        (Step("f", Primitive(((), (0,)), (), reduce="sum", joint=(0, 1)), (0, 1), ()), [(), (SPLIT,)],
+         [Relation("pending", reduce="max"), Relation("part", 0)], "f: a pending operand meets a split one"),
+        (Step("f", Primitive(((), (0,), ()), (), reduce="sum", joint=(0, 1, 2)), (0, 1, 2), ()), [(), (SPLIT,), ()],
+         [Relation("pending", reduce="sum"), Relation("part", 0), Relation("whole")],
+         "f: a pending operand meets a split one"),
+        (Step("f", Primitive(((), (0,), (0,)), (0,), joint=(0, 1)), (0, 1, 2), (SPLIT,)), [(), (SPLIT,), (SPLIT,)],
+         [Relation("pending", reduce="sum"), Relation("part", 0), Relation("part", 0)],
+         "f: a pending operand meets a split one"),
+        (Step("f", Primitive(((), ()), (), each=(0,), moves=True), (0, 1), ()), [(), ()],
+         [Relation("pending", reduce="max"), Relation("pending", reduce="max")],
+         "f: not known to be increasing, and an operand is a pending max"),
         (Step("f", Primitive(((),), ()), (0,), ()), [()], [Relation("pending", reduce="sum")],
          "f: not linear, and an operand is a pending sum"),
         (Step("f", Primitive(((), ()), (), each=(0, 1)), (0, 1), ()), [(), ()],

@@ -89,9 +89,40 @@ def test_of_the_command(capsys):
     assert all(row["why"] for row in document["rows"] if row["level"] != "proven")
 
 
+def test_random_numbers(platform):
+    """What ranks draw by global indices are parts of what one device draws; no rank has all of it."""
+    made = next(graphs_of(platform, "uniform"))
+    assert {prove_sample_row(platform, made, row).level for row in made.answer.rows} == {"proven"}
+    assert made.graph is None
+    assert prove_sample_row(platform, made, Row((Shard(0),), (R,))).level == "tested"
+
+
+def test_one_call_on_all_ranks(platform):
+    """Ranks that have all operands compute what one device does, whatever that is, unless it is random."""
+    made = next(graphs_of(platform, "masked_scatter"))
+    row = Row((R, R, R), (R,))
+    assert prove_sample_row(platform, replace(made, graph=None), row).level == "proven"
+    for other in (
+        replace(made, graph=None, why="unknown", sample=replace(made.sample, random=True)),
+        replace(made, graph=None, why="unknown", answer=replace(made.answer, localize=lambda *_: None)),
+    ):
+        assert prove_sample_row(platform, other, row).why == "unknown"
+    assert prove_sample_row(platform, replace(made, graph=None, why="unknown"), Row((R,) * 3, (SUM,))).why == "unknown"
+
+
+@pytest.mark.parametrize("op", ["scatter_add", "index", "rfft", "floor", "bilinear"])
+def test_operators_that_write_or_look_up(op, platform):
+    """Every row of the first sample is proven; a row that splits another dim of the result is not."""
+    made = next(graphs_of(platform, op))
+    for row in made.answer.rows:
+        assert prove_sample_row(platform, made, row).level == "proven", row
+        changed = tuple(R if place.is_shard() else Shard(0) for place in row.outputs)
+        assert prove_sample_row(platform, made, replace(row, outputs=changed)).level == "tested", row
+
+
 def test_of_what_cannot_be_traced(platform, capsys):
-    """Rows of random operators are tested; a rule without rows is assumed, with the reason."""
-    assert {row.level for row in prove_operator(platform, "uniform")} <= {"tested", "assumed"}
+    """An operator that decides by values what it does is tested; a rule without rows is assumed, with the reason."""
+    assert {row.level for row in prove_operator(platform, "multinomial")} <= {"tested", "assumed"}
     assert [row.level for row in prove_operator(platform, "unique_consecutive")] == ["assumed"]
     assert main(["prove", "ops", "--op", "neg"]) == 0
     assert "proven" in capsys.readouterr().out

@@ -72,10 +72,14 @@ def graph(does, source=(S,), result=(S,), **facts):
 
 
 def test_a_result_that_is_zero():
-    """A zero result is in every placement."""
+    """A zero result is in every placement that its local sizes fit."""
     zeros = graph(Constant(zero=True))
-    assert prove_row(zeros, Row((Shard(0),), (R,))).holds
     assert prove_row(zeros, Row((Shard(0),), (Shard(0),))).holds
+    whole = prove_row(zeros, Row((Shard(0),), (R,)))
+    assert whole.forward == "it is zero with local sizes in dims [0], not whole"
+    numbers = graph(Constant(zero=True), (S,), (A,))
+    assert prove_row(numbers, Row((Shard(0),), (R,))).holds
+    assert prove_row(numbers, Row((Shard(0),), (Partial("sum"),))).holds
 
 
 def test_a_part_of_each_block():
@@ -105,6 +109,8 @@ def test_the_gradient_of_an_extremum():
     computed = Graph((steps[0], exp, *steps[2:]), (0,), (1,), (2,), (3,))
     proof = prove_row(computed, Row((MAX,), (MAX,)))
     assert (proof.forward, proof.backward) == ("", "the gradient of an extremum goes to the ranks that attain it")
+    floor = Graph((*computed.steps[:3], Step("g", Constant(zero=True), (), (A,))), (0,), (1,), (2,), (3,))
+    assert prove_row(floor, Row((MAX,), (MAX,))).holds
     reduced = prove_row(moved, Row((MAX,), (R,)))
     assert reduced.forward == "it is a pending max, not whole"
     assert reduced.backward == "it is whole, not whole times n^-99"

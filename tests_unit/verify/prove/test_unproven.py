@@ -83,8 +83,8 @@ def test_samples_without_values(platform, monkeypatch):
         ("linspace", {"proven"}),
         ("cast", {"proven"}),
         ("copy", {"proven"}),
-        ("dropout", {"proven", "tested"}),
-        ("zero", {"proven", "tested", "assumed"}),
+        ("dropout", {"proven"}),
+        ("zero", {"proven"}),
     ],
 )
 def test_kinds_of_samples(op, levels, platform):
@@ -115,6 +115,12 @@ def test_layouts_that_a_local_call_sees(relu):
     (x,), (out,) = seen.operands(), seen.outputs()
     assert (x.placement_on(0), x.is_replicated, x.shape, x.local_shape) == (Shard(0), False, shape, (3, *shape[1:]))
     assert (out.placement_on(0), out.local_shape) == (Shard(0), (3, *shape[1:]))
+    (begin, end), *rest = x.local_box()
+    assert rest == [(0, size) for size in shape[1:]]
+    for use in (lambda: begin == 0, lambda: bool(end), lambda: begin.real, lambda: x.mesh.own_coordinate()[0] == 0):
+        with pytest.raises(ValueError, match=r"^it depends on the rank, such as on where its part starts$"):
+            use()
+    assert (x.mesh.coordinate, x.mesh.size()) == (None, 1)
     (whole,) = SeenCall(call, relu.answer, Row((R,), (R,)), letters, letters, [shape]).operands()
     assert (whole.is_replicated, whole.ndim, whole.partials) == (True, len(shape), ())
 

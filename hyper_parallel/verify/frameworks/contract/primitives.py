@@ -60,7 +60,8 @@ class Primitive:
         each: operands in each of which it is linear while the others are fixed.
         joint: operands in which it is linear together.
         increasing: each element of the result depends on one element of the operands, and increases with it.
-        moves: each element of the result is an element of an operand, whatever the values are.
+        moves: each element of the result is an element of an operand, or zero, whatever the values are; of the operands
+            ``each`` if there are some, at places that the others give.
         times: sizes that are factors of the result; ``per`` are divisors.
         per: sizes that divide the result.
         values: other sizes that the result depends on.

@@ -16,21 +16,23 @@ from torch import Tensor
 from hyper_parallel.verify.frameworks.contract.primitives import Constant, Primitive, Reshape
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 
-__all__ = ["SIZED", "broadcast", "describe", "is_kept", "name_of", "shape_of"]
+__all__ = ["REWRITTEN", "SIZED", "broadcast", "describe", "is_kept", "name_of", "shape_of", "unread"]
 
 Labels = tuple[int | None, ...]
 
 # Their numbers are sizes of the result, which are compared as such.
 SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
-_ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type")
-_JOINT = ("add", "sub", "rsub", "neg", "real", "imag", "view_as_real", "view_as_complex", "deg2rad", "rad2deg")
+_ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type", "_conj",
+                "complex", "polar", "copy")  # fmt: skip
+_JOINT = ("add", "sub", "rsub", "neg", "real", "imag", "view_as_real", "view_as_complex", "deg2rad", "rad2deg", "_conj",
+          "_conj_physical", "conj_physical", "complex")  # fmt: skip
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "view_of", "positive")
 _CONSTANTS = ("full", "empty", "zeros", "ones", "full_like", "empty_like", "zeros_like", "ones_like", "new_full",
               "new_empty", "new_zeros", "new_ones", "empty_strided", "new_empty_strided", "scalar_tensor",
-              "empty_permuted", "empty_memory_format")  # fmt: skip
-_ZEROS = ("zeros", "zeros_like", "new_zeros")
+              "empty_permuted", "empty_memory_format", "_efficientzerotensor")  # fmt: skip
+_ZEROS = ("zeros", "zeros_like", "new_zeros", "_efficientzerotensor")
 _INCREASING = ("relu", "floor", "ceil", "trunc", "round", "sign", "exp", "sigmoid", "tanh", "sqrt", "log", "erf",
-               "fill", "copy")  # fmt: skip
+               "fill")  # fmt: skip
 _REDUCED = {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod", "nansum": "sum"}
 # Reduced dims stay whole: the result is not a sum, maximum or minimum of elements.
 _WHOLE_REDUCED = ("argmax", "argmin", "var", "std", "var_mean", "std_mean", "median", "nanmedian", "mode", "kthvalue",
@@ -42,7 +44,7 @@ _BATCHED = ("linalg_cholesky_ex", "linalg_inv_ex", "linalg_qr", "_linalg_svd", "
             "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig", "linalg_matrix_exp", "tril", "triu",
             "linalg_householder_product", "cholesky_inverse", "geqrf", "lu_unpack", "linalg_lu_solve",
             "_linalg_solve_ex", "linalg_ldl_solve", "linalg_ldl_factor_ex", "cholesky_solve", "triangular_solve",
-            "linalg_solve_triangular", "ormqr", "_cdist_forward", "_pdist_forward")  # fmt: skip
+            "linalg_solve_triangular", "ormqr", "_pdist_forward")  # fmt: skip
 # Functions of images or sequences: the last one, two or three dims are whole.
 _LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d",
             "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "upsample_bilinear2d",
@@ -50,11 +52,40 @@ _LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_w
             "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d",
             "avg_pool2d_backward", "avg_pool3d_backward", "max_pool2d_with_indices_backward",
             "max_pool3d_with_indices_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
-            "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")  # fmt: skip
-_LINEAR_INNER = ("tril", "triu", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
-                 *(name for name in _LEADING if name.endswith("_backward")))  # fmt: skip
+            "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "max_unpool2d", "max_unpool3d",
+            "fractional_max_pool2d", "fractional_max_pool3d", "fractional_max_pool2d_backward",
+            "fractional_max_pool3d_backward")  # fmt: skip
+# Functions of images whose operand and result have other numbers of dims: how many of the operand's are whole.
+_RESHAPING = {"im2col": 3, "col2im": 2, "affine_grid_generator": 2}
+# The operand in which the first result of a function of the last dims is linear.
+_LINEAR_INNER = {
+    **dict.fromkeys(("tril", "triu", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
+                     "max_unpool2d", "max_unpool3d", "cholesky_solve", "triangular_solve", *_RESHAPING,
+                     *(name for name in _LEADING if name.endswith("_backward"))), 0),
+    **dict.fromkeys(("linalg_solve_triangular", "_linalg_solve_ex"), 1),
+    **dict.fromkeys(("linalg_lu_solve", "linalg_ldl_solve", "ormqr"), 2),
+}  # fmt: skip
+# Operands of whose values no element of the result depends, by number of the result: their sizes alone are read.
+_UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
+    **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
+                     "_adaptive_avg_pool3d_backward", "max_pool2d_with_indices_backward",
+                     "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
+                     "adaptive_max_pool3d_backward", "fractional_max_pool2d_backward",
+                     "fractional_max_pool3d_backward"), ((1,),)),
+    "copy": ((0,),),
+    "convolution_backward": ((1,), (2,), (1, 2)),
+    "grid_sampler_2d_backward": ((1,), ()),
+    "grid_sampler_3d_backward": ((1,), ()),
+}  # fmt: skip
+_TRANSFORMED = ("_fft_c2c", "_fft_r2c", "_fft_c2r")
+_SCATTERED = ("scatter_add", "scatter", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_reduce")
+_PARTS = ("slice_scatter", "select_scatter", "diagonal_scatter")
+_LOOKED_UP = ("bucketize", "searchsorted")
+# Their numbers are places in a tensor: the result depends on a size that is one, not only in its own size.
+_PLACED = ("select", "roll", "tril", "triu", "diagonal", "kthvalue", "topk", "select_backward", "slice_scatter",
+           "select_scatter", "diagonal_scatter")  # fmt: skip
 # Decomposed although they are elementwise, because their parts tell where they are linear.
-_TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "_conj", "masked_fill", "tanh_backward",
+_TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "masked_fill", "tanh_backward",
                 "sigmoid_backward", "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward",
                 "hardtanh_backward", "softplus_backward", "logit_backward", "hardswish_backward", "xlogy",
                 "hardsigmoid_backward", "native_dropout_backward", "softshrink_backward",
@@ -63,17 +94,17 @@ _TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "_co
 _KEPT = (*_CONSTANTS, *_COPIES, *_REDUCED, *_WHOLE_REDUCED, *_ALONG, *_BATCHED, *_LEADING, "view", "_unsafe_view",
          "reshape", "expand", "permute", "t", "transpose", "squeeze", "unsqueeze", "select", "cat", "gather", "mm",
          "bmm", "embedding", "index_select", "constant_pad_nd", "slice_backward", "select_backward", "split",
-         "split_with_sizes", "unbind", "diagonal", "convolution", "topk", "_to_copy", "scatter_add", "index_add",
-         "scatter", "where", "embedding_dense_backward", "index", "view_as_real",
-         "view_as_complex", "arange", "iota", "unfold", "unfold_backward")  # fmt: skip
+         "split_with_sizes", "unbind", "diagonal", "convolution", "topk", "_to_copy", "where",
+         "embedding_dense_backward", "index", "view_as_real", "view_as_complex", "arange", "iota", "unfold",
+         "unfold_backward", *_RESHAPING, *_UNREAD, *_TRANSFORMED, *_SCATTERED, *_PARTS, *_LOOKED_UP, "complex", "polar",
+         "index_put", "put", "take", "histc", "_cdist_forward", "_cdist_backward", "grid_sampler_2d",
+         "grid_sampler_3d")  # fmt: skip
 
 
 def is_kept(function: Any) -> bool:
     """Whether a function is described here, so that no decomposition of it is taken."""
     name = name_of(function)
-    if name in {"softmax", "mean", "addmm"}:
-        return False
-    if name == "logsumexp":
+    if name in {"softmax", "mean", "addmm", "logsumexp"}:
         return False
     return name in _KEPT or (torch.Tag.pointwise in getattr(function, "tags", ()) and name not in _TAKEN_APART)
 
@@ -82,6 +113,12 @@ def name_of(function: Any) -> str:
     """Return the name of a function without its overload."""
     schema = getattr(function, "_schema", None)
     return schema.name.partition("::")[2] if schema is not None else getattr(function, "__name__", str(function))
+
+
+def unread(function: Any, index: int) -> tuple[int, ...]:
+    """Return the operands of whose values result number ``index`` does not depend."""
+    of_results = _UNREAD.get(name_of(function), ((),))
+    return of_results[min(index, len(of_results) - 1)]
 
 
 def shape_of(value: Any) -> tuple[Size, ...]:
@@ -119,7 +156,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
         function: an operator of ATen.
         args: its arguments; tensors and symbolic sizes as nodes of the graph.
         kwargs: likewise.
-        operands: the tensors among them.
+        operands: the tensors among them whose values it reads.
         out: the result.
         index: its number.
 
@@ -128,12 +165,8 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
     """
     name = name_of(function)
     shapes, shape = [shape_of(operand) for operand in operands], shape_of(out)
-    if name in _CONSTANTS:
-        fill = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
-        value = None if fill is None else args[fill]
-        if isinstance(value, torch.fx.Node):
-            raise LookupError("a number that is computed")
-        return Constant(name in _ZEROS or (fill is not None and value == 0), "" if fill is None else str(value))
+    if name in _CONSTANTS or Size(0) in shape:
+        return _constant(name, args, shape)
     if name in _COPIES or name in {"view", "_unsafe_view", "reshape"}:
         if out.dtype != operands[0].dtype:
             raise LookupError("the bytes of numbers as numbers of another dtype")
@@ -142,10 +175,23 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
         return Primitive((), tuple(range(len(shape))), whole=frozenset(range(len(shape))))
     described = _DESCRIBED.get(name)
     if described is not None:
-        return described(name, args, kwargs, operands, shapes, shape, index)
+        does = described(name, args, kwargs, operands, shapes, shape, index)
+        places = tuple(map(size_of, _sizes_in(args))) if name in _PLACED else ()
+        return replace(does, values=places) if places else does
     if torch.Tag.pointwise in function.tags or name in _ELEMENTWISE:
-        return _elementwise(name, args, kwargs, operands, shapes, shape)
+        return _elementwise(name, args, kwargs, operands, shapes, out)
     raise LookupError("it has no description")
+
+
+def _constant(name: str, args: Any, shape: Sequence[Size]) -> Constant | Primitive:
+    if Size(0) in shape:  # it has no elements
+        return Constant(zero=True)
+    fill = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
+    value = None if fill is None else args[fill]
+    if isinstance(value, torch.fx.Node):
+        labels = tuple(range(len(shape)))
+        return Primitive((), labels, frozenset(labels), values=(size_of(value),))
+    return Constant(name in _ZEROS or (fill is not None and value == 0), "" if fill is None else str(value))
 
 
 def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
@@ -163,8 +209,9 @@ def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
 
 
 def _elementwise(
-    name: str, args: Any, kwargs: Any, operands: Sequence[Tensor], shapes: Sequence[Any], shape: Sequence[Size]
+    name: str, args: Any, kwargs: Any, operands: Sequence[Tensor], shapes: Sequence[Any], out: Tensor
 ) -> Primitive:
+    shape = shape_of(out)
     inputs = tuple(broadcast(each, shape) for each in shapes)
     labels = tuple(range(len(shape)))
     copies = frozenset(label for label in labels if not any(label in dims for dims in inputs))
@@ -172,16 +219,17 @@ def _elementwise(
     numbers = [arg for arg in args if isinstance(arg, (int, float, complex)) and not isinstance(arg, bool)]
     plain = Primitive(inputs, labels, copies)
     everything = tuple(range(len(operands)))
-    if name == "_to_copy":
-        source, target = operands[0].dtype, kwargs.get("dtype", operands[0].dtype)
-        floats = source.is_floating_point and target.is_floating_point
+    if name in {"_to_copy", "copy"}:
+        source, target = operands[0].dtype, out.dtype
+        numbers_only = all(dtype.is_floating_point or dtype.is_complex for dtype in (source, target))
         # Not every number is: -1 is true, and 0 is not; large integers wrap in a narrow dtype.
         increasing = not source.is_complex and (target.is_floating_point or source in {torch.bool, target})
-        return replace(plain, joint=(0,) if floats else (), increasing=increasing)
+        moves = name == "copy" and source == target
+        return replace(plain, joint=(0,) if numbers_only or moves else (), increasing=increasing or moves, moves=moves)
     if name == "where":
         return replace(plain, joint=everything[1:])
-    if name == "mul":
-        return replace(plain, each=everything, times=tuple(map(size_of, symbolic)))
+    if name in {"mul", "polar"}:
+        return replace(plain, each=everything if name == "mul" else (0,), times=tuple(map(size_of, symbolic)))
     if name == "div" and _is_node(args[0]) and kwargs.get("rounding_mode") is None:
         return replace(plain, each=(0,), per=tuple(map(size_of, symbolic)))
     if name in _JOINT and not numbers and not symbolic:
@@ -195,6 +243,13 @@ def _is_node(arg: Any) -> bool:
 
 def _is_size(arg: Any) -> bool:
     return isinstance(arg, torch.fx.Node) and not isinstance(arg.meta.get("val"), (Tensor, list, tuple))
+
+
+def _sizes_in(tree: Any) -> list[Any]:
+    """Return the symbolic sizes in arguments."""
+    if isinstance(tree, (list, tuple)):
+        return [each for item in tree for each in _sizes_in(item)]
+    return [tree] if _is_size(tree) else []
 
 
 _Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
@@ -314,6 +369,7 @@ def _moved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
         dims = _dims(_argument(args, kwargs, position, "dim", default), ndim)
     if name == "slice":
         dims = [dim for dim in dims if shapes[0][dim] != shape[dim]]
+        moves["values"] = tuple(map(size_of, filter(_is_size, args))) if dims else ()
     return _along(shapes, shape, dims, **moves)
 
 
@@ -327,10 +383,11 @@ def _one_dim(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 
 @_of("slice_backward", "select_backward")
 def _put_back(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del kwargs, operands, shapes, index
+    del kwargs, operands, index
     dim, labels = args[2] % len(shape), tuple(range(len(shape)))
     inputs = labels if name == "slice_backward" else tuple(label for label in labels if label != dim)
-    return Primitive((inputs,), labels, whole=frozenset({dim}), joint=(0,))
+    changed = name == "select_backward" or shapes[0][dim] != shape[dim]
+    return Primitive((inputs,), labels, whole=frozenset({dim} if changed else ()), joint=(0,))
 
 
 @_of("view_as_real", "view_as_complex", "broadcast_in_dim")
@@ -380,6 +437,15 @@ def _product(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
     return Primitive(((*batch, 0, 2), (*batch, 2, 1)), (*batch, 0, 1), reduce="sum", each=(0, 1))
 
 
+@_of(*_TRANSFORMED)
+def _transformed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    del name, kwargs, operands, index
+    return _along(shapes, shape, _dims(args[1], len(shape)), joint=(0,))
+
+
+# -- looking up and writing by index -----------------------------------------------------------------------------------
+
+
 @_of("embedding", "index_select")
 def _looked_up(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del kwargs, operands, index
@@ -389,7 +455,7 @@ def _looked_up(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
     out = (*source[:dim], *ids, *source[dim + 1 :])
     if len(out) != len(shape):
         raise LookupError("dims that were not understood")
-    return Primitive((source, ids), out, whole=frozenset({dim}), each=(0,))
+    return Primitive((source, ids), out, whole=frozenset({dim}), each=(0,), moves=True)
 
 
 @_of("embedding_dense_backward")
@@ -409,30 +475,141 @@ def _gathered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sha
     source = tuple(label if label != dim else own for label in range(len(shape)))
     if any(shapes[0][at] != shape[at] for at in range(len(shape)) if at != dim):
         raise LookupError("an index of fewer rows")
-    return Primitive((source, tuple(range(len(shape)))), tuple(range(len(shape))), whole=frozenset({own}), each=(0,))
+    labels = tuple(range(len(shape)))
+    return Primitive((source, labels), labels, whole=frozenset({own}), each=(0,), moves=True)
 
 
-@_of("scatter_add", "scatter", "index_add")
+@_of("take")
+def _taken(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    del name, args, kwargs, operands, index
+    source, ids = tuple(range(100, 100 + len(shapes[0]))), tuple(range(len(shape)))
+    return Primitive((source, ids), ids, whole=frozenset(source), each=(0,), moves=True)
+
+
+@_of("index", "index_put")
+def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe reads and writes by index tensors, whose common dims are where they stand, or first if apart."""
+    del kwargs, index
+    ids = [dim for dim, each in enumerate(args[1]) if each is not None]
+    indices = operands[1 : 1 + len(ids)]
+    if any(each.dtype in {torch.bool, torch.uint8} for each in indices):
+        raise LookupError("a mask as index")
+    labels = tuple(range(len(shapes[0])))
+    common = max((shape_of(each) for each in indices), key=len)
+    sizes = list(common)
+    for each in indices:
+        for at, size in enumerate(reversed(shape_of(each)), 1):
+            sizes[-at] = size if sizes[-at] == Size(1) else sizes[-at]
+    first = ids[0] if ids == list(range(ids[0], ids[0] + len(ids))) else 0
+    of_indices = tuple(100 + at for at in range(len(sizes)))
+    rest = [dim for dim in labels if dim not in ids]
+    part = (*rest[:first], *of_indices, *rest[first:])
+    part_shape = tuple(sizes[label - 100] if label >= 100 else shapes[0][label] for label in part)
+    inputs = [tuple(None if at is None else of_indices[at] for at in broadcast(shape_of(each), sizes))
+              for each in indices]  # fmt: skip
+    if name == "index":
+        if part_shape != shape:
+            raise LookupError("dims that were not understood")
+        return Primitive((labels, *inputs), part, whole=frozenset(ids), each=(0,), moves=True)
+    value = tuple(None if at is None else part[at] for at in broadcast(shapes[-1], part_shape))
+    return _written((labels, *inputs, value), of_indices, ids, adds=len(args) > 3 and bool(args[3]))
+
+
+def _written(inputs: tuple[Labels, ...], ids: Sequence[int], dims: Sequence[int], *, adds: bool) -> Primitive:
+    """Return what writes its last operand into its first, at places along ``dims`` that the others give.
+
+    Args:
+        inputs: labels of the operands; those of the first are the result's.
+        ids: labels of what is written.
+        dims: labels that are written to.
+        adds: whether it is added to what is there, so that parts of it can be added one after the other.
+    """
+    whole = frozenset(dims) if adds else frozenset((*dims, *ids))
+    return Primitive(inputs, inputs[0], whole=whole, reduce="sum" if adds else "", joint=(0, len(inputs) - 1))
+
+
+@_of("put")
+def _put(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    del name, kwargs, operands, index
+    labels, ids = tuple(range(len(shape))), tuple(100 + at for at in range(len(shapes[1])))
+    if shapes[1] != shapes[2]:
+        raise LookupError("an index of other sizes")
+    return _written((labels, ids, ids), ids, labels, adds=len(args) > 3 and bool(args[3]))
+
+
+@_of(*_SCATTERED)
 def _scattered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del index
-    if name == "index_add" or len(operands) != 3 or kwargs:
-        msg = "it has no description"
-        raise LookupError(msg)
-    dim = args[1] % len(shape)
-    if any(each[at] != shape[at] for each in shapes[1:] for at in range(len(shape)) if at != dim):
-        raise LookupError("an index of fewer rows")
-    source = tuple(label if label != dim else dim + 100 for label in range(len(shape)))
+    dim = args[1] % max(len(shape), 1)
     labels = tuple(range(len(shape)))
-    if name == "scatter":
-        return Primitive((labels, source, source), labels, whole=frozenset({dim, dim + 100}), joint=(0, 2))
-    return Primitive((labels, source, source), labels, whole=frozenset({dim}), reduce="sum", joint=(0, 2))
+    source = tuple(label if label != dim else dim + 100 for label in labels)
+    ids = source if name.startswith("scatter") else (dim + 100,)
+    terms = [ids, *(source if shapes[2] else () for _ in shapes[2:])]
+    if not shape or any(len(each) != len(term) for each, term in zip(shapes[1:], terms, strict=True)):
+        raise LookupError("dims that were not understood")
+    if any(size != shape[label] for each, term in zip(shapes[1:], terms, strict=True)
+           for size, label in zip(each, term, strict=True) if label < 100):  # fmt: skip
+        raise LookupError("an index of fewer rows")
+    adds = name in {"scatter_add", "index_add"}
+    does = _written((labels, *terms), (dim + 100,), (dim,), adds=adds)
+    if name in {"scatter_reduce", "index_reduce"} or "reduce" in kwargs or len(args) > 4:
+        return replace(does, joint=())
+    if len(operands) == 2:  # a number is written
+        return replace(does, joint=(0,) if _argument(args, kwargs, 3, "value", 1) == 0 else ())
+    return does
 
 
-@_of(*_BATCHED, *_LEADING)
+@_of(*_PARTS)
+def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe a tensor of which a part along some dims is replaced by another one."""
+    del operands, index
+    ndim = len(shape)
+    labels = tuple(range(ndim))
+    if name == "diagonal_scatter":
+        pair = [_argument(args, kwargs, 3 + at, f"dim{at + 1}", at) % ndim for at in (0, 1)]
+        dims, part = pair, (*(label for label in labels if label not in pair), 100)
+    else:
+        dims = [_argument(args, kwargs, 2, "dim", 0) % ndim]
+        rest = tuple(label if label not in dims else 100 for label in labels)
+        part = rest if name == "slice_scatter" else tuple(label for label in rest if label != 100)
+    if any(shape[label] != size for label, size in zip(part, shapes[1], strict=True) if label != 100):
+        raise LookupError("a part of other sizes")
+    return _written((labels, part), (100,), dims, adds=False)
+
+
+@_of(*_LOOKED_UP)
+def _located(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe the places of values in sorted tables: one for all, or one per row."""
+    del args, kwargs, index
+    if len(operands) != 2:
+        raise LookupError("no table, or one that is not sorted")
+    value, table = (0, 1) if name == "bucketize" else (1, 0)
+    labels = tuple(range(len(shape)))
+    rows = () if len(shapes[table]) == 1 else labels[:-1]
+    if shapes[value] != shape or any(shapes[table][dim] != shape[dim] for dim in rows):
+        raise LookupError("dims that were not understood")
+    inputs = {value: labels, table: (*rows, 100)}
+    return Primitive((inputs[0], inputs[1]), labels, whole=frozenset({100}))
+
+
+@_of("histc")
+def _counted(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    del name, operands, shape, index
+    labels = tuple(range(len(shapes[0])))
+    low, high = (_argument(args, kwargs, 2 + at, key, 0) for at, key in enumerate(("min", "max")))
+    if low == high:  # the range is that of the values
+        return Primitive((labels,), (100,), whole=frozenset((*labels, 100)))
+    return Primitive((labels,), (100,), whole=frozenset({100}), reduce="sum")
+
+
+# -- functions of the last dims ----------------------------------------------------------------------------------------
+
+
+@_of(*_BATCHED, *_LEADING, *_RESHAPING)
 def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     """Describe a function of the last dims of its operands: matrices, images, sequences."""
-    del args, kwargs, operands, index
-    own = 2 if name in _BATCHED or "2d" in name else 3 if "3d" in name else 1
+    del args, kwargs, operands
+    own = _RESHAPING.get(name, 2 if name in _BATCHED or "2d" in name else 3 if "3d" in name else 1)
     batch = len(shapes[0]) - own
     if batch < 0 or any(each[:batch] != shapes[0][:batch] for each in (*shapes, shape)):
         msg = "operands of other dims"
@@ -442,4 +619,100 @@ def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
     )
     out = (*range(batch), *(10000 + dim for dim in range(len(shape) - batch)))
     whole = frozenset(label for labels in (*inputs, out) for label in labels if label >= batch)
-    return Primitive(inputs, out, whole=whole, joint=(0,) if name in _LINEAR_INNER else ())
+    linear = _LINEAR_INNER.get(name) if index == 0 else None
+    does = Primitive(inputs, out, whole=whole, joint=() if linear is None else (linear,))
+    return replace(does, increasing=True, moves=True) if name in {"tril", "triu"} else does
+
+
+@_of("_cdist_forward", "_cdist_backward")
+def _distances(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe the distances of each row of one operand from each of another, and the gradient of the first."""
+    del args, kwargs, operands, index
+    batch = tuple(range(len(shape) - 2))
+    if any(each[:-2] != shape[:-2] for each in shapes):
+        raise LookupError("operands of other dims")
+    first, second, pairs = (*batch, 100, 102), (*batch, 101, 102), (*batch, 100, 101)
+    if name == "_cdist_forward":
+        return Primitive((first, second), pairs, whole=frozenset({102}))
+    return Primitive((pairs, first, second, pairs), first, whole=frozenset({102}), reduce="sum", each=(0,))
+
+
+# -- convolution and sampling ------------------------------------------------------------------------------------------
+
+
+@_of("convolution", "convolution_backward")
+def _convolved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe ``nc…, oc… -> no…``, bilinear, and its gradients; channels in groups are whole."""
+    del kwargs, operands, shape
+    transposed, groups = (args[6], args[8]) if name == "convolution" else (args[7], args[9])
+    ndim = len(shapes[0])
+    inner = [tuple(range(100 * at, 100 * at + ndim - 2)) for at in (1, 2, 3)]
+    x, y = (0, 2, *inner[0]), (0, 1, *inner[2])
+    weight = (2, 1, *inner[1]) if transposed else (1, 2, *inner[1])
+    labels = frozenset(label for each in inner for label in each)
+    if groups != 1:
+        weight, labels = (3, 4, *inner[1]), labels | {1, 2, 3, 4}
+    inputs, out = {
+        ("convolution", 0): ((x, weight), y),
+        ("convolution_backward", 0): ((y, weight), x),
+        ("convolution_backward", 1): ((y, x), weight),
+        ("convolution_backward", 2): ((y,), (1,)),
+    }[name, index]
+    return Primitive(inputs, out, whole=labels, reduce="sum", each=tuple(range(len(inputs))))
+
+
+@_of("grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def _sampled(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe ``nc[…], np[2] -> ncp``, linear in the image, and its gradients."""
+    del args, kwargs, operands, shape
+    count = len(shapes[0]) - 2
+    inner, points = tuple(range(100, 100 + count)), tuple(range(2, 2 + count))
+    image, grid, out = (0, 1, *inner), (0, *points, 200), (0, 1, *points)
+    whole = frozenset((*inner, 200))
+    if not name.endswith("_backward"):
+        return Primitive((image, grid), out, whole=whole, each=(0,))
+    if index == 0:
+        return Primitive((out, grid), image, whole=whole, reduce="sum", each=(0,))
+    return Primitive((out, image, grid), grid, whole=whole, reduce="sum", each=(0, 1))
+
+
+# -- functions that are written in terms of others ---------------------------------------------------------------------
+
+
+def _with_bias(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    if bias is None:
+        return NotImplemented
+    return torch.ops.aten.convolution(x, weight, None, *rest) + bias.view(-1, *(1,) * (x.ndim - 2))
+
+
+def _in_time(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
+    channels = torch.ops.aten.convolution(
+        x.permute(1, 2, 0), weight.permute(2, 1, 0), None, [1], [pad], [1], False, [0], 1
+    )
+    return channels.permute(2, 0, 1).contiguous() + bias
+
+
+def _summed_products(x: Tensor, first: Tensor, second: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return x * beta + first.bmm(second).sum(0) * alpha
+
+
+def _three_factors(first: Tensor, second: Tensor, third: Tensor, *dims: Sequence[int], unroll_dim: int = 1) -> Tensor:
+    del unroll_dim
+    *expanded, summed = dims[:4]
+    factors = []
+    for factor, new in zip((first, second, third), expanded, strict=True):
+        wide = factor
+        for dim in new:
+            wide = wide.unsqueeze(dim)
+        factors.append(wide)
+    product = factors[0] * factors[1] * factors[2]
+    return product.sum(list(summed)) if summed else product
+
+
+REWRITTEN: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.convolution.default: _with_bias,
+    torch.ops.aten.conv_tbc.default: _in_time,
+    torch.ops.aten.addbmm.default: _summed_products,
+    torch.ops.aten._trilinear.default: _three_factors,  # noqa: SLF001 - a function of ATen
+}
+"""Functions in terms of others, which PyTorch's table does not have."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,8 +18,18 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from hyper_parallel.core.dtensor.random import record_sampling
+from hyper_parallel.core.dtensor.sampling import LocalRandomNumbers
 from hyper_parallel.platform.torch import optimizer_steps
-from hyper_parallel.platform.torch.versions import ConstantSource, FakeTensorMode, decompositions
+from hyper_parallel.platform.torch.region_numbers import RecordedArray, RecordedNumbers
+from hyper_parallel.platform.torch.versions import (
+    ConstantSource,
+    FakeTensorMode,
+    FunctionalTensorMode,
+    decompositions,
+    dispatch_functionalize,
+    enable_python_dispatcher,
+)
 from hyper_parallel.verify.frameworks.contract.primitives import (
     Constant,
     Graph,
@@ -29,12 +40,13 @@ from hyper_parallel.verify.frameworks.contract.primitives import (
 )
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
 from hyper_parallel.verify.frameworks.torch.primitive_table import (
+    REWRITTEN,
     SIZED,
-    broadcast,
     describe,
     is_kept,
     name_of,
     shape_of,
+    unread,
 )
 
 __all__ = ["ObservedCalls", "observed_steps", "traced"]
@@ -45,7 +57,7 @@ _PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/cli
 
 def _table() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of functions that are not described here."""
-    return {function: run for function, run in decompositions.items() if not is_kept(function)}
+    return {function: run for function, run in decompositions.items() if not is_kept(function)} | REWRITTEN
 
 
 class ObservedCalls(TorchFunctionMode):
@@ -106,10 +118,13 @@ def traced(
 ) -> Graph:
     """Return an operator and its backward as primitives.
 
+    It is traced as it is; then, where that leaves something open, with writes as new values; then also with dims of
+    operands that have equal sizes as one symbol. The trace that leaves the least open is returned.
+
     Args:
         run: ``run(tensors, sizes)`` calls it.
         operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are. Or pairs of a
-            shape and a dtype, whose sizes stay numbers.
+            shape and a dtype, whose sizes stay numbers. The last one's dims are symbols of their own.
         requires_grad: per operand, whether its gradient is wanted.
         sizes: makes what ``run`` needs of the operands' symbolic sizes.
 
@@ -117,15 +132,71 @@ def traced(
         Exception: whatever the operator raises on symbolic sizes.
     """
     symbolic = not any(isinstance(each, tuple) for each in operands)
-    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    graphs = list[Graph]()
+    failure: Exception | None = None
+    for functional, alike in ((False, False), (True, False), *([(True, True)] if symbolic else [])):
+        try:
+            graph = _traced(run, operands, requires_grad, sizes, functional=functional, alike=alike)
+        except Exception as error:  # noqa: BLE001 - any operator may fail on symbolic sizes in its own way
+            failure = failure or error
+            continue
+        graphs.append(graph)
+        if not _open(graph, symbolic=symbolic):
+            break
+    if not graphs:
+        assert failure is not None
+        raise failure
+    return min(graphs, key=lambda graph: _open(graph, symbolic=symbolic))
+
+
+@dataclass(frozen=True)
+class _Drawn(RecordedNumbers):
+    """Random numbers of a rank in a trace: each is a function of its global index, so they are split as constants."""
+
+    def array(self) -> Any:
+        """What stands for them as an array."""
+        array = np.zeros(0).view(RecordedArray)
+        array.numbers = self
+        return array
+
+    def tensor(self, device: Any = None) -> Tensor:
+        """A tensor whose elements the program does not define."""
+        words = self.distribution.words_per_element
+        dtype = self.distribution.transform(np.zeros((0, 8 // words), f"<u{4 * words}")).dtype
+        return torch.empty(self.shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, device=device)
+
+
+def _drawn(numbers: LocalRandomNumbers) -> _Drawn:
+    return _Drawn(**{each.name: getattr(numbers, each.name) for each in fields(LocalRandomNumbers)})
+
+
+def _open(graph: Graph, *, symbolic: bool) -> int:
+    """Return the number of things that a graph does not say."""
+    steps = [step for step in graph.steps if isinstance(step.does, Opaque)]
+    fixed = [size for number in graph.inputs for size in graph.steps[number].shape if not size.symbols]
+    return len(steps) + bool(graph.no_backward) + symbolic * len(fixed)
+
+
+def _traced(
+    run: Callable[..., Any],
+    operands: Sequence[Any],
+    requires_grad: Sequence[bool],
+    sizes: Callable[[Sequence[Any]], Any],
+    *,
+    functional: bool,
+    alike: bool,
+) -> Graph:
+    symbolic = not any(isinstance(each, tuple) for each in operands)
+    env = ShapeEnv(duck_shape=alike, specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=env if symbolic else None, allow_non_fake_inputs=True)
-    fakes = [_fake(mode, tensor, index) for index, tensor in enumerate(operands)]
+    fakes = [_fake(mode, tensor, index, alike=alike and index < len(operands) - 1)
+             for index, tensor in enumerate(operands)]  # fmt: skip
     made = len(env.guards)  # of the operands' strides, on which no value depends
     given = sizes([tuple(fake.shape) for fake in fakes])
 
     def joint(*tensors: Tensor) -> Any:
         leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(tensors, requires_grad, strict=True)]
-        with torch.enable_grad():
+        with torch.enable_grad(), record_sampling(_drawn):
             out = run(leaves, given)
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
         differentiable = [each for each in outs if isinstance(each, Tensor) and each.requires_grad]
@@ -141,8 +212,10 @@ def traced(
         return outs, [cotangents.pop(0) if each.requires_grad else None for each in outs], list(grads)
 
     shown: dict[str, str] = {}
-    with mode, sdpa_kernel([SDPBackend.MATH]):
-        module = make_fx(joint, decomposition_table=_table(), _allow_non_fake_inputs=True)(*fakes)
+    call = dispatch_functionalize(joint, FunctionalTensorMode()) if functional else joint
+    python = enable_python_dispatcher() if functional else nullcontext()
+    with mode, sdpa_kernel([SDPBackend.MATH]), python:
+        module = make_fx(call, decomposition_table=_table(), _allow_non_fake_inputs=True)(*fakes)
     hints = {
         str(size.node.expr): int(size.node.hint)
         for fake in fakes for size in _sizes(fake) if isinstance(size, torch.SymInt)
@@ -155,12 +228,13 @@ def _sizes(tensor: Any) -> Sequence[Any]:
     return tuple(tensor.shape)
 
 
-def _fake(mode: FakeTensorMode, tensor: Any, index: int) -> Tensor:
+def _fake(mode: FakeTensorMode, tensor: Any, index: int, *, alike: bool = False) -> Tensor:
     if isinstance(tensor, tuple):
         shape, dtype = tensor
         with mode:
             return torch.empty(shape, dtype=dtype)
-    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.ndim)
+    kind = DimDynamic.DUCK if alike else DimDynamic.DYNAMIC
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[kind] * tensor.ndim)
     return mode.from_tensor(tensor.contiguous(), source=ConstantSource(f"x{index}"), symbolic_context=context)
 
 
@@ -191,11 +265,11 @@ def _graph(
             made = numbers.get(node.args[0])
             if isinstance(made, list):
                 numbers[node] = made[node.args[1]]
-        elif name_of(node.target) == "copy_":
-            _written(steps, numbers, node)
+        elif _writes(node.target):
+            msg = f"{name_of(node.target)} writes into a tensor"
+            raise ValueError(msg)
         else:
             _add(steps, numbers, node)
-            _spoil(steps, numbers, node)
     outs, cotangents, grads = result
     for node in cotangents:
         if node is not None:
@@ -215,38 +289,10 @@ def _graph(
     )  # fmt: skip
 
 
-def _written(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
-    """Add a copy into a tensor, which is the new value from here on."""
-    target, source, *_ = node.args
-    shape = shape_of(target.meta["val"])
-    labels = broadcast(shape_of(source.meta["val"]), shape)
-    copies = frozenset(range(len(shape))) - frozenset(labels)
-    does = Primitive((labels,), tuple(range(len(shape))), copies, joint=(0,), increasing=True, moves=True)
-    made = Step("copy", does, (numbers[source],), shape)
-    _spoil(steps, numbers, node)
-    numbers[node] = numbers[target] = len(steps)
-    steps.append(made)
-
-
-def _spoil(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
-    """Make opaque what is in use after ``node`` and shares memory with a tensor that ``node`` writes."""
-    memories = [target.meta["val"].untyped_storage() for target in _targets(node)]
-    for each in list(numbers) if memories else ():
-        value = each.meta.get("val")
-        if each is node or not isinstance(value, Tensor) or all(user is node or user in numbers for user in each.users):
-            continue
-        if any(value.untyped_storage() is memory for memory in memories):
-            numbers[each] = len(steps)
-            steps.append(Step("written", Opaque("a view is written"), (), shape_of(value)))
-
-
-def _targets(node: Any) -> list[Any]:
-    """Return the tensors that a function writes."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {each.name: arg for each, arg in zip(schema.arguments, node.args, strict=False)} | node.kwargs
-    return _tensors([given.get(each.name) for each in schema.arguments if each.is_write])
+def _writes(function: Any) -> bool:
+    """Whether a function writes into its operands, which are other values afterwards."""
+    schema = getattr(function, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _follows(condition: Any, env: ShapeEnv) -> bool:
@@ -264,20 +310,22 @@ def _add(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
     if not isinstance(value, (Tensor, list, tuple)):
         return  # a size
     operands = _tensors((node.args, node.kwargs))
-    taken = tuple(numbers[arg] for arg in operands)
     outs = list(value) if isinstance(value, (list, tuple)) else [value]
     made: list[int | None] = []
     for index, out in enumerate(outs):
         if not isinstance(out, Tensor):
             made.append(None)
             continue
+        left_out = unread(node.target, index)
+        read = [arg for at, arg in enumerate(operands) if at not in left_out]
         try:
-            does = describe(node.target, node.args, node.kwargs, [arg.meta["val"] for arg in operands], out, index)
+            does = describe(node.target, node.args, node.kwargs, [arg.meta["val"] for arg in read], out, index)
             if isinstance(does, Primitive) and name_of(node.target) not in SIZED:
                 does = replace(does, numbers=repr(_numbers([*node.args, *node.kwargs.values()])))
         except Exception as error:  # noqa: BLE001 - what cannot be described is opaque
             does = Opaque(f"{name_of(node.target)}: {error}")
         made.append(len(steps))
+        taken = () if isinstance(does, Constant) else tuple(numbers[arg] for arg in read)
         steps.append(Step(name_of(node.target), does, taken, shape_of(out)))
     numbers[node] = made if isinstance(value, (list, tuple)) else made[0]
 
