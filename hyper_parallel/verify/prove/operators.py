@@ -134,6 +134,7 @@ def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenR
         graph, why = _traced(platform, made, row)
         if graph is None:
             return ProvenRow(op, made.number, text, "tested", f"its local call is not the caller's: {why}")
+    assert graph is not None  # a random call was traced again
     proof = prove_row(graph, row)
     if proof.holds:
         return ProvenRow(op, made.number, text, "proven", "", proof.conditions, proof.sizes)
