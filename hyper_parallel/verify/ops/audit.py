@@ -1,4 +1,4 @@
-"""Audit of another library's distributed tensors: what was tried, what was found, and programs that show it."""
+"""Audit of another library's distributed tensors: counts of checks, findings, and programs that reproduce them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Target(NamedTuple):
     """A library to audit.
 
     Attributes:
-        framework: that it belongs to.
+        framework: name of the framework that the library belongs to.
         peer: module with the class ``Peer``, which wraps the library, and the function ``public_calls``.
         reproducer: module with the functions that write programs; run as a script, it confirms them.
     """
@@ -39,26 +39,26 @@ TARGETS = {
 }
 
 WORLDS = (2, 3)
-"""Numbers of simulated ranks that every sample runs on."""
+"""World sizes that every sample runs on."""
 
 OUTCOMES = ("crash", "wrong", "plain", "rejects", "ok")
-"""What becomes of one tuple of placements, the worst first: another error than a refusal, a wrong value, a plain tensor
-as result, a refusal, a right result."""
+"""Outcomes of one tuple of placements: unexpected error, wrong value, plain result, refusal, correct; worst first."""
 
 _CONFIRMERS = 2
 
 
 @dataclass
 class AuditFinding:
-    """The first failure of its kind of one operator.
+    """The first failure of one kind in an operator.
 
     Attributes:
         kind: ``crash``, ``wrong`` or ``plain``.
         text: sample, sizes, world, placements, and what went wrong.
         world: number of ranks.
-        error: name of the exception with which a program that shows it ends.
-        programs: candidates: the call alone, then after each earlier call, whose cached results may be the cause.
-        program: the shortest candidate, or the one that showed the failure.
+        error: name of the exception that a program which reproduces the failure ends with.
+        programs: candidate programs: the call alone, then the call after each earlier call, whose cached results may be
+            the cause.
+        program: the shortest candidate, or the one that reproduced the failure.
         printed: what that program printed on real processes; empty if none failed.
     """
 
@@ -85,11 +85,11 @@ class OperatorAudit:
 
     Attributes:
         op: canonical name.
-        spellings: the public functions that were called, by number of samples.
-        counts: tuples of placements by outcome, see :data:`OUTCOMES`.
-        backward: how many of the right ones compared gradients too.
+        spellings: number of samples by public function that was called.
+        counts: number of tuples of placements by outcome, see :data:`OUTCOMES`.
+        backward: number of correct tuples of placements whose gradients were compared too.
         findings: the first failure of each kind, in outputs and in gradients.
-        skipped: what was not tried, by reason.
+        skipped: samples and placements that were not tried, by reason.
         exempt: why the operator is not part of the audit; else empty.
     """
 
@@ -103,18 +103,18 @@ class OperatorAudit:
 
     @property
     def outcome(self) -> str:
-        """The worst outcome; ``exempt``, or ``unexercised`` without any."""
+        """The most severe outcome; ``exempt`` or ``unexercised`` if nothing was tried."""
         if self.exempt:
             return "exempt"
         return next((outcome for outcome in OUTCOMES if self.counts[outcome]), "unexercised")
 
     @property
     def holds(self) -> bool:
-        """Whether something was tried, and everything was right or refused."""
+        """Whether something was tried, and every result was correct or refused."""
         return self.outcome in {"ok", "rejects", "exempt"}
 
     def text(self) -> str:
-        """Return a line, and a paragraph with a program for each finding."""
+        """Return one line, and for each finding a paragraph with a program."""
         counts = (
             ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items())) or self.exempt or "no check"
         )
@@ -135,7 +135,7 @@ class OperatorAudit:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorAudit:
-        """Return the audit that a worker sent."""
+        """Rebuild the audit from the JSON object that a worker sent."""
         fields = {name: value for name, value in data.items() if name != "outcome"}
         counters = {name: Counter(fields[name]) for name in ("spellings", "counts", "skipped")}
         return cls(**{**fields, **counters, "findings": [AuditFinding(**item) for item in fields["findings"]]})
@@ -148,7 +148,7 @@ class OperatorAudit:
 
 
 def confirm(target: str, audits: Sequence[OperatorAudit]) -> None:
-    """Run the programs of every finding on real processes, and keep the first that fails as it should."""
+    """Run the programs of every finding on real processes, and keep the first one that fails as expected."""
     findings = [finding for audit in audits for finding in audit.findings if finding.programs]
     shares = [findings[start::_CONFIRMERS] for start in range(_CONFIRMERS)]
     with ThreadPoolExecutor(_CONFIRMERS) as pool:
@@ -174,7 +174,7 @@ def _confirm(target: Target, findings: Sequence[AuditFinding]) -> None:
 
 
 def summary(target: str, audits: Sequence[OperatorAudit]) -> str:
-    """Return the numbers of operators and placements by outcome, and what was not exercised."""
+    """Return the numbers of operators and placements by outcome, and the operators that were not exercised."""
     outcomes = Counter(audit.outcome for audit in audits)
     checks = sum((audit.counts for audit in audits), Counter[str]())
     operators = ", ".join(f"{count} {name}" for name, count in outcomes.most_common())

@@ -1,4 +1,4 @@
-"""The audit of one operator: every sample in its public spelling, in many placements, on simulated ranks."""
+"""Audits one operator: calls every sample by its public function, in many placements, on simulated ranks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ __all__ = ["audit_operator"]
 
 _CHOICES = 2  # choices of sizes per sample
 _MOST = 24  # tuples of placements per sample, choice of sizes and world
-_MAX_FAILURES = 20  # runs that may fail per operator and world: each ends its ranks
-_EARLIER = 100  # calls of the same operator whose cached results may matter
+_MAX_FAILURES = 20  # maximum number of failed runs per operator and world: each ends its ranks
+_EARLIER = 100  # number of earlier calls of the operator whose cached results may be the cause
 _TIMEOUT = 300.0
 _MISMATCH = f"{CollectiveMismatchError.__module__}.{CollectiveMismatchError.__qualname__}"
 _REFUSALS = (
@@ -68,8 +68,8 @@ class _Job:
     Attributes:
         case: the sample with its values and reference.
         run: the public call, as a function of the sample's arguments.
-        places: a placement per operand.
-        growth: how much more than their own rounding the results move when the operands are rounded.
+        places: one placement per operand.
+        growth: error of the results when the operands are rounded, in units of the results' own rounding error.
     """
 
     case: Case
@@ -82,7 +82,7 @@ class _Job:
         return self.run(*self.case.filled.with_operands(operands))
 
     def checker(self, world: int, tensors: Any = None) -> PlacementChecker:
-        """Return the check of the call on ``world`` ranks."""
+        """Return the checker of the call on ``world`` ranks."""
         case = self.case
         exact = case.reference.exact and _halves(world)
         expected = replace(case.reference.expected, exact=exact, eps=case.reference.eps * self.growth)
@@ -93,22 +93,22 @@ class _Job:
 
     @property
     def tuples(self) -> tuple[tuple[Placement, ...], ...]:
-        """The placements, as those of a mesh of one axis."""
+        """The placements as tuples, for a mesh of one axis."""
         return tuple((placement,) for placement in self.places)
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of one check on one rank.
+    """Outcome of one check on one rank.
 
     Attributes:
         kind: one of :data:`OUTCOMES`.
         text: the message or the difference.
         error: name of the exception.
-        gradient: whether it happened in backward or shows in a gradient.
-        which: index of the output, or of the operand whose gradient it is.
+        gradient: whether the failure occurred in backward or in a gradient.
+        which: index of the output, or of the operand whose gradient failed.
         backward: whether gradients were compared.
-        rank: on which it happened.
+        rank: rank on which the failure occurred.
     """
 
     kind: str
@@ -127,12 +127,12 @@ def audit_operator(target: str, op: str) -> OperatorAudit:
 
 
 class _PublicSweep(Sweep):
-    """The samples of an operator, computed with the framework's public calls.
+    """The samples of an operator, computed with the framework's public functions.
 
     Attributes:
         public: name and function of the public call of the last case.
-        module: of the target.
-        writer: writes programs, and draws values that they can draw again.
+        module: module of the target library.
+        writer: writes programs, and draws values that these programs can draw again.
     """
 
     def __init__(self, target: str, op: str) -> None:
@@ -143,13 +143,14 @@ class _PublicSweep(Sweep):
         self.public: tuple[str, Run] | None = None
 
     def draws(self, *seed: int) -> Any:
-        """Return what draws values; programs draw long ones again."""
+        """Return the generator of values; programs use the same generator for long arrays."""
         return self.writer.Draws(*seed)
 
     def public_case(self, number: int, sizes: dict[str, int], skipped: list[str], *, integral: bool) -> Case | None:
-        """Return a sample with values and reference; None, with the reason, where it has none.
+        """Return a sample with values and reference; None and the reason if it has no reference.
 
-        Small integers, for results to the bit, if ``integral`` and if the sample has such values; else real numbers.
+        Values are small integers, so that results are exact, if ``integral`` is set and the sample supports them;
+        otherwise they are real numbers.
         """
         for values in (True, False) if integral else (False, True):
             case = self._make_case(number, self.samples[number], sizes, skipped, integral=values)
@@ -158,7 +159,7 @@ class _PublicSweep(Sweep):
         return None
 
     def _reference(self, sample: Sample, filled: FilledSample, rng: Any) -> Reference:
-        """Compute with the first public spelling that works on plain tensors."""
+        """Compute the reference with the first public function that works on plain tensors."""
         assert self.rule is not None
         canonical = binder(self.rule.signature)
         bound = canonical.bind(filled.args, filled.kwargs)
@@ -166,7 +167,7 @@ class _PublicSweep(Sweep):
         for name, function in self.module.public_calls(self.rule.op, bound, canonical, writes=sample.writes):
             run = _bound_call(function, canonical, writes=sample.writes)
             reference = attempt(function_reference, self.platform, run, filled, rng)
-            if isinstance(reference, Raised):  # the next spelling may take these arguments
+            if isinstance(reference, Raised):  # the next public function may accept these arguments
                 problem = problem or reference.error
                 continue
             self.public = name, run
@@ -175,7 +176,7 @@ class _PublicSweep(Sweep):
 
 
 def _bound_call(function: Callable[..., Any], canonical: Any, *, writes: bool) -> Run:
-    """Return a function of a sample's arguments; what it writes is a copy of the first operand."""
+    """Return a function of a sample's arguments; an in-place call writes a copy of the first operand."""
 
     def run(args: Any, kwargs: Any) -> list[Any]:
         bound = canonical.bind(args, kwargs)
@@ -214,7 +215,7 @@ class _Auditor:
         return self.audit
 
     def _cases(self, world: int) -> Iterator[tuple[Case, Run, float]]:
-        """Yield every sample with its public call, and how much rounding grows in it."""
+        """Yield every sample with its public call and the growth of rounding errors in it."""
         spellings, skipped = Counter[str](), Counter[str]()
         for number, sample in enumerate(self.sweep.samples):
             if sample.random:
@@ -234,7 +235,7 @@ class _Auditor:
         self.audit.spellings, self.audit.skipped = spellings, self.audit.skipped | skipped
 
     def _growth(self, case: Case, run: Run) -> float:
-        """Measure how far rounding of the operands moves results and gradients, in units of their own; at least 1."""
+        """Measure the error of results and gradients due to rounded operands, in units of their own rounding, >= 1."""
         reference, growth = case.reference, 1.0
         if not reference.eps:
             return growth
@@ -249,7 +250,7 @@ class _Auditor:
         return growth
 
     def _check(self, jobs: Sequence[_Job], world: int) -> None:
-        """Check all jobs; where a world fails, the next one goes on after the job at which it did."""
+        """Check all jobs; if a world fails, a new world continues after the job that failed."""
         ranks = World(self.sweep.platform.platform_type, world, _TIMEOUT)
         results = run_batch(ranks, _prepare, (self.peer,), jobs, _MAX_FAILURES)
         if len(results) < len(jobs):
@@ -274,7 +275,7 @@ class _Auditor:
         right = None
         kind = outcome.kind
         if kind == "crash" and not outcome.error and not outcome.gradient:
-            kind = "wrong"  # ranks that do not do the same hang on real processes, or compute anything
+            kind = "wrong"  # ranks that diverge hang on real processes, or compute arbitrary values
         if kind == "wrong":
             right = (case.reference.grads if outcome.gradient else case.reference.outputs)[outcome.which]
         finding = self.reproducer.Finding(
@@ -292,12 +293,12 @@ class _Auditor:
 
 
 def _halves(world: int) -> bool:
-    """Whether dividing by ``world`` is exact: the target may turn a replica into parts of a pending sum."""
+    """Whether division by ``world`` is exact: the target may divide a replicated tensor into terms of a pending sum."""
     return world.bit_count() == 1
 
 
 def _rounded(array: Any, sign: float) -> Any:
-    """Return floating numbers moved by what rounding of a pending sum's parts may do, half of them up and half down."""
+    """Perturb floating-point numbers by the rounding error of a pending sum's terms, half of them up and half down."""
     if array.dtype.kind != "f" or not array.size:
         return array
     largest = np.abs(array[np.isfinite(array)]).max(initial=0.0)
@@ -307,7 +308,7 @@ def _rounded(array: Any, sign: float) -> Any:
 
 
 def _distance(actual: Any, expected: Any) -> float:
-    """Return the largest difference relative to the largest magnitude, of finite numbers."""
+    """Return the largest difference of finite numbers, relative to their largest magnitude."""
     if actual is None or expected is None or actual.shape != expected.shape or expected.dtype.kind not in "fc":
         return 0.0
     finite = np.isfinite(actual) & np.isfinite(expected)
@@ -316,7 +317,7 @@ def _distance(actual: Any, expected: Any) -> float:
 
 
 def _failure(failed: Failed) -> _Outcome:
-    """Return the outcome of a check in which the ranks did not do the same: the error of a rank that left it alone."""
+    """Return the outcome of a check in which ranks diverged: the error of a rank that failed while others continued."""
     for outcome in failed.results:
         if outcome.error:
             text = f"rank {outcome.rank} alone raises {outcome.text}; the others wait for it"
@@ -331,7 +332,7 @@ def _badness(outcome: _Outcome) -> int:
 
 
 def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
-    """Yield all placements of all operands; a random sample where there are too many."""
+    """Yield all placements of all operands; a random choice if there are too many."""
     options = [possible_placements(array, ("sum",) if array.dtype.kind in "fc" else ()) for array in arrays]
     tuples = list(itertools.islice(itertools.product(*options), 20000))
     if len(tuples) > _MOST:
@@ -344,7 +345,7 @@ def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
 
 
 def _prepare(peer_class: Any) -> Callable[[_Job], _Outcome]:
-    """Return what checks one job on this rank."""
+    """Return the function that checks one job on this rank."""
     transport = active_transport()
     assert transport is not None
     peer = peer_class(transport.world_size)

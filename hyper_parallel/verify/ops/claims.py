@@ -1,4 +1,4 @@
-"""The claims of a rule for one call on one mesh: every row, and on several axes every combination of rows."""
+"""Placements that a rule claims for one call on one mesh: all rows, and on several axes all combinations of rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SampleCall:
     Attributes:
         rule: the operator's rule.
         call: the call.
-        filled: its values.
+        filled: the sample with its values.
     """
 
     rule: Rule
@@ -67,8 +67,8 @@ class Claim:
 
     Attributes:
         rows: a row per axis.
-        choice: layouts of operands and outputs, and the axes along which gradients of operands are summed.
-        strategies: the answer of the rule that the rows come from.
+        choice: layouts of operands and outputs, and the mesh axes over which gradients of operands are summed.
+        strategies: the rule's result, which has the rows.
     """
 
     rows: tuple[Row, ...]
@@ -82,7 +82,7 @@ class Claim:
 
 
 def mesh_of(shape: Sequence[int]) -> DeviceMesh:
-    """Return a mesh to plan with, as rank 0 sees it."""
+    """Return a mesh for planning, from the perspective of rank 0."""
     count = 1
     for size in shape:
         count *= size
@@ -119,7 +119,7 @@ def bind_sample(
 
 
 def claims(sample_call: SampleCall, strategies: Strategies) -> Iterator[Claim]:
-    """Yield every combination of rows whose conditions the sizes meet, in each order of axes that share a dim."""
+    """Yield all combinations of rows whose conditions the sizes meet, in each order of axes that shard the same dim."""
     rows = [row for row in dict.fromkeys(strategies.rows) if fits_values(row, sample_call.filled)]
     axes = sample_call.call.mesh.ndim
     for picked in itertools.product(rows, repeat=axes):
@@ -136,7 +136,8 @@ def case_strategies(
 ) -> tuple[SampleCall, Strategies] | None:
     """Return the call of a case on a mesh of ``shape`` and the rule's strategies for it.
 
-    None where ``rule`` is not a :class:`Rule`, returns layouts of the mesh or a decomposition, or refuses the call.
+    Returns None if ``rule`` is not a :class:`Rule`, if it returns layouts of the mesh or a decomposition, or if it
+    refuses the call.
     """
     if not isinstance(rule, Rule):
         return None
@@ -149,7 +150,7 @@ def case_strategies(
 
 
 def with_known_outputs(strategies: Strategies, case: Case) -> Strategies:
-    """Return ``strategies``; where only values determine the number of outputs, with those of the reference.
+    """Return ``strategies``; if the number of outputs depends on values, take the outputs of the reference.
 
     Such outputs are all replicated.
     """
@@ -160,7 +161,7 @@ def with_known_outputs(strategies: Strategies, case: Case) -> Strategies:
 
 
 def fits_values(row: Row, filled: FilledSample) -> bool:
-    """Whether the operands' values can be split into the partial values that the row takes."""
+    """Whether the operands' values can be split into the partial values that the row requires."""
     pairs = zip(row.inputs, filled.arrays, strict=True)
     return all(
         not isinstance(placement, Partial) or can_be_partial(array, placement.reduce_op) for placement, array in pairs
@@ -168,7 +169,7 @@ def fits_values(row: Row, filled: FilledSample) -> bool:
 
 
 def reductions_commute(picked: Sequence[Row]) -> bool:
-    """Whether the order of axes does not matter; no layout has reductions of different kinds where it does."""
+    """Whether the order of axes is irrelevant; it is relevant if a layout has reductions of different kinds."""
     placements_per_tensor = [
         placements
         for side in ("inputs", "outputs")
@@ -205,7 +206,7 @@ def row_text(row: Row) -> str:
 
 
 def axis_rows(plan: OpPlan) -> Iterator[tuple[int, Row]]:
-    """Yield the row of a planned call on each axis of several ranks that do not all have the whole of everything."""
+    """Yield the row of a planned call on each axis with several ranks, unless everything is replicated on that axis."""
     for axis, ranks in enumerate(plan.call.mesh.shape):
         inputs = tuple(layout.placement_on(axis) for layout in plan.choice.targets)
         outputs = tuple(layout.placement_on(axis) for layout in plan.choice.outputs)

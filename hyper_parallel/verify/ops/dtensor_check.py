@@ -1,4 +1,4 @@
-"""The public path: placements of a filled sample checked on DTensors in the simulated cluster."""
+"""Checks placements of a filled sample on DTensors in the simulated cluster (the public path)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class DTensorJob:
         op: canonical name, or a user's function.
         sample: as declared.
         filled: its values.
-        expected: of the reference.
-        mesh: shape.
+        expected: results of the reference.
+        mesh: shape of the mesh.
         seed: of the partial values.
-        device: on which ranks compute.
+        device: device that ranks compute on.
     """
 
     platform: str
@@ -93,12 +93,12 @@ def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Call
 
 
 def check_on_dtensors(job: DTensorJob, places: Sequence[Places], max_failures: list[int]) -> list[DTensorResult]:
-    """Check every tuple of placements; those that are left after too many failures are abandoned.
+    """Check every tuple of placements; the remaining ones are abandoned after too many failures.
 
     Args:
         job: what to check.
-        places: per check the placements of every operand.
-        max_failures: number of worlds that may still fail, counted down: each costs a new set of ranks.
+        places: the placements of every operand, per check.
+        max_failures: number of worlds that may fail; each failure costs a new set of ranks.
     """
     world = World(job.platform, math.prod(job.mesh), _TIMEOUT, job.device, in_step=False)
     done = run_batch(world, _prepare, (job,), list(enumerate(places)), max_failures[0])
@@ -124,7 +124,7 @@ def _worst(ranks: Sequence[Checked]) -> DTensorResult:
 
 
 def _prepare(job: DTensorJob) -> Callable[[tuple[int, Places]], Checked]:
-    """Return what checks one numbered tuple of placements on this rank."""
+    """Return the function that checks one numbered tuple of placements on this rank."""
     platform = platform_named(job.platform)
     mesh = init_device_mesh(job.device, job.mesh, mesh_dim_names=[f"m{axis}" for axis in range(len(job.mesh))])
     run = operator(platform, job.op, job.sample)

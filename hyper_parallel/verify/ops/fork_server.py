@@ -2,10 +2,11 @@
 
 ``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes its
 events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.
-A worker that computes on an Ascend device by MindSpore is a fresh interpreter, as its ranks are there (``cluster.py``).
+A MindSpore worker on an Ascend device is a fresh interpreter, like its ranks on that device (``cluster.py``).
 
-It is not the fork server of ``transport/simulated/rank_pool.py``, which is multiprocessing's: a worker starts ranks of
-its own, which a daemonic process may not, and its stderr is read for the traceback.
+``transport/simulated/rank_pool.py`` uses the fork server of multiprocessing instead. That one does not fit here: a
+worker starts ranks of its own, which a daemonic process must not do, and the parent reads the worker's stderr for the
+traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["main"]
 _SHOWN = 2000  # characters of a worker's stderr
 _MOST_OPERATORS = 100  # of a user's file
 _THIS = "hyper_parallel.verify.ops.fork_server"
-# PyTorch imports it at the first elementwise call on meta tensors, which takes a second: each worker would do it anew.
+# PyTorch imports it at the first elementwise call on meta tensors, which takes a second in each worker.
 _PRELOAD = {"torch": ["torch._dynamo"]}
 _WATCHDOG = "Timeout ("  # the line that faulthandler writes above the stacks
 
@@ -38,7 +39,7 @@ def main(platform: str, out: int) -> None:
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.verify.ops import tasks
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     platform_named(platform)
     for module in _PRELOAD.get(platform, ()):
         importlib.import_module(module)
@@ -49,7 +50,7 @@ def main(platform: str, out: int) -> None:
 
 
 def _run_in_worker(task: dict[str, Any], out: int, run: Any) -> str:
-    """Run a task in a forked worker; return how it died, or nothing."""
+    """Run a task in a forked worker; return the cause of its death, or an empty text if it ended normally."""
     stderr_read, stderr_write = os.pipe()
     child = os.fork()
     if not child:
@@ -74,12 +75,12 @@ def _run_in_worker(task: dict[str, Any], out: int, run: Any) -> str:
 
 
 def _operators(task: dict[str, Any]) -> int:
-    """Return how many operators a task may have, for its time limit; the worker also limits each one."""
+    """Return the number of operators of a task, for its time limit; the worker also limits each operator."""
     return _MOST_OPERATORS if task["ops"] == ["*"] else len(task["ops"]) + 1
 
 
 def _read_stderr(child: int, stderr: int, seconds: float) -> tuple[str, bool]:
-    """Return the stderr of a worker until it is closed, and whether the worker was killed for being late."""
+    """Read the stderr of a worker until it is closed; return it, and whether the worker was killed at its limit."""
     deadline, text = time.monotonic() + seconds, b""
     while True:
         left = deadline - time.monotonic()
@@ -94,7 +95,7 @@ def _read_stderr(child: int, stderr: int, seconds: float) -> tuple[str, bool]:
 
 
 def _become_fresh(task: dict[str, Any], out: int, stderr: int) -> None:
-    """Go on with the task in a fresh interpreter in place of this process."""
+    """Replace this process by a fresh interpreter, which continues with the task."""
     for number in (out, stderr):
         os.set_inheritable(number, True)
     command = python_command(_THIS, task["platform"], str(out), json.dumps(task), str(stderr))
@@ -102,7 +103,7 @@ def _become_fresh(task: dict[str, Any], out: int, stderr: int) -> None:
 
 
 def _fresh_worker(platform: str, out: int, task: str, stderr: int) -> None:
-    """Run one task in this process, which has run nothing before."""
+    """Run one task in this fresh process."""
     from hyper_parallel.platform.select import platform_named
     from hyper_parallel.verify.ops import tasks
 
@@ -137,7 +138,7 @@ def _send(out: int, event: dict[str, Any]) -> None:
         while data:
             data = data[os.write(out, data) :]
     except BrokenPipeError:
-        os._exit(1)  # the parent has gone
+        os._exit(1)  # the parent has exited
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Local calls of one filled sample, each computed once.
+"""Caches the local calls of one filled sample: each is computed once.
 
-Ranks with the same local shards, the same local call and the same cotangents compute the same: replicated operands on
-two axes, the same shard on meshes of several shapes, the same rows in another order of axes. Equal shards are
-recognized by name (operand, box, split), never by their values, so that nothing that could differ is taken for equal.
+Ranks with the same local shards, the same local call and the same cotangents compute the same result. This happens with
+operands that are replicated on two axes, with the same shard on meshes of several shapes, and with the same rows in
+another order of axes. Equal shards are recognized by name (operand, box, split), never by their values: shards that
+could differ are never treated as equal.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class LocalShard:
         self._tensor: Any = None
 
     def tensor(self, platform: Platform) -> Any:
-        """Return the shard as a tensor of the framework."""
+        """Return the shard as a tensor of the framework, converted once."""
         if self._tensor is None:
             self._tensor = platform.from_numpy(self.array)
         return self._tensor
@@ -61,7 +62,7 @@ class ComputedCall:
 
     Attributes:
         shards: per operand.
-        local: how the local call differs from the caller's.
+        local: differences between the local call and the caller's call.
         cotangents: per output, None where it has none.
         outs: arrays; None until the call is computed.
         grads: per operand, None where it has none.
@@ -112,7 +113,7 @@ class CallCache:
         return shards
 
     def expected_output(self, index: int, layout: Layout) -> list[LocalShard]:
-        """Return what output ``index`` must be on all ranks after reductions."""
+        """Return the expected output ``index`` on all ranks, after reductions."""
         return self._plain_shards("output", index, self.reference.outputs[index], layout)
 
     def cotangent(self, index: int, layout: Layout) -> list[LocalShard]:
@@ -120,7 +121,7 @@ class CallCache:
         return self._plain_shards("cotangent", index, self.reference.cotangents[index], layout, average_divisor(layout))
 
     def expected_gradient(self, index: int, layout: Layout, split: int) -> list[LocalShard]:
-        """Return what the gradient of operand ``index`` must be on all ranks."""
+        """Return the expected gradient of operand ``index`` on all ranks."""
         gradient = self.reference.grads[index]
         if not any(op in EXTREMA for _, op in layout.partials):
             return self._plain_shards("gradient", index, gradient, layout, average_divisor(layout))
@@ -141,7 +142,7 @@ class CallCache:
         return shards
 
     def _cut(self, name: tuple[Hashable, ...], parts: dict[tuple[int, ...], Any], layout: Layout) -> list[LocalShard]:
-        """Return the local shards of all ranks, one object per name, partial value and box."""
+        """Return the local shards of all ranks; shards with the same name, partial value and box are one object."""
         shards = []
         for at, box in self._rank_boxes(dual(layout)):
             steps = partial_coordinate(layout, at)
@@ -178,7 +179,7 @@ class CallCache:
     def call(
         self, shards: tuple[LocalShard, ...], local: LocalCall | None, cotangents: tuple[LocalShard | None, ...]
     ) -> ComputedCall:
-        """Return the one call with these arguments; a new one where the local call has no name."""
+        """Return the cached call with these arguments; always a new one if the local call has no name."""
         try:
             key = (shards, cotangents, None if local is None else name_of((local.args, local.run)))
         except TypeError:
@@ -192,12 +193,12 @@ class CallCache:
         """Compute ``calls`` in one differentiation.
 
         Args:
-            calls: none of them computed.
+            calls: calls that have not been computed.
             caller: runs the operator.
-            set_late_cotangents: called when outputs are there, for cotangents that depend on them.
+            set_late_cotangents: called when the outputs are known; sets cotangents that depend on them.
 
         Raises:
-            Exception: whatever the operator raises.
+            Exception: any error that the operator raises.
         """
         platform, width = self.platform, len(self.reference.outputs)
         operands = len(self.filled.arrays)
@@ -232,7 +233,7 @@ class CallCache:
             call.grads = [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
 
     def _fitting_cotangent(self, call: ComputedCall, index: int) -> Any:
-        """Return the cotangent of an output; None for one of a wrong shape, which is reported as such."""
+        """Return the cotangent of an output; None if the output has a wrong shape, which is reported separately."""
         cotangent = call.cotangents[index]
         assert call.outs is not None
         if cotangent is None or cotangent.array.shape != call.outs[index].shape:
@@ -284,7 +285,7 @@ class CallCache:
 
 
 def _summed_magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> float:
-    """Return the largest sum of magnitudes of partial values; 0 where nothing is added up."""
+    """Return the largest sum of magnitudes of partial values; 0 if nothing is summed."""
     if len(parts) < 2 or not any(op in {"sum", "avg"} for op, _ in kinds):
         return 0.0
     total = np.sum([np.abs(part) for part in parts], 0)
@@ -292,10 +293,10 @@ def _summed_magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) ->
 
 
 def name_of(value: Any) -> Hashable:
-    """Return a name that only equal values have; types count, and functions are named by code and closure.
+    """Return a name that only equal values share; it includes types, and for functions their code and closure.
 
     Raises:
-        TypeError: ``value`` has none.
+        TypeError: ``value`` has no such name.
     """
     if isinstance(value, (list, tuple)):
         return (type(value), *map(name_of, value))
@@ -307,6 +308,6 @@ def name_of(value: Any) -> Hashable:
         closure = tuple(name_of(cell.cell_contents) for cell in value.__closure__ or ())
         return (value.__code__, name_of(value.__defaults__), name_of(value.__kwdefaults__), closure)
     if isinstance(value, (float, complex)):
-        return (type(value), repr(value))  # 0.0 and -0.0 differ
+        return (type(value), repr(value))  # distinguishes 0.0 from -0.0
     hash(value)
     return (type(value), value)

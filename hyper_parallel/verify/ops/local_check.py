@@ -1,8 +1,8 @@
 """Checks claimed placements on plain tensors in one process.
 
-Operands are cut from the global values, the local call of the plan runs once per rank, and outputs and gradients are
-put together again. Nothing communicates, so no collective can hide an error. Many checks share one differentiation, and
-ranks that compute the same share the result.
+Operands are sliced from the global values, the local call of the plan runs once per rank, and outputs and gradients are
+reassembled. Nothing communicates, so no collective can hide an error. Many checks share one backward pass, and ranks
+with the same computation share its result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LocalResult:
         claim: the placements.
         problems: differences from the reference; empty if there are none.
         crash: the error that the local call raised, or empty.
-        rejected: the clear error with which the local call was refused, or empty.
+        rejected: message of the error with which the library refused the local call, or empty.
         backward: whether gradients were compared.
     """
 
@@ -60,11 +60,11 @@ class LocalResult:
 
 @dataclass
 class _ReductionGroups:
-    """Groups of ranks whose partial values belong together.
+    """Groups of ranks whose partial values are reduced together.
 
     Attributes:
-        kinds: reductions, with numbers of ranks.
-        groups: per group the coordinate of its first rank, and all its ranks.
+        kinds: reductions with their numbers of ranks.
+        groups: coordinate of the first rank, and all ranks, per group.
     """
 
     kinds: tuple[tuple[str, int], ...]
@@ -89,12 +89,12 @@ class _ClaimRun:
 
     @cached_property
     def differentiable(self) -> bool:
-        """False with a reduction by product, `all` or `any`, which no gradient passes."""
+        """False with a reduction by product, `all` or `any`, which have no gradient."""
         return not any(op in UNDIFFERENTIATED for layout in self.layouts for _, op in layout.partials)
 
     @cached_property
     def rounds(self) -> bool:
-        """Whether there is an average over other than a power of two ranks."""
+        """Whether there is an average over a number of ranks that is not a power of two."""
         return any(op == "avg" and layout.mesh.shape[axis] not in (1, 2, 4)
                    for layout in self.layouts for axis, op in layout.partials)  # fmt: skip
 
@@ -109,12 +109,12 @@ class _ClaimRun:
 
 
 class LocalChecker:
-    """Checks claims of one filled sample on one mesh, with everything that many checks share.
+    """Checks the claims of one filled sample on one mesh; the checks share shards, local calls and backward passes.
 
     Args:
         sample: as declared.
         calls: local calls of the sample on all meshes.
-        mesh: as rank 0 sees it.
+        mesh: the mesh from the perspective of rank 0.
     """
 
     def __init__(self, sample: Sample, calls: CallCache, mesh: DeviceMesh) -> None:
@@ -130,10 +130,10 @@ class LocalChecker:
         self._rank_layouts: dict[tuple[Layout, int], Layout] = {}
 
     def run(self, claims: Sequence[Claim], split: int = 0) -> list[LocalResult]:
-        """Check all ``claims`` in one differentiation; one by one where that fails.
+        """Check all ``claims`` in one backward pass; one by one if that fails.
 
         Args:
-            claims: placements.
+            claims: placements to check.
             split: number of the random split into partial values.
         """
         results = attempt(self._run, claims, split)
@@ -150,10 +150,10 @@ class LocalChecker:
         return [LocalResult(claims[0], rejected=str(results))]
 
     def outputs_hold(self, claims: Sequence[Claim]) -> list[bool]:
-        """Return per claim whether its outputs are right; no gradient is computed.
+        """Return for each claim whether its outputs are correct; no gradient is computed.
 
         Raises:
-            Exception: whatever the operator raises.
+            Exception: any error that the operator raises.
         """
         runs = [self._claim_run(claim, 0, with_cotangents=False) for claim in claims]
         self._compute(runs)
@@ -161,7 +161,7 @@ class LocalChecker:
         return [not any(self._output_problems(index, run) for index in outputs) for run in runs]
 
     def _refusing_ranks(self, claim: Claim) -> list[Coordinate]:
-        """Return the coordinates where the local call of a claim is refused."""
+        """Return the coordinates of the ranks on which the local call of a claim is refused."""
         calls = self._claim_run(claim, 0, with_cotangents=False).calls
         return [at for at, call in zip(self.coordinates, calls, strict=True) if self._is_refused(call)]
 
@@ -214,7 +214,7 @@ class LocalChecker:
         return seen
 
     def _cotangents(self, index: int, layout: Layout) -> list[LocalShard] | None:
-        """Return the cotangent of output ``index`` per rank; None where it depends on the outputs."""
+        """Return the cotangent of output ``index`` per rank; None if it depends on the outputs."""
         if self.reference.cotangents[index] is None:
             return None
         if any(op in UNDIFFERENTIATED or op in EXTREMA for _, op in layout.partials):
@@ -284,7 +284,7 @@ class LocalChecker:
     def _gradient_problems(self, index: int, run: _ClaimRun, split: int) -> list[str]:
         layout, varying = run.claim.choice.targets[index], run.claim.choice.varying[index]
         expected = self.calls.expected_gradient(index, layout, split)
-        # With a tie of three ranks each gets a third, which rounds.
+        # In a tie of three ranks each gets a third of the gradient, which rounds.
         exact = self.reference.exact and not run.rounds and not any(op in EXTREMA for _, op in layout.partials)
         groups = self._reduction_groups(layout, tuple((axis, "sum") for axis in varying))
         for at, ranks in groups.groups:
@@ -295,13 +295,13 @@ class LocalChecker:
         return []
 
 
-# -- placements that hold and are not claimed --------------------------------------------------------------------------
+# -- valid placements that are not claimed -----------------------------------------------------------------------------
 
 
 def unclaimed_rows(checker: LocalChecker, sample_call: SampleCall, strategies: Strategies) -> Iterator[Row]:
-    """Yield rows that hold on this sample without an adapter, forward and backward, and that the rule does not claim.
+    """Yield rows that the rule does not claim but that are valid on this sample without an adapter, with gradients.
 
-    On one axis; of the first 80 tuples of placements.
+    Only one axis and the first 80 tuples of placements are searched.
     """
     known = {row.inputs for row in strategies.rows}
     options = [possible_placements(array, PARTIAL_OPS) for array in checker.filled.arrays]
@@ -316,7 +316,7 @@ def unclaimed_rows(checker: LocalChecker, sample_call: SampleCall, strategies: S
 def _true_row(
     checker: LocalChecker, sample_call: SampleCall, strategies: Strategies, inputs: Sequence[Placement]
 ) -> Row | None:
-    """Return a row from ``inputs`` that holds. Candidates share local calls; gradients follow where outputs hold."""
+    """Return a valid row with these ``inputs``. Candidates share local calls; gradients are checked if outputs pass."""
     candidates = []
     for outputs in _output_candidates(checker):
         row = Row(tuple(inputs), outputs)
@@ -325,7 +325,7 @@ def _true_row(
         assert choice is not None, "a row without conditions fits all sizes"
         candidates.append(Claim((row,), choice, plain))
     holds = attempt(checker.outputs_hold, candidates)
-    if isinstance(holds, Raised):  # the local call cannot run on these shards, whatever the output placement
+    if isinstance(holds, Raised):  # the local call cannot run on these shards with any output placement
         return None
     for claim, hold in zip(candidates, holds, strict=True):
         if not hold:
@@ -339,7 +339,7 @@ def _true_row(
 
 
 def _output_candidates(checker: LocalChecker) -> Iterator[tuple[Placement, ...]]:
-    """Yield the same placement for all outputs, of each kind that all of them can have."""
+    """Yield each placement that all outputs can have, the same one for all of them."""
     outputs = checker.reference.outputs
     for placement in possible_placements(outputs[0], PARTIAL_OPS):
         if all(not isinstance(placement, Shard) or placement.dim < output.ndim for output in outputs):

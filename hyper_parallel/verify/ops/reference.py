@@ -36,12 +36,12 @@ SEED = 20
 
 
 class Caller:
-    """Runs the canonical operator on plain tensors as the dispatcher does: with the local call of a plan.
+    """Runs the canonical operator on plain tensors like the dispatcher, with the local call of a plan.
 
     Args:
         platform: the framework.
         sample_call: the call.
-        sample: says whether the call writes an operand or is random.
+        sample: declares whether the call writes an operand or is random.
     """
 
     def __init__(self, platform: Platform, sample_call: SampleCall, sample: Sample) -> None:
@@ -76,7 +76,7 @@ class Reference:
         outputs: results, as arrays.
         cotangents: per output, None where it has none.
         grads: gradient per operand, None where it has none.
-        exact: the operator made no rounding error on these values.
+        exact: whether the operator makes no rounding error on these values.
         eps: rounding unit of the coarsest dtype among operands and results.
     """
 
@@ -90,7 +90,7 @@ class Reference:
 
     @property
     def expected(self) -> Expected:
-        """What ranks must compute."""
+        """The expected results of the ranks."""
         return Expected(self.outputs, self.cotangents, self.grads, self.exact, self.eps)
 
 
@@ -99,12 +99,12 @@ class Case:
     """A filled sample with its reference.
 
     Attributes:
-        number: of the sample among those of its operator.
+        number: number of the sample among those of its operator.
         sample: as declared.
         filled: its values.
-        reference: what one device computes.
+        reference: results and gradients of one device.
         seed: of the values.
-        first: these are the first sizes of the sample.
+        first: whether these are the first sizes of the sample.
     """
 
     number: int
@@ -124,7 +124,7 @@ def rule_reference(platform: Platform, rule: Rule, sample: Sample, filled: Fille
     """Run a sample of a rule on one device.
 
     Raises:
-        Exception: whatever the framework raises on these sizes.
+        Exception: any error that the framework raises on these sizes.
     """
     mesh = mesh_of((1,))
     tensors = [platform.from_numpy(array) for array in filled.arrays]

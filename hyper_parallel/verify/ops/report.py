@@ -1,4 +1,4 @@
-"""Reports of a sweep: of one operator, and over all."""
+"""Reports of a sweep: one per operator, and a summary of all operators."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class FailedCheck:
     """One failed check.
 
     Attributes:
-        where: ``rule`` for plain per-rank tensors, ``public`` for DTensors in the simulated cluster.
+        where: ``rule`` for plain tensors per rank, ``public`` for DTensors in the simulated cluster.
         sample: number of the sample, and its arguments.
         sizes: of the sample's letters.
         mesh: shape.
         places: placements of the operands.
-        problem: what differs, or the error.
-        reproducer: a program that shows it.
+        problem: the difference, or the error.
+        reproducer: a program that reproduces the failure.
     """
 
     where: str
@@ -57,25 +57,25 @@ class OperatorReport:
         platform: the framework.
         checks: checks that were executed and compared: one operator, one sample with one choice of sizes, one tuple
             of placements, one mesh.
-        backward: how many of them compared gradients.
-        public: how many of them ran on DTensors.
+        backward: number of checks that compared gradients.
+        public: number of checks that ran on DTensors.
         rows: rows that ran on DTensors, counted once per mesh.
-        unshown: rows that no sample could show there, by mesh.
-        rule: signature of the rule, and the module that has it; empty for an operator of a user.
+        unshown: rows that no sample could exercise on DTensors, by mesh.
+        rule: signature and module of the rule; empty for a user's operator.
         by_mesh: checks per mesh.
         by_sample: checks per sample.
         by_placement: checks on meshes of one axis, per placements of inputs and outputs.
-        features: checks per property: uneven, empty, several axes, Partial.
+        features: checks per property: uneven shards, empty shards, several axes, Partial.
         offers: columns of the coverage matrix that placements of this operator can have.
-        ok: checks that held.
+        ok: checks that passed.
         rejected: refusals by message.
-        wrong: checks whose values differ.
-        crash: checks that raised anything but a clear error, or killed the process.
-        unexercised: claimed rows that no check reached, or why nothing was checked.
-        missing: placements that hold and are not claimed.
+        wrong: checks with wrong values.
+        crash: checks that raised an error other than a refusal, or killed the process.
+        unexercised: claimed rows that no check reached, or the reason why nothing was checked.
+        missing: valid placements that are not claimed.
         skipped: samples that were not checked, by reason.
-        absent: the framework has no implementation of the operator.
-        exempt: why it can have no samples.
+        absent: whether the framework has no implementation of the operator.
+        exempt: the reason why the operator cannot have samples.
         seconds: time spent.
     """
 
@@ -105,7 +105,7 @@ class OperatorReport:
 
     @property
     def outcome(self) -> str:
-        """``wrong``, ``crash``, ``unexercised``, ``absent``, ``exempt`` or ``ok``: the worst that happened."""
+        """``wrong``, ``crash``, ``unexercised``, ``absent``, ``exempt`` or ``ok``: the most severe outcome."""
         if self.wrong:
             return "wrong"
         if self.crash:
@@ -118,7 +118,7 @@ class OperatorReport:
 
     @property
     def holds(self) -> bool:
-        """True when something was checked and nothing was wrong."""
+        """Whether something was checked and nothing failed."""
         return self.outcome in {"ok", "absent", "exempt"}
 
     def merge(self, other: OperatorReport) -> None:
@@ -137,8 +137,8 @@ class OperatorReport:
     def coverage(self) -> dict[str, dict[str, Any]]:
         """Return the number of checks and the state of every column of the matrix.
 
-        ``checked``; ``not applicable``: no placement that could be checked has the property; ``not exercised``: some
-        have, and none was checked.
+        States: ``checked``; ``not applicable``: no possible placement has the property; ``not exercised``: some
+        placements have it, but none was checked.
         """
         counts = {"forward": self.checks, "backward": self.backward, **self.features}
         return {name: {"checked": counts.get(name, 0), "state": self._state(name, counts)} for name in COLUMNS}
@@ -177,7 +177,7 @@ class OperatorReport:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorReport:
-        """Return the report that :meth:`json` wrote."""
+        """Rebuild the report from the object that :meth:`json` returned."""
         data = {name: value for name, value in data.items() if name not in {"outcome", "coverage"}}
         data["offers"] = set(data["offers"])
         for name in ("by_mesh", "by_sample", "by_placement", "features", "rejected", "skipped"):
@@ -189,15 +189,15 @@ class OperatorReport:
 
 @dataclass
 class SweepReport(Report):
-    """All operators of one sweep.
+    """Report of all operators of one sweep.
 
     Attributes:
-        operators: reports in the order in which they were ready.
-        planned: how many operators were to be checked, counted per framework.
+        operators: reports in order of completion.
+        planned: number of operators to check, counted per framework.
         mode: ``quick`` or ``full``.
-        interrupted: what cut the sweep short, or empty.
-        seconds: of wall time.
-        device: on which references and ranks computed.
+        interrupted: why the sweep ended early, or empty.
+        seconds: wall time.
+        device: device that references and ranks computed on.
     """
 
     has_page: ClassVar[bool] = True
@@ -211,7 +211,7 @@ class SweepReport(Report):
 
     @property
     def ok(self) -> bool:
-        """True when every operator was checked, something was, and nothing was wrong."""
+        """Whether every planned operator was checked, at least one, and nothing failed."""
         return (
             bool(self.operators)
             and not self.interrupted
@@ -250,7 +250,7 @@ class SweepReport(Report):
         return "\n".join(lines)
 
     def _gap_lines(self) -> list[str]:
-        """Return which operators lack a check that their placements could have, by column of the matrix."""
+        """Return the operators that lack a possible check, by column of the coverage matrix."""
         several = len({report.platform for report in self.operators}) > 1
         gaps: dict[str, list[str]] = {column: [] for column in COLUMNS}
         for report in self.operators:
@@ -309,7 +309,7 @@ def _why(report: OperatorReport) -> str:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of the others."""
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + rest
 

@@ -1,4 +1,4 @@
-"""A failed check as a program of at most 15 lines, to run and to step through."""
+"""Writes a failed check as a program of at most 15 lines, to run and to debug."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def program(
     places: Places,
     device: str = "cpu",
 ) -> str:
-    """Return a program that calls :func:`check_function` if that shows the problem, :func:`check_one` otherwise."""
+    """Return a program that calls :func:`check_function` if that fails in the same way, else :func:`check_one`."""
     plain = None if isinstance(op, UserOperator) else _plain(platform, op, sample, filled, mesh, places, device)
     if plain is not None and _shows(plain):
         return plain
@@ -137,7 +137,7 @@ def _source(value: Any, names: Sequence[str]) -> str:
 
 
 def _shows(text: str) -> bool:
-    """Run a program; whether it fails."""
+    """Run a program and return whether it fails."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         return isinstance(attempt(_execute, text), Raised)
 

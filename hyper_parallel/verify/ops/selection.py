@@ -1,4 +1,4 @@
-"""How much of an operator is checked: effort, placements that run on DTensors, columns of the coverage matrix."""
+"""Selects the checks of an operator: effort, placements that run on DTensors, columns of the coverage matrix."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
 
-# On several axes a row is combined with itself and with the next one; or first with rows near it, if both are new.
+# On several axes a row is combined with itself and with the next row, or first with nearby rows if both are new.
 _COMBINATIONS: tuple[tuple[int, bool], ...] = ((0, False), (1, False))
 _COMBINATIONS_SEPARATE = ((1, True), (2, True), (3, True), *_COMBINATIONS)
 
@@ -57,21 +57,22 @@ class Effort:
 
     Attributes:
         meshes: shapes.
-        choices: choices of sizes per sample.
-        splits: random splits into partial values, of the first choice of sizes.
-        both_values: check the first choice of sizes with integers and with real numbers, not with one of them only.
+        choices: number of choices of sizes per sample.
+        splits: number of random splits into partial values, for the first choice of sizes.
+        both_values: check the first choice of sizes with both integers and real numbers instead of only one of them.
         rule_level: check claimed rows on plain tensors.
         public: run every row on DTensors.
-        public_meshes: meshes for that; None for all.
-        separate: the rule level has a process of its own, and ranks are processes. On DTensors a row runs once per
-            mesh, on several axes with another one that has not run yet; further placements run on one mesh per
-            sample, or fewer on each where there are no rows; what the rule level checks does not count again.
-        redistributed: number of further placements per sample and mesh, which need implicit redistribution.
-        seconds: processor time after which no further choice of sizes is begun.
-        reproducers: write programs that show what is wrong.
-        missing: number of samples on which to look for placements that hold and are not claimed.
-        seed: of all values; another one gives other values.
-        device: on which references and ranks compute.
+        public_meshes: meshes on which rows run on DTensors; None for all.
+        separate: the rule level runs in a process of its own, and ranks are processes. On DTensors each row runs once
+            per mesh; on several axes it is combined with another row that has not run yet. Further placements run on
+            one mesh per sample, or on every mesh but fewer of them if the operator has no rows. Checks of the rule
+            level are not counted again.
+        redistributed: number of further placements per sample and mesh that need implicit redistribution.
+        seconds: processor time after which no further choice of sizes is started.
+        reproducers: whether to write programs that reproduce failures.
+        missing: number of samples to search for valid placements that are not claimed.
+        seed: seed of all values.
+        device: device that references and ranks compute on.
     """
 
     meshes: tuple[tuple[int, ...], ...] = MESHES
@@ -101,16 +102,16 @@ USER = Effort(choices=2, redistributed=16, seconds=8.0)
 
 
 class PlacementChooser:
-    """Chooses placements that run on DTensors: rows that have not run yet, and some that need redistribution.
+    """Chooses placements that run on DTensors: rows that have not run yet, and placements that need redistribution.
 
     Args:
         platform: the framework.
-        rule: of the operator; None, or a decomposition, has no rows.
-        effort: how much is checked.
+        rule: rule of the operator; there are no rows if it is None or a decomposition.
+        effort: amount of checking.
 
     Attributes:
-        available: rows that samples can show, each with the shape of the mesh.
-        shown: those that have run.
+        available: rows that samples can exercise, each with the shape of the mesh.
+        shown: rows that have run.
         rule_level_covers: whether the rule level checks the rows of the last case.
     """
 
@@ -121,12 +122,12 @@ class PlacementChooser:
         self.rule_level_covers = False
 
     def places(self, case: Case, shape: tuple[int, ...], *, again: bool) -> tuple[list[Places], int]:
-        """Return placements to run on a mesh of ``shape``; the first ones, so many, are rows of the rule.
+        """Return placements to run on a mesh of ``shape``, and how many of them, the first ones, are rows of the rule.
 
         Args:
             case: the values.
             shape: of the mesh.
-            again: these are the second values of the same sizes.
+            again: whether these are the second values of the same sizes.
         """
         rows = list(dict.fromkeys(self._row_places(case, shape, again=again)))
         moved = self._redistributed_places(case, shape, set(rows)) if self._redistributes(case, shape) else []
@@ -162,12 +163,12 @@ class PlacementChooser:
                     continue
                 places = tuple(layout.placements for layout in choice.targets)
                 if separate and not is_due(case, places, shape, again=again):
-                    continue  # the other values of this sample will show it
+                    continue  # the other values of this sample will exercise it
                 self.shown |= new
                 yield places
 
     def _redistributes(self, case: Case, shape: tuple[int, ...]) -> bool:
-        """Whether placements that need redistribution run on this mesh; without rows there are no others."""
+        """Whether placements that need redistribution run on this mesh; operators without rows have only these."""
         if not case.first:
             return False
         meshes = self._effort.public_meshes or self._effort.meshes
@@ -175,12 +176,12 @@ class PlacementChooser:
         return on_all_meshes or shape == meshes[-1 - case.number % len(meshes)]
 
     def _redistributed_places(self, case: Case, shape: tuple[int, ...], known: set[Places]) -> list[Places]:
-        """Return a random choice of all other placements: operands have to move, or the call is refused."""
+        """Return a random choice of all other placements: operands need redistribution, or the call is refused."""
         rng = np.random.default_rng([case.seed, *shape])
         options = [_placements(array, len(shape)) for array in case.filled.arrays]
         total = math.prod(map(len, options))
         count = self._effort.redistributed
-        if not isinstance(self._rule, Rule):  # there is no other way to run it
+        if not isinstance(self._rule, Rule):  # it cannot run in any other way
             count = 2 * count if self._effort.separate else max(6, 4 * count)
         if total <= count:
             return [places for places in itertools.product(*options) if places not in known]
@@ -195,12 +196,12 @@ class PlacementChooser:
 
 
 def is_due(case: Case, places: Places, shape: tuple[int, ...], *, again: bool) -> bool:
-    """Whether ``places`` run on these values: averages that round on real numbers, all else on integers if any."""
+    """Whether ``places`` run on these values: averages that round need real numbers, all others prefer integers."""
     return again == _rounds(places, shape) or not (case.filled.integral or again)
 
 
 def _rounds(places: Places, shape: tuple[int, ...]) -> bool:
-    """Whether an average over other than a power of two ranks is among ``places``."""
+    """Whether ``places`` contain an average over a number of ranks that is not a power of two."""
     return any(
         placement == Partial("avg") and size & (size - 1)
         for placements in places
@@ -216,7 +217,7 @@ def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
 
 
 def row_columns(rows: Iterable[Row]) -> set[str]:
-    """Return the columns that a rule's rows can show: partial values, and shards of unequal size."""
+    """Return the columns that a rule's rows can exercise: partial values, and shards of unequal size."""
     columns: set[str] = set()
     for row in rows:
         if any(isinstance(placement, Partial) for placement in (*row.inputs, *row.outputs)):
@@ -227,7 +228,7 @@ def row_columns(rows: Iterable[Row]) -> set[str]:
 
 
 def _can_be_uneven(row: Row) -> bool:
-    """Whether a sharded dim has no condition that its size divides."""
+    """Whether no condition requires the size of a sharded dim to be divisible."""
     bound = {*row.even, *((index, dim) for index, dim, _ in row.sizes)}
     return any(
         isinstance(placement, Shard) and (index, placement.dim) not in bound
@@ -236,7 +237,7 @@ def _can_be_uneven(row: Row) -> bool:
 
 
 def operand_columns(arrays: Sequence[Any]) -> set[str]:
-    """Return the columns that placements of operands can show, for an operator without rows."""
+    """Return the columns that placements of operands can exercise, for an operator without rows."""
     columns: set[str] = set()
     if any(array.ndim for array in arrays):
         columns.add("uneven")

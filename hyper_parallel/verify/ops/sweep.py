@@ -1,4 +1,4 @@
-"""The sweep of one operator on one framework: all samples, all meshes, all claimed placements, on both levels."""
+"""Sweeps one operator on one framework: all samples, meshes and claimed placements, on both levels."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "SweepEndError", "check_one", "sweep_operator", "sweep_user_operator"]
 
-_BATCH = 24  # claims per differentiation
+_BATCH = 24  # claims per backward pass
 _REPRODUCED = 3
 _MAX_FAILURES = 12
 _CONDITION_CHOICES = 12  # choices of sizes for rows that have a condition
-_EMPTY_CHOICES = 3  # among so many choices of sizes one leaves some rank with an empty shard, of every dim
+_EMPTY_CHOICES = 3  # number of choices of sizes among which, for every dim, one gives some rank an empty shard
 
 
 class SweepEndError(Exception):
@@ -69,7 +69,7 @@ def sweep_operator(platform: str, op: str, effort: Effort) -> OperatorReport:
 
 
 def sweep_user_operator(platform: str, user: UserOperator, effort: Effort) -> OperatorReport:
-    """Check a user's function on DTensors, every placement of every operand where there are not too many."""
+    """Check a user's function on DTensors: every placement of every operand, unless there are too many."""
     started = time.monotonic()
     report = OperatorReport(user.name, platform)
     with use_platform(platform), harness_of(platform_named(platform)).on_device(effort.device):
@@ -96,14 +96,14 @@ def check_one(
     Args:
         platform: ``torch`` or ``mindspore``.
         op: canonical name, or that of a function of ``file``.
-        sample: its number.
+        sample: number of the sample.
         sizes: of the sample's letters.
         mesh: shape.
-        places: per operand a placement per axis.
-        integral: small integers instead of real numbers.
+        places: one placement per axis, for each operand.
+        integral: use small integers instead of real numbers.
         dtype: floating dtype.
         file: a user's file.
-        device: on which the reference and the ranks compute.
+        device: device that the reference and the ranks compute on.
     """
     report = OperatorReport(op, platform)
     platform_named(platform)
@@ -128,7 +128,7 @@ class Sweep:
         op: canonical name, or a user's function.
         rule: of the operator, None for a user's function.
         samples: as declared.
-        effort: how much is checked.
+        effort: amount of checking.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class Sweep:
         self.report, self.op, self.rule, self.samples, self.effort = report, op, rule, samples, effort
         self.platform = platform_named(platform)
         self.chooser = PlacementChooser(self.platform, rule, effort)
-        self.claimed: dict[str, bool] = {}  # row to whether a check reached it
+        self.claimed: dict[str, bool] = {}  # whether a check reached the row, by row
         self.has_conditions = False
         self.only_places: Places | None = None
-        self.unclaimed: dict[str, set[Any]] = {}  # row to the meshes and values on which it holds
-        self.searched: dict[str, set[Any]] = {}  # sample to the meshes and values on which such rows were looked for
+        self.unclaimed: dict[str, set[Any]] = {}  # meshes and values on which the row is valid, by row
+        self.searched: dict[str, set[Any]] = {}  # meshes and values that were searched for such rows, by sample
         self.max_failures = [_MAX_FAILURES]
         self.deadline = time.process_time() + effort.seconds
 
@@ -175,7 +175,7 @@ class Sweep:
                 self.report.missing.append(row)
 
     def _take_turns(self, samples: list[Iterator[None]]) -> None:
-        """Check the first sizes of every sample, whatever they cost; then further sizes of each until the deadline."""
+        """Check the first sizes of every sample regardless of the deadline; then further sizes until the deadline."""
         for turn in itertools.count():
             if not samples:
                 return
@@ -186,7 +186,7 @@ class Sweep:
                     samples.remove(sample)
 
     def _check_sample(self, number: int, sample: Sample) -> Iterator[None]:
-        """Check one choice of sizes after the other; yields after each."""
+        """Check one choice of sizes after the other, and yield after each."""
         exact = False
         for position, sizes in enumerate(self._sizes(sample)):
             skipped: list[str] = []
@@ -200,7 +200,7 @@ class Sweep:
             if position == 0:
                 exact = any(case.reference.exact for case in cases)
             for again, case in enumerate(cases):
-                # A result of one element may be a whole number by accident.
+                # A result of one element may be an integer by chance.
                 case.reference.exact = (case.reference.exact and exact) or sample.exact
                 self._check_case(case, again=bool(again))
             if not cases:
@@ -219,13 +219,13 @@ class Sweep:
         return columns | row_columns(row for row in claimed[1].rows if fits_values(row, case.filled))
 
     def _sizes(self, sample: Sample) -> Iterator[dict[str, int]]:
-        """Yield the choices of sizes; one more with empty shards where a rule has a condition on those."""
+        """Yield the choices of sizes, and one more with empty shards if a rule has a condition on them."""
         yield from size_choices(sample, self.effort.choices)
         if self.effort.choices < _EMPTY_CHOICES and self.has_conditions:
             yield from size_choices(sample, _EMPTY_CHOICES)[-1:]
 
     def _check_case(self, case: Case, *, again: bool) -> None:
-        """Check a case on both levels; a second set of values for the same sizes does not count as further checks."""
+        """Check a case on both levels; checks of a second set of values for the same sizes are not counted."""
         with self._crash_is_reported(case):
             if self.effort.rule_level and isinstance(self.rule, Rule):
                 self._check_rule_level(case, self.rule, counts=not again)
@@ -235,7 +235,7 @@ class Sweep:
 
     @contextmanager
     def _crash_is_reported(self, case: Case) -> Iterator[None]:
-        """Report an exception of a rule as a crash of this case; the others are still checked."""
+        """Report an exception of a rule as a crash of this case; the other cases are still checked."""
         try:
             yield
         except SweepEndError:
@@ -255,7 +255,7 @@ class Sweep:
         integral: bool,
         first: bool = False,
     ) -> Case | None:
-        """Compute the reference in the first dtype that the framework has; None where there is nothing to compare."""
+        """Compute the reference in the first dtype that the framework supports; None if there is nothing to compare."""
         own = [self.effort.seed] if self.effort.seed else []
         seed = seed_of(*own, self.report.op, number, sorted(sizes.items()))
         problem = ""
@@ -263,13 +263,13 @@ class Sweep:
             try:
                 rng, to_dtype = self.draws(seed, integral), self.platform.str_to_dtype
                 filled = fill(sample, sizes, dtype, seed, integral=integral, to_dtype=to_dtype, rng=rng)
-            except ValueError as error:  # the sample has no values for these sizes, which is its own mistake
+            except ValueError as error:  # the sample has no values for these sizes, which is a defect of the sample
                 failed = FailedCheck("sample", f"sample {number}", sizes, (), "", f"ValueError: {error}")
                 self.report.crash.append(failed)
                 return None
             if filled is None:
                 return None
-            if not differentiated:  # a framework may have the operator and not its gradient
+            if not differentiated:  # a framework may implement the operator but not its gradient
                 if not any(filled.requires_grad):
                     continue
                 filled = replace(filled, requires_grad=(False,) * len(filled.requires_grad))
@@ -290,11 +290,11 @@ class Sweep:
         return None
 
     def draws(self, *seed: int) -> Any:
-        """Return what draws the values of operands and cotangents."""
+        """Return the generator of the values of operands and cotangents."""
         return np.random.default_rng(seed)
 
     def case(self, number: int, sample: Sample, sizes: dict[str, int], *, first: bool) -> Case | None:
-        """Return a sample with values and reference, on small integers, or on real numbers where there are none."""
+        """Return a sample with values and reference: small integers if the sample supports them, else real numbers."""
         for integral in (True, False):
             case = self._make_case(number, sample, sizes, [], integral=integral, first=first)
             if case is not None:
@@ -335,7 +335,7 @@ class Sweep:
                 self.report.rejected[f"{rule.op}: {error}"] += 1
                 return
             if not isinstance(strategies, Strategies):
-                return  # whole layouts, which the public path checks
+                return  # layouts of the mesh instead of rows; the public path checks them
             strategies = with_known_outputs(strategies, case)
             if not strategies.outputs:
                 return  # only the call determines the shape; the public path checks it
@@ -358,7 +358,7 @@ class Sweep:
         return claims(sample_call, strategies)
 
     def _add_unclaimed(self, case: Case, checker: LocalChecker, rows: Iterator[Row]) -> None:
-        """Note rows that hold; a row is missing if it holds for all values on both meshes."""
+        """Record valid rows; a row is missing from the rule if it is valid for all values on both meshes."""
         texts = dict.fromkeys(f"{case.name}: {row_text(row)}" for row in rows)
         key = (checker.mesh.shape, case.filled.integral)
         for text in texts:
@@ -413,7 +413,7 @@ class Sweep:
     # -- public path -------------------------------------------------------------------------------------------------
 
     def _check_public(self, case: Case, *, again: bool) -> None:
-        """Check placements on DTensors, those of averages that round on real numbers (see :func:`is_due`)."""
+        """Check placements on DTensors; averages that round are checked on real numbers (see :func:`is_due`)."""
         for shape in self.effort.public_meshes or self.effort.meshes:
             if not (case.first or self.chooser.has_unshown(shape)):
                 continue
@@ -425,7 +425,7 @@ class Sweep:
                 self._add_public(case, shape, places[position], result, new=position >= rows)
 
     def _show_conditional_rows(self) -> None:
-        """Run rows whose conditions the first sizes did not meet on some mesh with other sizes."""
+        """Run rows with other sizes if the first sizes did not meet their conditions on some mesh."""
         for number, sample in enumerate(self.samples):
             for sizes in size_choices(sample, _CONDITION_CHOICES)[1:]:
                 for integral in (True, False):
@@ -463,7 +463,7 @@ class Sweep:
 
 
 def _value_modes(position: int, *, exact: bool) -> tuple[bool, ...]:
-    """Return whether values are integral: both for the first sizes, then mostly integers if the operator is exact."""
+    """Return the kinds of values, integral or not: both for the first sizes, then mostly integers if ``exact``."""
     if position == 0:
         return (True, False)
     return (True,) if exact and position % 3 else (False,)

@@ -1,4 +1,4 @@
-"""Tasks: which operators one worker runs, and how it runs them, sending each report when it is ready."""
+"""Tasks: the operators that one worker runs, and their execution, which sends each report as soon as it is ready."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hyper_parallel.verify.ops.user_operators import load_user_file, user_rules
 __all__ = ["BATCH", "audit_tasks", "in_batches", "library_tasks", "run", "task_of"]
 
 _SHARES = 2
-_PARTS = {"torch": 1.0, "mindspore": 1.5}  # shares of the time left, per operator
-_NESTED = "view"  # has rows that only several axes on one dim, one after the other, can use
-_AUDIT_SECONDS = 600.0  # an operator that hangs; a busy machine only slows it down
+_PARTS = {"torch": 1.0, "mindspore": 1.5}  # shares of the remaining time, per operator
+_NESTED = "view"  # has rows that only several axes that shard one dim in turn can use
+_AUDIT_SECONDS = 600.0  # limit for an operator that hangs; a busy machine stays below it
 BATCH = 12
-"""Operators of a task: a quick one takes less time than a worker takes to start and to find its kernels."""
+"""Operators per task: a quick operator takes less time than a worker needs to start and load its kernels."""
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -48,7 +48,8 @@ def task_of(
         effort: how much is checked.
         file: a user's file.
         seconds: time limit of one operator.
-        share: weight of each operator in the time left (see :class:`TimeBudget`); 0 for the time of ``effort``.
+        share: weight of each operator in the remaining time (see :class:`TimeBudget`); 0 takes the time limit of
+            ``effort``.
     """
     return {
         "platform": platform,
@@ -63,16 +64,16 @@ def task_of(
 def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dict[str, Any]]:
     """Return the tasks for the library's own operators.
 
-    MindSpore's simulated ranks are processes that take seconds to start: there the public path of many operators shares
-    one worker, and an operator that kills a rank costs only itself. With more than one choice of sizes every operator
-    checks as many as its share of the time allows.
+    MindSpore's simulated ranks are processes that take seconds to start. The public path of many operators therefore
+    shares one worker, and an operator that kills a rank loses only its own results. With more than one choice of sizes,
+    every operator checks as many as its share of the time allows.
     """
     full = effort.choices > 1
     each, share = (1, _PARTS[platform]) if full else (BATCH, 0.0)
     if platform != "mindspore":
         return [task_of(platform, batch, effort, share=share) for batch in in_batches(ops, each)]
-    # A gradient costs ten times what it costs on PyTorch. Rules, and the rows that they lack, are the same; candidates
-    # for such rows that are wrong make kernels end the process.
+    # A gradient costs ten times as much as on PyTorch. Rules, and the rows missing from them, are the same; wrong
+    # candidates for missing rows make kernels end the process.
     meshes = effort.meshes if full else effort.meshes[:1]
     slower = replace(effort, public=False, meshes=meshes, splits=1, missing=0)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
@@ -94,18 +95,18 @@ def audit_tasks(target: str, framework: str, ops: Sequence[str]) -> list[dict[st
 
 
 def in_batches(ops: Sequence[str], each: int) -> list[list[str]]:
-    """Return batches of operators; neighbours in the alphabet cost alike and go to different ones."""
+    """Return batches of operators; alphabetical neighbours have similar costs and go to different batches."""
     count = -(-len(ops) // each)
     return [list(ops[start::count]) for start in range(count)]
 
 
 def _effort_json(effort: Effort) -> dict[str, Any]:
-    """Return the effort for JSON, which turns tuples into lists."""
+    """Return the effort as a JSON object; tuples become lists."""
     return dict(effort.__dict__)
 
 
 def _effort(data: dict[str, Any]) -> Effort:
-    """Return the effort that :func:`_effort_json` wrote."""
+    """Rebuild the effort from the object that :func:`_effort_json` returned."""
     meshes = {
         name: None if data[name] is None else tuple(map(tuple, data[name])) for name in ("meshes", "public_meshes")
     }
@@ -113,9 +114,9 @@ def _effort(data: dict[str, Any]) -> Effort:
 
 
 def run(task: dict[str, Any], send: Send) -> None:
-    """Run a task: send one event when an operator begins, and one with its report."""
+    """Run a task: send one event when an operator starts, and one with its report."""
     warnings.simplefilter("ignore")
-    gc.disable()  # a worker is short-lived, and its many small objects are all alive
+    gc.disable()  # a worker is short-lived, and its many small objects stay reachable
     effort = _effort(task["effort"])
     user_operators, ops = {}, task["ops"]
     faulthandler.dump_traceback_later(task["seconds"], exit=True)
@@ -139,7 +140,7 @@ def run(task: dict[str, Any], send: Send) -> None:
 
 
 def _unknown(ops: Sequence[str], declared: Sequence[str], task: dict[str, Any]) -> str:
-    """Return a message on operators that neither the user's file nor the library has, or nothing."""
+    """Return an error message about operators that neither the user's file nor the library has, or an empty text."""
     unknown = [op for op in ops if op not in declared and op not in rule_names()]
     if not unknown:
         return ""
@@ -150,7 +151,7 @@ def _unknown(ops: Sequence[str], declared: Sequence[str], task: dict[str, Any]) 
 
 
 def _run_operator(task: dict[str, Any], op: str, effort: Effort, user_operators: dict[str, Any]) -> Any:
-    """Return the report of one operator, in the form that the task asks for."""
+    """Return the report of one operator, of the kind that the task requests."""
     if "target" in task:
         return audit_operator(task["target"], op)
     if "function" in task:  # of who made the task, as ``package.module:name``

@@ -48,7 +48,7 @@ def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
     Args:
         fn: the function, which takes plain tensors and DTensors.
-        args: positional arguments; operands by what they hold: ``real("ab")``, ``indices("v", "ab")``.
+        args: positional arguments; operands are declared by their values: ``real("ab")``, ``indices("v", "ab")``.
         kwargs: keyword arguments likewise.
     """
     name = str(getattr(fn, "__name__", None) or getattr(fn, "_op_name", None) or fn)
@@ -61,7 +61,7 @@ def load_user_file(platform: str, path: str) -> dict[str, UserOperator]:
 
     Raises:
         ValueError: there is no such file.
-        InputError: the file raises; the message names the line.
+        InputError: the file raises an exception; the message names the line.
     """
     _load(platform, path)
     functions, _ = _LOADED[path]
@@ -82,7 +82,7 @@ def _load(platform: str, path: str) -> None:
         if not file.is_file():
             msg = f"{path}: no such file"
             raise ValueError(msg)
-        platform_named(platform)  # registers the library's rules before the file's
+        platform_named(platform)  # registers the library's rules before those of the file
         before = set(rule_names())
         _DECLARED.clear()
         spec = importlib.util.spec_from_file_location(file.stem, file)

@@ -1,6 +1,6 @@
-"""Samples made concrete: sizes for their letters, NumPy arrays for their operands.
+"""Fills samples with values: sizes for their letters, NumPy arrays for their operands.
 
-Every sample is filled twice: with small integers, on which an exact operator must be right to the bit and ties are
+Every sample is filled twice: with small integers, on which an exact operator must be bitwise correct and ties are
 frequent, and with real numbers.
 """
 
@@ -50,7 +50,7 @@ class FilledSample:
         arrays: values of the operands.
         requires_grad: per operand, whether its gradient is compared.
         sizes: of the letters, for messages.
-        integral: all floating values are small integers.
+        integral: whether all floating-point values are small integers.
     """
 
     args: tuple[Any, ...]
@@ -71,7 +71,7 @@ class FilledSample:
 
 
 def size_choices(sample: Sample, count: int) -> list[dict[str, int]]:
-    """Return up to ``count`` different sizes for the letters of ``sample``; one empty choice without letters."""
+    """Return up to ``count`` choices of sizes for the letters of ``sample``; one empty choice without letters."""
     letters = _letters(sample)
     if not letters:
         return [{}]
@@ -91,14 +91,14 @@ def _random_sizes(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def seed_of(*values: Any) -> int:
-    """Return a seed that depends on ``values`` and on nothing else."""
+    """Return a seed that depends only on ``values``."""
     return zlib.crc32(repr(values).encode())
 
 
 def fill(
     sample: Sample, sizes: dict[str, int], dtype: str, seed: int, *, integral: bool, to_dtype: Any, rng: Any = None
 ) -> FilledSample | None:
-    """Return the sample with values; None where it has no integral form.
+    """Return the sample with values; None if ``integral`` is set but the sample has no integral form.
 
     Args:
         sample: the call.
@@ -106,8 +106,8 @@ def fill(
         dtype: NumPy's name of the floating dtype.
         seed: of the values.
         integral: small integers instead of real numbers.
-        to_dtype: turns the name of a dtype into the framework's own.
-        rng: draws the values instead, with the methods of NumPy's generators.
+        to_dtype: converts the name of a dtype to the framework's dtype.
+        rng: generator to use instead of ``seed``, with the methods of NumPy's generators.
     """
     rng = np.random.default_rng([seed, integral]) if rng is None else rng
     arrays: list[Any] = []
@@ -193,7 +193,7 @@ def _between(shape: Sequence[int], low: float, high: float, rng: Any, *, integra
 
 
 def _nonfinite(array: Any, rng: Any, *, integral: bool) -> Any:
-    """Make every fourth element special; zeros only where no partial value rounds, since operators have kinks at 0."""
+    """Make every fourth element special; zeros only if no partial value rounds, since operators have kinks at 0."""
     flat = array.reshape(-1)
     special = (np.inf, -np.inf, np.nan, *((-0.0, 0.0) if integral else ()))
     for position, index in enumerate(rng.permutation(flat.size)[: -(-flat.size // 4)]):

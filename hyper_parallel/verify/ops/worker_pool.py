@@ -1,8 +1,8 @@
-"""Runs tasks in forked workers, two at a time, and divides the time that is left among the operators that wait.
+"""Runs tasks in forked workers, two at a time, and divides the remaining time among the waiting operators.
 
-An operator always checks the first sizes of every sample, whatever that costs. The time left until the deadline is
-divided anew whenever a task starts: a costly operator leaves less to those that follow, and the last letters of the
-alphabet get as much as the first.
+An operator always checks the first sizes of every sample, regardless of the deadline. The time until the deadline is
+divided again whenever a task starts: a costly operator leaves less time to those that follow, and the last operators in
+the alphabet get as much time as the first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hyper_parallel.transport.processes import end_session, python_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from typing_extensions import Self  # of the standard library from Python 3.11 on
+    from typing_extensions import Self  # part of the standard library since Python 3.11
 
 __all__ = ["TaskReport", "TimeBudget", "run_tasks"]
 
@@ -72,7 +72,7 @@ class _ForkServer:
 
         Args:
             task: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
-            seat: a number that no other running task has; it selects the task's CPU.
+            seat: a number that no other running task has; it determines the task's CPU.
         """
         self.task, self.seat, self.current, self.done = task, seat, "", []
         assert self.process.stdin is not None
@@ -89,11 +89,11 @@ class _ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """End the process and everything that it runs."""
+        """End the process and all processes that it started."""
         os.close(self.read)
         end_session(self.process, _TERM_SECONDS)
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # a task that was never read
+        with suppress(BrokenPipeError):  # a task that the server never read
             self.process.stdin.close()
 
 
@@ -104,17 +104,17 @@ def run_tasks(
     workers: int = 2,
     seconds: float = 0.0,
 ) -> Iterator[T]:
-    """Yield one report per operator of every task as they are ready, whatever happens to the processes.
+    """Yield one report per operator of every task as soon as it is ready, even if processes die.
 
     Args:
-        report_type: of the reports.
+        report_type: class of the reports.
         tasks: from :func:`hyper_parallel.verify.ops.tasks.task_of`.
         started: called with framework and operator when an operator begins.
         workers: number of tasks that run at the same time.
         seconds: wall time for everything, divided among tasks that share time.
 
     Raises:
-        ValueError: a task names an operator that the user's file does not have, which only a worker knows.
+        ValueError: a task names an operator that the user's file does not have; only a worker can detect this.
     """
     waiting, budget = deque(tasks), TimeBudget(seconds, workers)
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -186,7 +186,7 @@ def _handle_events(
 def _finish_task(
     report_type: type[T], server: _ForkServer, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
 ) -> Iterator[T]:
-    """Report the operator at which a worker died, if it did; a new task takes those that it had not begun."""
+    """If a worker died, report its current operator; a new task runs the operators that it had not started."""
     left = [op for op in task["ops"] if op not in server.done]
     if task["ops"] == ["*"]:
         left = [server.current or task["file"]] if died else []  # only the worker knew which operators remain
@@ -211,10 +211,10 @@ class TimeBudget:
         self._deadline, self._workers = time.monotonic() + seconds, workers
 
     def with_share(self, task: dict[str, Any], waiting: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """Return ``task`` with its share of the time that is left; a task that shares no time is returned unchanged.
+        """Return ``task`` with its share of the remaining time; a task that shares no time is returned unchanged.
 
         Args:
-            task: starts now.
+            task: task that starts now.
             waiting: tasks that start later.
         """
         weight = _weight(task)
