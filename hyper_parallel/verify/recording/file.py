@@ -139,7 +139,7 @@ def line_of(shown: Mapping[str, Any], numbers: list[float]) -> str:
 
 
 def shown_record(record: Record, dtype: str, whole: Any | None) -> dict[str, Any]:
-    """Return what the line of a record has besides the numbers; of its value, only the shape is read.
+    """Return the fields of a record's line except the numbers; of the value, only the shape is read.
 
     Args:
         record: its value has the shape of the tensor.
