@@ -1,9 +1,9 @@
-"""Placements of outputs, masks and recorded values: of the tensors, declared, or inferred from values.
+"""Placements of outputs, masks and recorded values: read from tensors, declared, or inferred from values.
 
-Outputs are matched within the allowed difference. Rows of a batch or sequence that were recognised in one output
-place the others of the same sizes on that rank, those with wrong values included. Only outputs of which the
-ranks together have every element count: if parts are missing, a rank works on rows that are not its own. A value of the
-reference's shape is a replica unless the values of a group add up to the reference.
+An output is placed by matching its values within the tolerance. The rows that one output was matched to also place the
+other values of the same sizes on that rank, including wrong ones. Only outputs whose elements are all on some rank
+count: if elements are missing, a rank works on the wrong rows. A value of the reference's shape is a replica unless the
+values of a group of ranks add up to the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = ("value", "output", "mask")
 _Sizes = tuple[int, int, int]
 
 _MOSTLY = 0.5
-"""Share of a part's elements that must be the reference's in one place, for the part to lie there with a few errors."""
+"""Share of a shard's elements that must equal the reference's at a position for the shard to be placed there."""
 
 
 class ActivationPlacements:
@@ -46,8 +46,8 @@ class ActivationPlacements:
         declared: parsed lines by kind and name.
 
     Attributes:
-        unplaced: by kind and name, why the placement cannot be determined.
-        rows: by rank, dim and its sizes (local, global), how often which rows were recognised.
+        unplaced: by kind and name, the reason why the placement cannot be determined.
+        rows: by rank, dim and its local and global size: how often each choice of rows was recognised.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class ActivationPlacements:
             self._place_rest(key)
 
     def of(self, key: Key, rank: int) -> Placement | None:
-        """Return the placement of a value on a rank; None if it cannot be determined or is not there."""
+        """Return the placement of a value on a rank; None if it is missing or its placement cannot be determined."""
         return self._placements.get((key, rank))
 
     def by_rows(self, rank: int, shape: tuple[int, ...], total: tuple[int, ...]) -> Placement | None:
-        """Return the placement of a value of these sizes, by the rows of recognised outputs; None if unknown."""
+        """Return the placement of a value of these sizes, from the rows of recognised outputs; None if unknown."""
         if shape == total:
             return whole(total)
         if len(shape) != len(total):
@@ -93,9 +93,9 @@ class ActivationPlacements:
         return Placement(total, positions, words=describe(positions, total))
 
     def other_rows(self) -> dict[Key, list[int]]:
-        """Return values of which ranks have other rows than of earlier values: no error if they are put back later.
+        """Return the values for which ranks have other rows than in earlier values: no error if the order is restored.
 
-        Each step and each call has rows of its own: a rank may cut its part of a batch into calls.
+        Each step and each call may have different rows: a rank may split its shard of a batch over several calls.
         """
         first: dict[tuple[int, ...], tuple[int, ...]] = {}
         other: dict[Key, list[int]] = {}
@@ -113,7 +113,7 @@ class ActivationPlacements:
         return other
 
     def _recognise(self, key: Key) -> bool:
-        """Place a value by tensors, declarations or numbers; return whether every rank was placed."""
+        """Place a value by its tensors, a declaration or its numbers; return whether it was placed on every rank."""
         reference = np.asarray(self.bounds.reference[key].value)
         records = {rank: index[key] for rank, index in enumerate(self.ranks) if key in index}
         shapes = {rank: np.shape(record.value) for rank, record in records.items()}
@@ -157,7 +157,7 @@ class ActivationPlacements:
         return bool(covered.all()) or not placements
 
     def _vote(self, key: Key) -> None:
-        """Count the rows that each rank has of a value whose parts were recognised."""
+        """Count the rows of each rank for a value whose shards were recognised."""
         for rank in range(len(self.ranks)):
             placement = self._placements.get((key, rank))
             if placement is None or placement.positions is None:
@@ -178,7 +178,7 @@ class ActivationPlacements:
                 self._placements[key, rank] = placement
 
     def _place_rest(self, key: Key) -> None:
-        """Place what was not recognised: pending sums, the rows of other outputs, replicas with wrong values."""
+        """Place the remaining values: pending sums, rows known from other outputs, replicas with wrong values."""
         records = {rank: index[key] for rank, index in enumerate(self.ranks) if key in index}
         rest = [rank for rank in records if (key, rank) not in self._placements]
         likely = {rank: self._likely(key, rank, np.shape(records[rank].value)) for rank in rest}
@@ -188,7 +188,7 @@ class ActivationPlacements:
             if (key, rank) in self._placements:
                 continue
             if possible is not None and (placement is None or not self._equal(key, records[rank].value, placement)):
-                placement = possible  # right in one of several places
+                placement = possible  # fits several positions
             if placement is not None:
                 self._placements[key, rank] = placement
             else:
@@ -200,9 +200,9 @@ class ActivationPlacements:
 
         Args:
             key: of the value.
-            rank: whose part.
-            shape: of the part.
-            trusted: whether parts of this value that were recognised are where they should be.
+            rank: the rank that has the shard.
+            shape: of the shard.
+            trusted: whether the recognised shards of this value are at their expected positions.
         """
         total = np.shape(self.bounds.reference[key].value)
         if shape == total:
@@ -225,10 +225,10 @@ class ActivationPlacements:
         return Placement(total, positions, words=describe(positions, total))
 
     def _in_order(self, key: Key, dim: int, rank: int, *, trusted: bool) -> Any | None:
-        """Return the rank's rows of ``dim`` if the parts of a group make up the dim one after the other.
+        """Return the rank's rows of ``dim`` if the shards of a group are consecutive blocks of the dim.
 
-        With ``trusted``, a part of the group must have been recognised, and each that was must lie there; or most
-        elements of all parts are right there.
+        With ``trusted``, at least one shard of the group must have been recognised, and every recognised shard must be
+        at its position. Otherwise, most elements of all shards must be right at these positions.
         """
         total = np.shape(self.bounds.reference[key].value)[dim]
         for groups in self.axes.groups.values():
@@ -259,7 +259,7 @@ class ActivationPlacements:
         return True
 
     def _agree(self, key: Key, dim: int, lines: Mapping[int, Any]) -> bool:
-        """Return whether parts of the group were recognised, all of them in the given rows of ``dim``."""
+        """Return whether shards of the group were recognised, all of them at the given rows of ``dim``."""
         known = []
         for rank, line in lines.items():
             placement = self._placements.get((key, rank))
@@ -269,7 +269,7 @@ class ActivationPlacements:
         return all(known) if known else self._mostly(key, dim, lines)
 
     def _mostly(self, key: Key, dim: int, lines: Mapping[int, Any]) -> bool:
-        """Return whether most elements of each rank are the reference's in the given rows: a few of them are wrong."""
+        """Return whether most elements of each rank equal the reference's at the given rows: only a few are wrong."""
         reference, allowed = np.asarray(self.bounds.reference[key].value), self.bounds.allowed(key)
         if reference.dtype.kind not in "fc":
             return False
@@ -284,7 +284,7 @@ class ActivationPlacements:
         return True
 
     def _place_pending(self, key: Key, records: Mapping[int, Record], likely: Mapping[int, Placement | None]) -> None:
-        """Place values of groups that add up to the reference's part, on ranks that hold the same part."""
+        """Place values of a group that add up to the reference's shard, on ranks that have the same shard."""
         if key[0] != "output" or np.asarray(self.bounds.reference[key].value).dtype.kind not in "fc":
             return
         for axis, groups in self.axes.sets():
@@ -300,7 +300,7 @@ class ActivationPlacements:
                     self._placements.update({(key, rank): placement for rank in group})
 
     def _one_is_all(self, records: Mapping[int, Record], group: Sequence[int], total: Any) -> bool:
-        """Return whether one rank has the sum and the others zeros: not a pending sum, but ranks without a value."""
+        """Return whether one rank has the complete sum and the others have zeros: then it is not a pending sum."""
         return any(np.array_equal(np.asarray(records[rank].value), total) for rank in group)
 
     def _equal(self, key: Key, value: Any, placement: Placement | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""The axes of a program's mesh: which ranks form a group along each, from what the ranks recorded."""
+"""The axes of a program's mesh: the groups of ranks along each axis, from the groups that the ranks recorded."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Axes"]
 
 
 class Axes:
-    """Groups of ranks by name of the axis.
+    """Groups of ranks, by name of the axis.
 
     Args:
         run: the parallel run.
         mesh: sizes of the axes in the order of the mesh, the last one fastest; empty if not known. Groups that the
-            ranks recorded are added to it.
+            ranks recorded are added.
 
     Attributes:
-        groups: by axis, all its groups, each with its ranks in order. The whole world is the last axis, called
-            ``world`` unless an axis covers it.
+        groups: by axis, all its groups, each with its ranks in order. The last axis has all ranks and is called
+            ``world``, unless another axis has all ranks already.
 
     Raises:
-        ValueError: the mesh has another number of ranks than the run.
+        ValueError: the numbers of ranks of the mesh and of the run differ.
     """
 
     def __init__(self, run: Run, mesh: Mapping[str, int] | None = None) -> None:
@@ -44,7 +44,7 @@ class Axes:
             self.groups["world"] = (whole,)
 
     def group_of(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the group along ``axis`` that ``rank`` is in: itself alone if there is none."""
+        """Return the group along ``axis`` that contains ``rank``; the rank alone if there is none."""
         return next((group for group in self.groups[axis] if rank in group), (rank,))
 
     def sizes(self) -> dict[str, int]:
@@ -52,7 +52,7 @@ class Axes:
         return {axis: max(map(len, groups)) for axis, groups in self.groups.items()}
 
     def sets(self) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-        """Yield axes and products of two axes, with their groups of more than one rank; no set of groups twice."""
+        """Yield axes and products of two axes with their groups of more than one rank, without equal sets of groups."""
         seen: set[frozenset[tuple[int, ...]]] = set()
         proper = {axis: tuple(group for group in groups if len(group) > 1) for axis, groups in self.groups.items()}
         named = [(axis, groups) for axis, groups in proper.items() if groups]
@@ -74,7 +74,7 @@ class Axes:
             self.groups[axis] = tuple(tuple(int(rank) for rank in line) for line in lines)
 
     def _add(self, name: str, groups: set[tuple[int, ...]]) -> None:
-        """Add recorded groups that no axis has yet; groups of one name that overlap become several axes."""
+        """Add recorded groups that no axis has yet; overlapping groups of the same name become several axes."""
         known = {group for axis in self.groups.values() for group in axis}
         ordered = tuple(sorted(groups - known))
         if not ordered or max(map(len, ordered)) < 2:

@@ -1,4 +1,4 @@
-"""A hypothesis about gradients that are wrong from one module back to the first, after a forward that is right."""
+"""Hypothesis: gradients are wrong from one module back to the first, although the forward is right."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hyper_parallel.verify.engine.verdict import Difference
 __all__ = ["wrong_way_back"]
 
 _MOST = 0.5
-"""Share of the modules before that must have a wrong gradient, too: what comes back wrong reaches all of them."""
+"""Share of the earlier modules that must have wrong gradients, too, because a wrong input gradient reaches all."""
 
 
 def wrong_way_back(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """Test whether gradients are right after a module and wrong from it on back, though what the forward made is right.
+    """Test whether the gradients of later modules are right and those from a module back to the first are wrong.
 
-    Where no sum or multiple of gradients is right (which is tested before), what comes back to the modules is wrong, as
-    outputs are not: the backward of an exchange with other ranks, for example.
+    Sums and multiples of gradients are tested before. If none of them is right, the gradient that the module passes
+    back is wrong although its output is right: for example, the backward of a collective is wrong.
     """
     kind, _, step, _ = key
     if kind != "gradient" or evidence is None or not evidence.ranks:
@@ -33,7 +33,7 @@ def wrong_way_back(
     ):
         return None
     places = _places(runs, step)
-    off: dict[str, bool] = {}  # by module that has gradients of this step: whether one of them is wrong
+    off: dict[str, bool] = {}  # for each module with gradients in this step: whether one of them is wrong
     for other, record in runs.bounds.reference.items():
         if other[0] == "gradient" and other[2] == step and record.module in places and runs.holders(other):
             off[record.module] = off.get(record.module, False) or other in wrong
@@ -56,7 +56,7 @@ def wrong_way_back(
 
 
 def _places(runs: PairedRuns, step: int) -> dict[str, int]:
-    """Return where in a step's forward each module made its last output."""
+    """Return the position of each module's last output in the forward of a step."""
     return {
         record.module: place
         for place, (key, record) in enumerate(runs.bounds.reference.items())
@@ -65,7 +65,7 @@ def _places(runs: PairedRuns, step: int) -> dict[str, int]:
 
 
 def _has_gradient(runs: PairedRuns, module: str, step: int) -> bool:
-    """Return whether a module has gradients that are not zero, so that being right says something."""
+    """Return whether a module has nonzero gradients, so that a right gradient is evidence."""
     return any(
         key[0] == "gradient" and key[2] == step and record.module == module and largest(record.value)
         for key, record in runs.bounds.reference.items()

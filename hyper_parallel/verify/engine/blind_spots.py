@@ -1,4 +1,4 @@
-"""Blind spots of a case: data, sizes and weights with which a broken program equals one device.
+"""Blind spots of a case: data, sizes and weights for which a broken program equals a single device.
 
 Ranks with equal data hide a missing average, equal axis sizes hide a reduction over the wrong axis, dims that divide
 evenly hide a wrong boundary. Each blind spot is found in the records of a comparison.
@@ -20,7 +20,7 @@ from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL
 __all__ = ["ALL_PARAMETERS", "BLIND", "BlindSpot", "blind_spots", "symmetry"]
 
 ALL_PARAMETERS = "all parameters"
-"""Name under which a recorder notes the gradients of a whole backward, if it does not know whose they are."""
+"""Name for the gradients of a complete backward if the recorder does not know their parameters."""
 
 BLIND = {
     "equal-data": "a missing or doubled average over the axis",
@@ -35,7 +35,7 @@ BLIND = {
     "zero-gradients": "errors in gradients that are zero",
     "untrained-parameters": "errors in weights that no step changes",
 }
-"""The errors that each kind hides."""
+"""The errors that each kind of blind spot hides."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class BlindSpot:
 
     Attributes:
         kind: one of :data:`BLIND`.
-        subject: axis, parameter, input or output that has it; empty for the case as a whole.
-        facts: what was found, with names and sizes.
-        repair: what to change.
-        refused: whether it makes a result without differences inconclusive.
+        subject: axis, parameter, input or output concerned; empty if it concerns the entire case.
+        facts: the finding, with names and sizes.
+        repair: the change that removes it.
+        refused: whether it makes a comparison without differences inconclusive.
     """
 
     kind: str
@@ -81,13 +81,13 @@ def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
 
 
 def _proper_axes(runs: PairedRuns) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the axes of more than one rank; the world only if there is no other."""
+    """Return the axes of more than one rank; ``world`` only if there is no other."""
     axes = {axis: groups for axis, groups in runs.axes.groups.items() if max(map(len, groups)) > 1}
     return {axis: groups for axis, groups in axes.items() if axis != "world"} or axes
 
 
 def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Axes along which every output and input is equal: the ranks do the same work."""
+    """Axes along which every output and input is equal, so that the ranks do the same work."""
     outputs = [key for key in runs.bounds.reference if key[0] in {"output", "value", "mask"}]
     for axis, groups in _proper_axes(runs).items():
         keys = [key for key in outputs if any(key in runs.ranks[rank] for group in groups for rank in group)]
@@ -102,9 +102,9 @@ def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
-    """Return whether ranks surely do the same work: what their own backwards make is equal, before any reduction.
+    """Return whether ranks certainly do the same work: the gradients of their backwards are equal before reductions.
 
-    Parameters of ``fully_shard`` are gathered for the forward, so that equal outputs of all modules are equal work.
+    ``fully_shard`` gathers parameters for the forward, so equal outputs of all modules mean equal work.
     """
     notes = [runs.parallel.ranks[rank].notes for rank in group]
     own = [note.get("own gradients", {}) for note in notes]
@@ -138,7 +138,7 @@ def _equal_sizes(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Axes along which every sharded dim has parts of equal size."""
+    """Axes along which all shards of every sharded dim have equal sizes."""
     names = [*{key[:2]: key for key in runs.bounds.reference if key[0] in {"weight", "output", "value"}}.values()]
     for axis, groups in _proper_axes(runs).items():
         sharded: dict[str, bool] = {}
@@ -156,7 +156,7 @@ def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _constant_cotangents(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Losses that are the plain sum or mean of an output: every cotangent is the same number."""
+    """Losses that are the plain sum or mean of an output, so that every cotangent is the same number."""
     reference = runs.bounds.reference
     losses = [key for key in reference if key[0] == "loss"]
     plain: list[str] = []
@@ -181,7 +181,7 @@ def _is_sum(output: Any, loss: float) -> bool:
 
 
 def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Parameters of one value in all elements in every forward."""
+    """Parameters whose elements all have the same value in every forward."""
     reference = runs.bounds.reference
     last = max((key[2] for key in reference if key[0] == "weight"), default=-1)
     values: dict[str, list[Any]] = {}
@@ -195,7 +195,7 @@ def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Inputs of the reference that stay the same when rows are exchanged."""
+    """Inputs of the reference that are unchanged when rows are swapped."""
     for name, array in _inputs(runs.reference_notes).items():
         spot = symmetry(name, array)
         if spot is not None:
@@ -203,7 +203,7 @@ def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def symmetry(name: str, array: Any) -> BlindSpot | None:
-    """Return the blind spot of an input that is unchanged when rows are exchanged; None for others.
+    """Return the blind spot of an input that is unchanged when rows are swapped; None for other inputs.
 
     Args:
         name: of the input.
@@ -226,7 +226,7 @@ def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Boolean inputs that select equally many elements on every rank, and dropout that drops nothing."""
+    """Boolean inputs that select the same number of elements on every rank, and dropout that drops nothing."""
     counts: dict[str, set[int]] = {}
     for rank in runs.parallel.ranks:
         for name, array in _inputs(rank.notes).items():
@@ -243,7 +243,7 @@ def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Runs with contiguous inputs only, if their recorder reports strides."""
+    """Runs whose inputs are all contiguous, if their recorder reports strides."""
     notes = [rank.notes.get("contiguous inputs") for rank in runs.parallel.ranks]
     if notes and all(note is True for note in notes):
         facts = "every input of the model is contiguous on every rank"
@@ -270,9 +270,9 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Parameters that no step changes, because an optimizer has those that the model had before it was sharded.
+    """Parameters that no step changes, because the optimizer has the parameters from before the model was sharded.
 
-    A program that makes its optimizer too early does so on one rank, too, and equals itself.
+    A program that creates its optimizer too early does so on one rank as well, so both runs are equal.
     """
     start: dict[str, Any] = {}
     changed: set[str] = set()

@@ -1,8 +1,8 @@
-"""What each value of the reference may be off by, measured by its perturbed repeats: per element, and as a whole.
+"""Tolerances of the reference's values, measured by its perturbed repeats: per element and per tensor.
 
-Per element the bound is that of :mod:`hyper_parallel.verify.engine.noise`. The tensor as a whole has two bounds of its
-own (:class:`WholeBound`), since a scale or a missing share moves all elements alike, which no correct run does:
-rounding moves them in all directions, and their sum along the tensor cancels.
+The tolerance per element is that of :mod:`hyper_parallel.verify.engine.noise`. Each tensor has two further tolerances
+(:class:`WholeBound`): a wrong scale or a missing share moves all elements alike. A correct run never does so, because
+rounding moves elements in all directions and the sum of these movements along the tensor cancels.
 """
 
 from __future__ import annotations
@@ -34,32 +34,35 @@ Key = tuple[str, str, int, int]
 
 DISPLACED = "displaced gradients"
 """``Run.settings["perturbation"]`` of a repeat whose gradients were displaced
-(:func:`hyper_parallel.verify.engine.noise.displace`); a repeat that says neither this nor :data:`ROUNDED` was perturbed
-in the last place."""
+(:func:`hyper_parallel.verify.engine.noise.displace`); a repeat with neither this nor :data:`ROUNDED` was perturbed by
+one ULP.
+"""
 
 ROUNDED = "half-precision outputs in the last place"
-"""The same of a repeat that moved outputs of bfloat16 and float16, and their gradients, in the last place."""
+"""The same setting of a repeat that moved outputs of bfloat16 and float16, and their gradients, by one ULP."""
 
 _KIND_OF: dict[str | None, MovementKind] = {DISPLACED: "displaced", ROUNDED: "rounded"}
 
 _SHARE = 4.0
-"""The multiples of a tensor as a whole are those of its elements divided by this: rounding that reaches a bound in one
-element of a million does not do so in all of them."""
+"""Divisor of the elements' multiples for a complete tensor: rounding that reaches the tolerance in one element of a
+million does not do so in all of them.
+"""
 
 _NUMBERS = ("value", "rate", "norm", "loss")
 _SINGLE_UNIT = 2.0**-23
 _MOVES_OF_DOUBLES = 2.0**-40
-"""What repeats move numbers by, at most, that depend on tensors of float64 only."""
+"""Largest relative movement, in the repeats, of numbers that depend only on tensors of float64."""
 
-_CACHED = 4  # values whose bounds are kept
+_CACHED = 4  # values whose tolerances are cached
 
 
 @dataclass(frozen=True)
 class WholeBound:
-    """What a tensor may be off by as a whole.
+    """Tolerances of a complete tensor.
 
     Attributes:
-        scale: relative error along the reference: a gradient multiplied by ``1 + x`` differs if ``x`` is larger.
+        scale: relative error along the reference: a gradient multiplied by ``1 + x`` differs if ``x`` is larger than
+            this.
         norm: norm of the difference, relative to that of the reference.
     """
 
@@ -68,7 +71,7 @@ class WholeBound:
 
 
 def index_records(records: Sequence[Record]) -> dict[Key, Record]:
-    """Return records by key, in their order; of equal keys the last."""
+    """Return records by key, in their order; of equal keys the last one counts."""
     return {record.key: record for record in records}
 
 
@@ -77,13 +80,13 @@ class Bounds:
 
     Args:
         reference: a run on one rank.
-        perturbed: repeats of it that are in memory; others are added by :meth:`fold`.
-        scratch: where measurements are kept; None keeps them in memory.
+        perturbed: repeats of the reference that are in memory; others are added by :meth:`fold`.
+        scratch: folder of the measurements; None keeps them in memory.
 
     Attributes:
         records: of the reference, by key.
-        reference: those that are compared as numbers: all but decisions.
-        movements: what the repeats did.
+        reference: records that are compared as numbers: all except decisions.
+        movements: measured by the repeats.
     """
 
     def __init__(self, reference: Run, perturbed: Sequence[Run] = (), scratch: Scratch | None = None) -> None:
@@ -100,7 +103,7 @@ class Bounds:
                 self.movements.fold(kind, record.key, record.value)
 
     def require_repeats(self) -> None:
-        """Check that there was a repeat perturbed in the last place.
+        """Check that at least one repeat was perturbed by one ULP.
 
         Raises:
             ValueError: there was none.
@@ -111,22 +114,22 @@ class Bounds:
             )
 
     def fold(self, kind: MovementKind, record: Record) -> None:
-        """Add one value of a repeat; bounds that were computed before may be too small."""
+        """Add one value of a repeat; tolerances that were computed before this call may be too small."""
         for each in (self, *self._others):
             each._allowed.pop(record.key, None)  # noqa: SLF001 - of the same class
         self.movements.fold(kind, record.key, record.value)
 
     def merge(self, summary: tuple[Any, ...]) -> None:
-        """Take over what a copy of this object measured in another process."""
+        """Merge the measurements of a copy of this object from another process."""
         for each in (self, *self._others):
             each._allowed.clear()  # noqa: SLF001 - of the same class
         self.movements.merge(summary)
 
     def with_values_of(self, run: Run) -> Bounds:
-        """Return the bounds of a run on one rank that are measured by the repeats of these, also by those to come.
+        """Return the tolerances of a run on one rank, measured by the repeats of this object, including later ones.
 
         Args:
-            run: its values have the shapes of this object's.
+            run: its values have the same shapes as this object's.
         """
         other = copy.copy(self)
         other.records = index_records(run.ranks[0].records)
@@ -136,11 +139,11 @@ class Bounds:
         return other
 
     def allowed(self, key: Key, kinds: Sequence[MovementKind] = MOVEMENTS) -> Any:
-        """Return what each element of the reference's value may be off by, as an array of its shape.
+        """Return the tolerance of each element of the reference's value, as an array of its shape.
 
         Args:
             key: of the value.
-            kinds: of the movements that count.
+            kinds: of the movements that are included.
         """
         if len(kinds) < len(MOVEMENTS):
             return self._measured(key, kinds)
@@ -159,10 +162,11 @@ class Bounds:
         return self._last_gradients.get((name, step))
 
     def floor(self, key: Key) -> float:
-        """Return the least magnitude that an error of this value is measured against.
+        """Return the smallest magnitude relative to which an error of this value is measured.
 
-        A gradient that no repeat moves is a sum of terms that have no digits to move, such as the signs of an absolute
-        error: how far sums in another order are apart shows in none of them, and their terms are as large as the sum.
+        A gradient that no repeat moves is a sum of terms without digits that could move, such as the signs of an
+        absolute error. The repeats then do not show how far sums in another order differ, and the terms are as large as
+        the sum.
         """
         least = NOISE_SHARE * self.movements.largest(key[0], key[2])
         if key[0] != "gradient" or any(self.movements.whole(kind, key).norm for kind in MOVEMENTS):
@@ -170,7 +174,7 @@ class Bounds:
         return max(least, largest(self.records[key].value))
 
     def whole(self, key: Key) -> WholeBound | None:
-        """Return what a value may be off by as a whole; None of values that are no floating numbers."""
+        """Return the tolerances of a complete tensor; None if the value is not floating."""
         record = self.reference[key]
         if record.value.dtype.kind not in "fc" or not np.size(record.value):
             return None
@@ -191,7 +195,7 @@ class Bounds:
     def _measured(self, key: Key, kinds: Sequence[MovementKind]) -> Any:
         record = self.records[key]
         value = np.asarray(record.value)
-        if not self.movements.folded("moved", key):  # the repeats took another branch: nothing after it is comparable
+        if not self.movements.folded("moved", key):  # the repeats took another branch: later values are not comparable
             return np.full(value.shape, np.inf)
         codes = [self.movements.codes(kind, key) if kind in kinds else None for kind in MOVEMENTS]
         exponent, wide = self.movements.exponent(key), value.real.dtype.itemsize > 4
@@ -203,10 +207,11 @@ class Bounds:
         return allowed_movement(value, *moves, floor=self.floor(key), dtype=record.dtype, least_unit=least)
 
     def _unit_of_source(self, record: Record) -> float:
-        """Return float32's unit for a number that Python computed in float64 from float32 tensors; 0 for others.
+        """Return float32's unit for a number that Python computed in float64 from float32 tensors; 0 for other numbers.
 
-        Such numbers move in the repeats by far more than float64 rounds, at least in one step: clip factors, logged
-        averages, learning rates that depend on losses. A program with weights of float64 has none.
+        Examples are clip factors, logged averages and learning rates that depend on losses. In at least one step, such
+        numbers move in the repeats by far more than the rounding of float64. A program with weights of float64 has
+        none.
         """
         value = record.value
         if record.kind not in _NUMBERS or value.dtype != np.float64 or np.size(value) != 1 or self._is_double():

@@ -1,4 +1,4 @@
-"""Classes of errors of distributed training programs that the comparison distinguishes by numbers."""
+"""Classes of errors of distributed training programs, which the comparison distinguishes by numbers."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ CAUSES = {
     "data": "the ranks train on different data from the single device",
     "unexplained": "no known cause fits the numbers",
 }
-"""Every class with its meaning."""
+"""Every class and its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a value differs, with the numbers that show it.
+    """The cause of a difference, with the numbers that support it.
 
     Attributes:
         kind: one of :data:`CAUSES`.
@@ -62,6 +62,6 @@ class Cause:
     evidence: str = ""
 
     def __str__(self) -> str:
-        """Return kind, axis and what that means, in one line."""
+        """Return kind, axis and meaning, in one line."""
         axis = f" over {self.axis}" if self.axis else ""
         return f"{self.kind}{axis}: {CAUSES[self.kind]}"

@@ -1,4 +1,4 @@
-"""What was compared, tensor by tensor: for reports that list equal values as well."""
+"""The comparison of each tensor, for reports that list equal values as well."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class TensorCheck:
     """One tensor compared on one rank.
 
     Attributes:
-        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``, or another kind that a front end compares.
-        module: path of the module it belongs to.
+        kind: one of ``KINDS`` in ``verify/frameworks/contract/records.py``, or another kind that a front end compares.
+        module: path of its module.
         name: its full name.
         step: training step, from 0; -1 before training.
         rank: the rank that has it.
         values: number of elements; 0 of a tensor that one of the runs does not have.
         error: largest difference, relative to the tensor's magnitude.
-        bound: what was allowed to that element, relative likewise.
-        why: what is wrong, or empty.
+        bound: tolerance of that element, relative to the same magnitude.
+        why: description of the error; empty if there is none.
     """
 
     kind: str
@@ -50,14 +50,14 @@ class TensorCheck:
 
     @property
     def share(self) -> float:
-        """The error as a share of what is allowed; infinite for an error where none is."""
+        """The error divided by the tolerance; infinite for an error with a tolerance of zero."""
         if self.bound:
             return self.error / self.bound
         return float("inf") if self.error else 0.0
 
     @property
     def when(self) -> str:
-        """The step in words."""
+        """The step, in words."""
         return f"step {self.step + 1}" if self.step >= 0 else "before training"
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class TensorCheck:
 def tensor_checks(
     runs: PairedRuns, measured: Mapping[Key, Mapping[int, Distance]], differences: Mapping[Key, Difference]
 ) -> Iterator[TensorCheck]:
-    """Yield what differs, in the order of execution, and then all that is equal.
+    """Yield the differences in the order of execution, then all equal values.
 
     Args:
         runs: both runs.

@@ -31,14 +31,14 @@ __all__ = ["compare_paired", "compare_runs"]
 
 _TRAINING = ("gradient", "norm", "rate", "state", "weight")
 _REPLICATED = ("weight", "state")
-"""Kinds of values whose replicas must have equal bits: ranks would drift apart otherwise."""
+"""Kinds of values whose replicas must be bitwise equal: ranks would drift apart otherwise."""
 
 _DIVERGES = ("loss", "gradient", "weight", "norm")
-"""Kinds of values that stay finite in a training that converges."""
+"""Kinds of values that stay finite if the training converges."""
 
 _EVALUATION = " (no_grad)"
 _EXPLAINED = 3
-"""For how many differences, from the first, causes are looked for."""
+"""Number of differences, from the first, for which causes are searched."""
 
 
 def compare_runs(
@@ -53,11 +53,12 @@ def compare_runs(
 
     Args:
         reference: the program on one rank.
-        perturbed: the reference again, with perturbations in the last place, at least one antithetic pair; those whose
-            gradients were displaced say so in their settings (:data:`~hyper_parallel.verify.engine.bounds.DISPLACED`).
+        perturbed: the reference again, with perturbations of one ULP, at least one antithetic pair; repeats whose
+            gradients were displaced have this in their settings
+            (:data:`~hyper_parallel.verify.engine.bounds.DISPLACED`).
         parallel: the program on its ranks.
         mesh: sizes of the axes in order, the last one fastest; by default the groups that the ranks made.
-        declared: what values are, by pattern of names (:mod:`hyper_parallel.verify.engine.declared`).
+        declared: placements of values, by pattern of names (:mod:`hyper_parallel.verify.engine.declared`).
 
     Raises:
         ValueError: the runs cannot be compared, or a declaration or the mesh does not fit.
@@ -66,11 +67,11 @@ def compare_runs(
 
 
 def compare_paired(runs: PairedRuns, *, listed: bool = False) -> Verdict:
-    """Return the verdict on two runs that are side by side already.
+    """Return the verdict on two runs that are already paired.
 
     Args:
         runs: both runs.
-        listed: whether the verdict lists what is equal, too.
+        listed: whether the verdict also lists equal values.
     """
     comparison = _Comparison(runs, listed=listed)
     comparison.run()
@@ -78,7 +79,7 @@ def compare_paired(runs: PairedRuns, *, listed: bool = False) -> Verdict:
 
 
 class _Comparison:
-    """Fills one verdict."""
+    """Builds one verdict."""
 
     def __init__(self, runs: PairedRuns, *, listed: bool) -> None:
         self.runs, self.listed = runs, listed
@@ -91,7 +92,7 @@ class _Comparison:
         self.joined: set[tuple[str, int]] = set()
 
     def run(self) -> None:
-        """Compare everything, put the differences into the order of execution, and find causes."""
+        """Compare all values, sort the differences by order of execution, and find their causes."""
         self._names()
         self.end = self._first_step_that_diverges()
         for key in self.runs.bounds.reference:
@@ -128,9 +129,9 @@ class _Comparison:
         self._unplaced()
 
     def _first_step_that_diverges(self) -> float:
-        """Return the first step whose numbers are too large to be compared; infinity if the training stays finite.
+        """Return the first step whose numbers are too large to compare; infinity if the training stays finite.
 
-        Where a training diverges, rounding grows with it: a rank may overflow a step before the single device.
+        If a training diverges, rounding errors grow with it: a rank may overflow one step before the single device.
         """
         for key, record in self.runs.bounds.reference.items():
             if key[0] not in _DIVERGES or key[2] < 0 or record.value.dtype.kind != "f":
@@ -166,22 +167,22 @@ class _Comparison:
             self._differs(key, wrong)
 
     def _unrecorded(self) -> None:
-        """List the masks that a recorder could not read: those of fused kernels of devices, and of DTensors."""
+        """List the masks that a recorder could not read: those of fused device kernels and of DTensors."""
         for notes in (self.runs.reference_notes, *(rank.notes for rank in self.runs.parallel.ranks)):
             for module in notes.get("masks that were not recorded", ()):
                 line = f"mask of {module}: drawn inside a fused attention, which does not give it out"
                 self.verdict.skipped += [] if line in self.verdict.skipped else [line]
 
     def _seen_by_optimizers(self, key: Key, wrong: Mapping[int, Distance]) -> dict[int, Distance]:
-        """Return the wrong gradients without those that no optimizer of their rank reads.
+        """Return the wrong gradients except those that no optimizer of their rank reads.
 
-        If no rank's optimizer has the parameter, its weight must be right after the step. Optimizers that are sharded
-        by hand own some of the parameters, or flat copies of them, on each rank: what is left in ``grad`` of the others
-        is not used.
+        If no optimizer of the rank has the parameter, its weight must be right after the step. Manually sharded
+        optimizers own some of the parameters, or flat copies of them, on each rank: the ``grad`` of the other
+        parameters is not used.
         """
         ranks = range(self.runs.parallel.world_size)
         without = [rank for rank in ranks if key[1] in self.runs.noted(rank, "parameters that no optimizer has")]
-        owned = len(without) < len(ranks)  # then a wrong weight shows itself
+        owned = len(without) < len(ranks)  # then an error shows as a wrong weight
         unread = [rank for rank in wrong if rank in without and (owned or self._right_after(key, rank))]
         if unread:
             where = f"on ranks {', '.join(map(str, unread))}"
@@ -200,11 +201,11 @@ class _Comparison:
         return distance is not None and distance.ratio <= 1
 
     def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
-        """Return pipeline stages: ranks that call a module with some of its layers, while another rank has its output.
+        """Return pipeline stages: ranks that call a module with some of its layers while another rank has its output.
 
-        The stages of a pipeline call the same module, each with its own layers. Where no rank has the right output, all
-        of them are wrong. Ranks that call a layer with parameters which the right ranks call, too, are no stages: they
-        share the module, and have their own experts in it, for example.
+        The stages of a pipeline call the same module, each with its own layers. If no rank has the right output, all
+        stages are wrong. Ranks that call a layer whose parameters the right ranks also call are not stages: they share
+        the module, for example with different experts in it.
         """
         right = [rank for rank, distance in distances.items() if distance is not None and distance.ratio <= 1]
         if key[0] != "output" or not right or len(right) == len(distances):
@@ -241,7 +242,7 @@ class _Comparison:
         return {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
 
     def _accept(self, keys: Iterable[Key]) -> None:
-        """Take values that were compared in another way out of the differences, and out of the errors' ratios."""
+        """Remove values that were compared in another way from the differences and from the error ratios."""
         for key in keys:
             self.wrong.pop(key, None)
             self.ratios.pop(key, None)
@@ -271,12 +272,13 @@ class _Comparison:
         module = key[1].rpartition(".")[0]
         self.wrong[key] = Difference(key[0], key[1], module, tuple(ranks), key[2], key[3], np.inf, 0.0, why)
 
-    # -- what only one of the runs has ---------------------------------------------------------------------------------
+    # -- values that only one run has
+    # -------------------------------------------------------------------------------------
 
     def _missing(self) -> None:
-        """Find gradients that ranks do not have, and list other values that no rank has."""
+        """Report gradients that ranks lack, and list other values that no rank has."""
         kinds = {key[0] for key in self.runs.bounds.reference}
-        trained = kinds.intersection(_TRAINING) or kinds  # what a rank alone evaluates afterwards is not a step
+        trained = kinds.intersection(_TRAINING) or kinds  # a single rank's later evaluation is not a step
         last = {rank: _last_step(index, trained) for rank, index in enumerate(self.runs.ranks)}
         end = _last_step(self.runs.bounds.reference, trained)
         for rank, step in last.items():
@@ -306,12 +308,12 @@ class _Comparison:
             self.verdict.skipped.append(line)
 
     def _clips_otherwise(self, step: int, last: Mapping[int, int]) -> bool:
-        """Return whether all ranks make a step, and a gradient of it is wrong: clipping another way would be right."""
+        """Return whether all ranks make a step with a wrong gradient: then another way of clipping would be right."""
         wrong = any(key[0] == "gradient" and key[2] == step for key in self.wrong)
         return wrong and all(end >= step for end in last.values())
 
     def _missing_gradient(self, key: Key, ranks: Sequence[int]) -> None:
-        """Report a gradient that ranks with the parameter lack, if the weight is wrong after the step or not known."""
+        """Report a gradient that ranks with its parameter lack, if the weight after the step is wrong or unknown."""
         _, name, step, call = key
         lacking = []
         for rank in ranks:
@@ -327,9 +329,9 @@ class _Comparison:
             )
 
     def _trains_nothing(self, key: Key, rank: int) -> bool:
-        """Return whether a rank's optimizer has no element of a parameter: all pieces of it are other ranks'.
+        """Return whether a rank's optimizer has no element of a parameter because other ranks have all its shards.
 
-        Such a rank records that once in a step, and nothing when gradients are clipped before.
+        Such a rank records the gradient once per step, and not when gradients are clipped before.
         """
         calls = self.runs.calls(key[:3])
         found = [record for call in calls if (record := self.runs.ranks[rank].get(call)) is not None]
@@ -353,7 +355,7 @@ class _Comparison:
             self.verdict.skipped.append(f"{summary(list(listed))}: missing in the reference")
 
     def _decisions(self) -> None:
-        """Report choices of ranks whose scores are right and that are no near ties."""
+        """Report choices of ranks that are not near ties although their scores are right."""
         outside: dict[Key, list[Decision]] = {}
         for decision in decisions_of(self.runs.bounds, self.runs.parallel, self.runs.names):
             if decision.outside and decision.key[2] < self.end:
@@ -362,7 +364,7 @@ class _Comparison:
             self._lacks(key, [decision.rank for decision in decisions], decisions[0].why)
 
     def _unheld(self) -> None:
-        """Report parts of initial weights that no rank holds, and values before training that are no part of them."""
+        """Report elements of initial weights that no rank has, and initial values that are not in the reference."""
         parameters = self.runs.parameters
         for name, rank in sorted(parameters.strangers):
             key = next(key for key in self.runs.ranks[rank] if key[0] in parameters.KINDS and key[1] == name)
@@ -382,12 +384,13 @@ class _Comparison:
                 self._lacks(key, holders, f"{missing.size} of the single device's {count} elements are on no rank")
 
     def _unions_of_calls(self) -> None:
-        """Compare outputs that differ call by call as the union of a step's calls.
+        """Compare outputs that differ per call as the union of all calls of a step.
 
-        A rank may cut its own part of a batch into calls, as accumulation and evaluation do: then call k of the rank is
-        no part of call k of the single device, but its rows are among those of all its calls. Every row that a rank has
-        must be one of them, within the bounds, and every one of them must be on a rank. A value that has its place and
-        is wrong as a whole stays wrong: elements that are within their bounds there are so in a union, too.
+        A rank may split its shard of a batch over several calls, as gradient accumulation and evaluation do. Call k of
+        the rank is then not a shard of call k of the single device, but its rows are among those of all calls. Every
+        row of a rank must be one of these rows, within the tolerance, and every one of these rows must be on a rank. A
+        value that is placed and wrong only as a complete tensor stays wrong: its elements are within their tolerances
+        in a union, too.
         """
         unplaced = [name for kind, name in self.runs.activations.unplaced if kind == "output"]
         keys = [key for name in unplaced for key, _ in self._without_place("output", name) if key[2] < self.end]
@@ -412,12 +415,12 @@ class _Comparison:
         return [key for key in self.wrong if key[:3] == ("output", name, step)]
 
     def _wrong_as_a_whole(self, key: Key) -> bool:
-        """Return whether a wrong value has its place wherever it is wrong, and no element is out of its bounds."""
+        """Return whether a wrong value is placed wherever it is wrong, with every element within its tolerance."""
         evidence = Evidence(self.runs, key, self.wrong[key].ranks)
         return evidence.within_elements and set(self.wrong[key].ranks) <= set(evidence.actual)
 
     def _unions_of_losses(self) -> None:
-        """Compare losses that differ call by call as the sum of a step's, where outputs were compared as a union."""
+        """Compare losses that differ per call as the sum of a step's losses, where outputs were compared as a union."""
         reference = self.runs.bounds.reference
         for step in sorted({key[2] for key in self.wrong if key[0] == "loss"} & {step for _, step in self.joined}):
             keys = [key for key in reference if key[0] == "loss" and key[2] == step]
@@ -431,10 +434,10 @@ class _Comparison:
                 self._accept([key for key in keys if key in self.wrong])
 
     def _reduced_later(self) -> None:
-        """Compare gradients that the optimizer reduces in its step as their sum or mean over the ranks."""
+        """Compare gradients that the optimizer reduces during its step as their sum or mean over the ranks."""
         names: dict[str, dict[tuple[str, str], None]] = {}
         known: dict[int, set[str]] = {}
-        for others in (False, True):  # first those whose weights are right
+        for others in (False, True):  # first the gradients whose weights are right
             for key in [key for key in self.wrong if key[0] == "gradient"]:
                 found = reduced_later(self.runs, key, known.get(key[2], ()) if others else ())
                 if found is not None:
@@ -452,8 +455,8 @@ class _Comparison:
     def _counts_of_rows(self) -> None:
         """Accept untrained parameters and buffers in which each rank counts its own rows, such as tokens per expert.
 
-        What was counted since before the training must add up to what the single device counted, exactly, over the
-        groups of one axis.
+        The counts since the start of training must add up to those of the single device, exactly, over the groups of
+        one axis.
         """
         reference = self.runs.bounds.reference
         trained = {key[1] for key in reference if key[0] == "gradient"}
@@ -476,10 +479,11 @@ class _Comparison:
         self.verdict.replicas = [each for each in self.verdict.replicas if (each.kind, each.name) not in counts]
 
     def _losses_of_right_gradients(self) -> None:
-        """List losses that are one multiple of the single device's in a step in which gradients differ otherwise.
+        """List losses that are one multiple of the single device's in a step whose gradients do not share that factor.
 
-        A pipeline's schedule may divide gradients by the number of micro-batches instead of their losses. Some gradient
-        of the step is right then, which a wrong loss would leave none, and none is off by the factor of the losses.
+        The schedule of a pipeline may divide gradients by the number of micro-batches instead of dividing losses. Then
+        some gradient of the step is right, which is impossible with a wrong loss, and none is off by the factor of the
+        losses.
         """
         reference = self.runs.bounds.reference
         for step in sorted({key[2] for key in self.wrong if key[0] == "loss"}):
@@ -499,15 +503,15 @@ class _Comparison:
                 self.verdict.skipped += [] if line in self.verdict.skipped else [line]
 
     def _factors(self, keys: Iterable[Key]) -> list[float | None]:
-        """Return by what ranks' wrong values are multiples of the single device's."""
+        """Return the factors by which the ranks' wrong values are multiples of the single device's."""
         return [self.runs.factor(key, rank) for key in keys for rank in self.wrong[key].ranks]
 
     def _outputs_of_right_gradients(self) -> None:
         """List outputs and losses that differ in a run whose gradients, norms, states and weights are all right.
 
-        They are numbers of the ranks' own: a mean over a rank's part that is weighted afterwards, micro-batches that
-        each rank cuts from its own part, padding of a rank's batch, which may leave no place in the reference's to
-        compare with. Only steps whose gradients were compared count, and no output of an evaluation.
+        These numbers are local to the ranks: a mean over a rank's shard that is weighted afterwards, micro-batches that
+        each rank cuts from its own shard, or padding of a rank's batch. They may have no counterpart in the reference.
+        Only steps whose gradients were compared count, and no output of an evaluation.
         """
         trained = {key[2] for key in self.ratios if key[0] == "gradient"}
         if (
@@ -536,7 +540,7 @@ class _Comparison:
                 del self.runs.activations.unplaced[kind, name]
 
     def _uncount(self, key: Key) -> None:
-        """Take a value that differs, and is not reported, out of what was compared."""
+        """Remove a value that differs but is not reported from the values that were compared."""
         if key in self.ratios:
             del self.ratios[key]
             values = [self.runs.ranks[rank][key].value for rank in self.runs.holders(key)]
@@ -544,7 +548,7 @@ class _Comparison:
             self.verdict.checked -= sum(int(np.size(value)) for value in values)
 
     def _other_rows(self) -> None:
-        """Where something differs, report outputs of which ranks had other rows than of those before."""
+        """If something differs, report the first outputs for which ranks have other rows than before."""
         if not self.wrong:
             return
         start = execution_order(self.runs, self.wrong)[0]
@@ -560,7 +564,7 @@ class _Comparison:
                 )
 
     def _other_samples(self) -> None:
-        """Where something differs, report the first output before it whose parts come from other samples."""
+        """If something differs, report the first earlier output whose shards come from other samples."""
         if not self.wrong:
             return
         start = execution_order(self.runs, self.wrong)[0]
@@ -579,7 +583,7 @@ class _Comparison:
     # -- replicas, names, placements -----------------------------------------------------------------------------------
 
     def _replicas(self) -> None:
-        """Compare ranks that hold the same part with each other."""
+        """Compare ranks that have the same shard with each other."""
         for key in self.runs.bounds.reference:
             if key[0] in {"loss", "value"} or key[2] >= self.end or len(self.runs.holders(key)) < 2:
                 continue
@@ -600,7 +604,7 @@ class _Comparison:
                             self._replicas_differ(key, holders)
 
     def _replicas_differ(self, key: Key, holders: tuple[int, ...]) -> None:
-        """Report ranks that hold the same part of a value with other bits, each of them within the bounds."""
+        """Report ranks that have the same shard of a value with different bits, each within the tolerance."""
         first, other = (self.runs.value(key, rank) for rank in holders[:2])
         count = int((first != other).sum()) if first.shape == other.shape else first.size
         self._lacks(
@@ -632,7 +636,7 @@ class _Comparison:
             )
 
     def _unseen(self, kind: str, name: str) -> list[tuple[Key, int]]:
-        """Return the values of a name, with the rank, that were compared in no other way."""
+        """Return the values of a name, with their ranks, that were not compared in any other way."""
         return [
             place
             for place in self._without_place(kind, name)
@@ -640,7 +644,7 @@ class _Comparison:
         ]
 
     def _without_place(self, kind: str, name: str) -> Iterator[tuple[Key, int]]:
-        """Yield the values of a name whose placement cannot be determined, with the rank."""
+        """Yield the values of a name, with their ranks, whose placement cannot be determined."""
         for key in self.runs.bounds.reference:
             if key[:2] == (kind, name):
                 unplaced = (rank for rank in self.runs.holders(key) if self.runs.activations.of(key, rank) is None)
@@ -648,7 +652,7 @@ class _Comparison:
 
 
 def _of_training(key: Key, trained: Collection[int]) -> bool:
-    """Return whether a value belongs to a step whose gradients were compared, and to no evaluation."""
+    """Return whether a value belongs to a step whose gradients were compared, and not to an evaluation."""
     return key[2] in trained and _EVALUATION not in key[1]
 
 

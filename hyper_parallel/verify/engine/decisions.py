@@ -1,9 +1,9 @@
-"""Choices of top-k, sorting and the like, compared as decisions: a near tie may flip, and nothing else may.
+"""Compares choices of top-k, sorting and similar operators as decisions: only near ties may flip.
 
-An operator that chooses returns indices, and one unit in the last place of its scores is enough for others. So ranks'
-indices are right if the scores that they point at are those of the reference's indices within the bounds of the scores.
-Scores lie as rows, of which each is one decision. A rank's rows are found among those of the reference by their values;
-where a flip before has changed some of them, the others say where all of them lie.
+An operator that chooses returns indices, and a change of its scores by one ULP can change them. A rank's indices are
+therefore right if their scores equal the scores at the reference's indices, within the tolerance of the scores. Scores
+form rows, and each row is one decision. A rank's rows are found among those of the reference by their values; if an
+earlier flip has changed some rows, the remaining ones determine the position of all.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record,
 __all__ = ["Call", "Decision", "calls_of", "decisions_of"]
 
 _ROWS, _COLUMNS = 64, 16
-"""Rows of a rank, and columns of them, by which their place is looked for."""
+"""Number of rows and of columns of a rank that are used to find their position."""
 
 _FOUND = 0.5
-"""Share of a rank's rows that must be the reference's in one place, for that place to be theirs."""
+"""Share of a rank's rows that must equal the reference's at a position for the rows to be placed there."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Decision:
         key: the same under the reference's names.
         chosen: the rank's indices, one row per decision.
         expected: the reference's indices of the same rows.
-        flips: rows in which another choice is a near tie, of scores that are within their bounds.
-        outside: rows all scores of which are so, and in which another choice is not a near tie.
-        why: numbers of the first row of ``outside``.
+        flips: rows with another choice that is a near tie, where all scores are within their tolerances.
+        outside: rows with another choice that is not a near tie, although all scores are within their tolerances.
+        why: the numbers of the first row of ``outside``.
     """
 
     rank: int
@@ -59,8 +59,8 @@ class Call:
 
     Attributes:
         own: key of the choice, under the run's own names.
-        scores: that it decides by.
-        choice: what it decided.
+        scores: its input.
+        choice: the indices that it returned.
     """
 
     own: Key
@@ -69,7 +69,7 @@ class Call:
 
 
 def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) -> list[Decision]:
-    """Return every choice that the ranks made and the reference made as well.
+    """Return every choice that both the ranks and the reference made.
 
     Args:
         bounds: of the reference.
@@ -91,7 +91,7 @@ def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str
 def calls_of(
     records: Iterable[Record], modules: Mapping[str, str], kinds: Sequence[str] = DECISIONS[:2]
 ) -> dict[tuple[str, int], list[Call]]:
-    """Return the calls by name and step, in order.
+    """Return the calls in order, by name and step.
 
     Args:
         records: of one rank.
@@ -102,7 +102,7 @@ def calls_of(
     calls: dict[tuple[str, int], list[Call]] = defaultdict(list)
     for record in records:
         if record.kind == kinds[0]:
-            scores[record.key[1:]] = record  # without its kind
+            scores[record.key[1:]] = record  # the key without its kind
         elif record.kind == kinds[1]:
             path, _, operator = record.name.rpartition(" ")
             name = f"{renamed_path(path, modules)} {operator}"
@@ -128,8 +128,8 @@ def _compared(
         group: name and step.
         calls: of the rank.
         reference: its calls.
-        places: how often which rows were found, by numbers of rows; filled where ``known``.
-        known: whether rows are found by their values; else they are where other decisions were found.
+        places: how often each choice of rows was found, by numbers of rows; filled if ``known``.
+        known: whether rows are found by their values; otherwise they are placed like other decisions.
     """
     pairs = [([own], [other]) for own, other in zip(calls, reference, strict=False)]
     unions = [(list(calls), list(reference))]
@@ -174,7 +174,7 @@ def _of_pair(
 
 
 def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected: Any) -> Decision:
-    """Return a decision whose rows are known, with the flips of it."""
+    """Return a decision whose rows are known, with its flips."""
     own, chosen = np.asarray(call.scores), np.asarray(call.choice)
     with np.errstate(invalid="ignore"):
         right = (np.abs(own - scores) <= allowed) | (own == scores)
@@ -189,7 +189,7 @@ def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected
     slack = np.take_along_axis(allowed[other], chosen[other], axis=1) + allowed[other].max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         tie = (np.abs(here - there) <= slack) | (here == there)
-    # a wrong score that is chosen, or is not any more, moves those behind it: nothing is known of them
+    # a wrong score that enters or leaves the choice shifts the later ones, so nothing is known about them
     judged = right_here & right_there & (chosen != expected)[other]
     near = judged.any(axis=1) & (tie | ~judged).all(axis=1)
     far = right[other].all(axis=1) & ~tie.all(axis=1)
@@ -209,7 +209,7 @@ def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected
 
 
 def _place(own: Any, whole: Any, allowed: Any) -> Any | None:
-    """Return which rows of ``whole`` a rank has, a block or evenly spaced; None if few are found in one place."""
+    """Return which rows of ``whole`` a rank has: a block, or evenly spaced rows; None if too few match."""
     count, total = len(own), len(whole)
     if count > total or not count:
         return None
@@ -228,6 +228,6 @@ def _place(own: Any, whole: Any, allowed: Any) -> Any | None:
 
 
 def _likely(count: int, total: int, places: Counter[tuple[int, int, tuple[int, ...]]]) -> Any | None:
-    """Return the rows that most decisions of as many rows were found at; None if there were none."""
+    """Return the rows at which most decisions with this number of rows were found; None if there were none."""
     votes = [(number, rows) for (own, all_rows, rows), number in places.items() if (own, all_rows) == (count, total)]
     return np.array(max(votes)[1]) if votes else None

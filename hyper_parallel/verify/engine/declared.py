@@ -1,12 +1,12 @@
-"""Lines that declare what a rank's value is, where neither the tensor nor its values tell.
+"""Declarations of a rank's value, where neither the tensor nor its values determine the placement.
 
 A declaration maps a pattern of names to words: ``{"layers.*.wq.weight": "shard(0) over tp"}``. The words are
 
-- ``replica``: every rank has the whole value;
-- ``shard(DIM) over AXIS``, or ``over AXIS, AXIS``: parts along a dim of the tensor in the order of the ranks, the first
-  axis the slowest; their sizes are those that the ranks have;
+- ``replica``: every rank has the complete value;
+- ``shard(DIM) over AXIS``, or ``over AXIS, AXIS``: shards along a dim of the tensor in the order of the ranks, the
+  first axis the slowest; their sizes are those of the ranks' values;
 - ``pending sum over AXIS``, or ``over AXIS, AXIS``: the ranks' values add up to the value;
-- ``local``: each rank's own business, which is compared with nothing;
+- ``local``: the value is local to each rank and is not compared;
 
 or several joined by ``and``: ``shard(0) over dp and pending sum over tp``. Names are matched with or without the kind
 in front: ``output layers.0``. The first pattern that matches counts.
@@ -27,7 +27,7 @@ _PENDING = re.compile(r"pending sum over (.+)")
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a value is on a rank.
+    """The declared placement of a value on a rank.
 
     Attributes:
         shards: dims of the tensor with the axes over which they are sharded.
@@ -43,14 +43,14 @@ class Declaration:
 
 
 def parse_declaration(words: str, axes: Collection[str] | None) -> Declaration:
-    """Return the declaration that ``words`` say.
+    """Return the declaration that ``words`` express.
 
     Args:
-        words: see the module.
-        axes: names of the program's axes; None while they are unknown, and any name will do.
+        words: as described in the module's docstring.
+        axes: names of the program's axes; None while they are unknown: any name is accepted.
 
     Raises:
-        ValueError: the words are not of the language, or name an axis that the program does not have.
+        ValueError: the words are not a declaration, or name an axis that the program does not have.
     """
     shards: list[tuple[int, tuple[str, ...]]] = []
     pending: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def declaration_of(kind: str, name: str, declared: Mapping[str, Declaration]) ->
 
 
 def names_value(pattern: str, kind: str, name: str) -> bool:
-    """Whether a pattern matches the name of a value, or its kind and name."""
+    """Return whether a pattern matches the name of a value, or its kind and name."""
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(f"{kind} {name}", pattern)
 
 

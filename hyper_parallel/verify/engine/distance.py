@@ -1,4 +1,4 @@
-"""The distance of two arrays under an allowed difference per element."""
+"""Distance of two arrays relative to a tolerance per element."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Distance", "distance", "energy_of", "share_of_movement", "whole_dist
 
 
 _CLEAR = 0.99
-"""Ratio up to which a distance that was measured in float32 is within its bounds."""
+"""Largest ratio, measured in float32, at which a distance is accepted as within its tolerance."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an array is from the expected one.
+    """The distance of an array from the expected one.
 
     Attributes:
-        ratio: the largest error relative to what its element is allowed; more than 1 differs.
+        ratio: the largest error divided by the tolerance of its element; a value differs if this is more than 1.
         error: of the worst element, relative to the largest expected magnitude.
-        bound: what that element is allowed, relative to the same magnitude.
-        why: what differs, with numbers; empty if nothing does.
+        bound: tolerance of that element, relative to the same magnitude.
+        why: description of the difference, with numbers; empty if nothing does.
     """
 
     ratio: float
@@ -36,13 +36,13 @@ class Distance:
 
 
 def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Distance:
-    """Return how far ``actual`` is from ``expected``.
+    """Return the distance of ``actual`` from ``expected``.
 
     Args:
         actual: an array.
-        expected: what it should be.
-        allowed: what each element may be off by, an array of the same shape.
-        floor: least magnitude that the error is relative to.
+        expected: the array that it should equal.
+        allowed: tolerance of each element, an array of the same shape.
+        floor: smallest magnitude that errors are relative to.
     """
     actual, expected, allowed = np.asarray(actual), np.asarray(expected), np.asarray(allowed)
     if actual.shape != expected.shape:
@@ -72,16 +72,16 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
 def whole_distance(
     actual: Any, expected: Any, bound: WholeBound, energy: float, shared: float = 0.0, noise: float = 0.0
 ) -> Distance | None:
-    """Return how far a part of a tensor is off as a whole; None if it cannot be measured.
+    """Return the distance of a shard along its complete tensor; None if it cannot be measured.
 
     Args:
-        actual: floating array without elements that are not finite.
-        expected: what it should be, of the same shape.
-        bound: of the tensor that it is a part of.
-        energy: sum of squares of that tensor: the bounds of a part are larger by the root of its share.
+        actual: floating array with finite elements only.
+        expected: array of the same shape that it should equal.
+        bound: of the complete tensor.
+        energy: sum of squares of that tensor; the tolerances of a shard are larger by the square root of its share.
         shared: relative error that all parts may have in common, in addition.
-        noise: share of the part in the squared movement of the tensor along itself. A part with all of it moves along
-            itself by the whole movement divided by the part's share of the energy.
+        noise: share of the shard in the squared movement of the tensor along itself. A shard with a noise of 1 moves
+            along itself by the movement of the tensor divided by the shard's share of the energy.
     """
     exponent = exponent_of(largest(expected))
     moved = whole_movement(actual.reshape(-1) - expected.reshape(-1), expected.reshape(-1), exponent)
@@ -117,28 +117,28 @@ def energy_of(array: Any) -> float:
 
 
 def share_of_movement(part: Any, allowed: Any, whole: Any, whole_allowed: Any) -> float:
-    """Return the share of a part in the squared movement of a tensor along itself, from what elements may be off by.
+    """Return the share of a shard in the squared movement of a tensor along itself, from the elements' tolerances.
 
     Args:
-        part: floating array of finite numbers, part of ``whole``.
-        allowed: what its elements may be off by, of the same shape.
+        part: floating array of finite numbers, a shard of ``whole``.
+        allowed: tolerances of its elements, of the same shape.
         whole: the tensor.
-        whole_allowed: what the tensor's elements may be off by.
+        whole_allowed: tolerances of the tensor's elements.
     """
     own, total = energy_of(part * allowed), energy_of(whole * whole_allowed)
     return own / total if total and np.isfinite(allowed).all() else 1.0
 
 
 def within(actual: Any, expected: Any, allowed: Any) -> bool:
-    """Return whether every element is as far from the expected one as is allowed, at most."""
+    """Return whether the difference of every element is at most its tolerance."""
     return distance(actual, expected, allowed).ratio <= 1.0
 
 
 def _near(actual: Any, expected: Any, allowed: Any, floor: float) -> Distance | None:
-    """Return the distance of float32 arrays that is clearly within the bounds; None if it may not be.
+    """Return the distance of float32 arrays if it is clearly within the tolerance; None otherwise.
 
-    A difference in float32 is rounded by half a unit, so ratios up to 0.99 are at most 1. Elements that are infinite or
-    NaN on one side make the ratio infinite or NaN.
+    A difference in float32 is rounded by half a unit, so a measured ratio of up to 0.99 is at most 1. Elements that are
+    infinite or NaN on one side make the ratio infinite or NaN.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         ratios = np.asarray(np.subtract(actual, expected))

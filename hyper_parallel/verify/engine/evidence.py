@@ -1,4 +1,4 @@
-"""The numbers of one differing value on all ranks, as hypotheses about its cause need them."""
+"""The numbers of one differing value on all ranks, as input for hypotheses about its cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Evidence"]
 
 
 class Evidence:
-    """What ranks have and should have of one value.
+    """Actual and expected values of one key on all ranks.
 
     Args:
         runs: both runs.
@@ -25,10 +25,10 @@ class Evidence:
         ranks: where it differs.
 
     Attributes:
-        placements: by rank, of the ranks whose placement is known and whose value has the expected shape.
+        placements: by rank, for ranks with a known placement and a value of the expected shape.
         actual, expected, allowed: arrays by rank.
         wrong: booleans by rank: which elements differ.
-        ranks: where it differs, among those.
+        ranks: those among them where the value differs.
     """
 
     def __init__(self, runs: PairedRuns, key: Key, ranks: Sequence[int]) -> None:
@@ -53,17 +53,17 @@ class Evidence:
 
     @property
     def within_elements(self) -> bool:
-        """Whether every element of every rank is within its bounds, so that only the tensor as a whole is not."""
+        """Whether every element of every rank is within its tolerance, so that only the complete tensor is not."""
         return bool(self.wrong) and not any(wrong.any() for wrong in self.wrong.values())
 
     @cached_property
     def share(self) -> tuple[int, int]:
-        """How many elements differ on all ranks, of how many on the ranks where some do."""
+        """Number of elements that differ on all ranks, and number of elements on the ranks with differences."""
         return sum(int(self.wrong[rank].sum()) for rank in self.ranks), sum(self.wrong[r].size for r in self.ranks)
 
     @cached_property
     def replicated(self) -> bool:
-        """Whether ranks that hold the same part have values that are equal within what is allowed."""
+        """Whether ranks that have the same shard have equal values, within the tolerance."""
         firsts: list[int] = []
         for rank, placement in self.placements.items():
             same = next((first for first in firsts if placement.same_place(self.placements[first])), None)
@@ -74,13 +74,13 @@ class Evidence:
         return True
 
     def slack(self, rank: int, size: Any) -> Any:
-        """Return what a combination of values of magnitude ``size`` may be off by on a rank."""
+        """Return the tolerance, on a rank, of a combination of values of magnitude ``size``."""
         record = self.runs.bounds.reference[self.key]
         reference = np.asarray(record.value)
         return self.allowed[rank] + multiple_of(reference, record.dtype) * unit(reference, record.dtype) * np.abs(size)
 
     def combined(self, group: Sequence[int]) -> tuple[Any, Any, Any]:
-        """Return, per global element, the sum of a group's values, that of their magnitudes, and how many they are."""
+        """Return, per global element, the sum of a group's values, the sum of their magnitudes, and their number."""
         shape = next(iter(self.placements.values())).shape
         size = int(np.prod(shape))
         kind = next(iter(self.actual.values())).dtype
@@ -94,7 +94,7 @@ class Evidence:
         return total, magnitude, count
 
     def off(self, rank: int, value: Any, size: Any) -> tuple[bool, float]:
-        """Return whether ``value`` is the expected one wherever the rank's own is wrong, and its relative error."""
+        """Return whether ``value`` is right wherever the rank's own value is wrong, and its relative error."""
         wrong = self.wrong[rank]
         with np.errstate(invalid="ignore"):
             error = np.abs(value - self.expected[rank])[wrong]
@@ -111,7 +111,7 @@ class Evidence:
         return worst
 
     def factors(self) -> dict[int, tuple[float, float]]:
-        """Return, by rank, the factor that fits its value best, and what remains relative to the reference."""
+        """Return, by rank, the factor that fits its value best, and the residual relative to the reference."""
         factors: dict[int, tuple[float, float]] = {}
         for rank, actual in self.actual.items():
             expected = np.asarray(self.expected[rank], np.float64).reshape(-1)

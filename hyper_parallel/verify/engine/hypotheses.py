@@ -1,4 +1,4 @@
-"""Finds the class of an error by testing hypotheses on the numbers, the most convincing first."""
+"""Finds the class of an error by testing hypotheses on the numbers, the strongest first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = ["find_cause"]
 
 
 def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> Cause:
-    """Return the class of an error with its evidence; ``unexplained`` where no hypothesis fits.
+    """Return the class of an error with its evidence; ``unexplained`` if no hypothesis fits.
 
     Args:
         runs: both runs.
@@ -81,7 +81,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
 
 
 def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A tensor off by a factor, with each element within its bound; the factor must be a size of the mesh."""
+    """A tensor off by a factor, with each element within its tolerance; the factor must be a size of the mesh."""
     if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
         return None
     if all(value.size < 2 for value in evidence.actual.values()):  # compared in combinations of ranks
@@ -99,7 +99,7 @@ def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evide
 
 
 def _bias_as_a_whole(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause | None:
-    """An output that is ten times nearer to the reference without a parameter that every rank has added."""
+    """An output that is ten times nearer to the reference after subtracting a parameter that every rank has added."""
     for name, bias in _biases(runs, key) if key[0] == "output" else ():
         for axis, groups in runs.axes.sets():
             size = max(map(len, groups))
@@ -115,7 +115,7 @@ def _bias_as_a_whole(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause | 
 
 
 def _nearest(evidence: Evidence | None) -> str:
-    """Return what is known of a difference that no hypothesis explains: the factor that fits best, and what remains."""
+    """Return the facts about a difference that no hypothesis explains: the factor that fits best, and the residual."""
     unknown = "no hypothesis fits the numbers"
     factors = {} if evidence is None else evidence.factors()
     if not factors:
@@ -125,7 +125,7 @@ def _nearest(evidence: Evidence | None) -> str:
 
 
 def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A learning rate that the reference has in another step."""
+    """A learning rate that equals the reference's in another step."""
     for other, record in runs.bounds.reference.items():
         if (
             other[:2] == key[:2]
@@ -143,7 +143,7 @@ def _is_scalar(runs: PairedRuns, key: Key) -> bool:
 def _missing_value(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """A value that a rank does not have, or that only ranks have."""
+    """A value that a rank lacks, or that only ranks have."""
     if key[0] == "mask" and key not in runs.bounds.reference:
         return Cause("random-differs", "", "ranks draw a mask where the single device draws none")
     lacking = [rank for rank in wrong[key].ranks if key not in runs.ranks[rank]]
@@ -165,7 +165,7 @@ def _missing_value(
 
 
 def _not_stepped(runs: PairedRuns, key: Key, lacking: Sequence[int]) -> Cause | None:
-    """Return ``not-updated`` if the gradients that no optimizer saw were there: the step was not made."""
+    """Return ``not-updated`` if the gradients that no optimizer saw exist: the optimizer did not step."""
     name, step = key[1], key[2]
     for rank in lacking:
         before, after = ("weight", name, step - 1, 0), ("weight", name, step, 0)
@@ -189,7 +189,7 @@ def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause
 
 
 def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A value of other samples, or one whose rows are right, but not those of the values before it."""
+    """A value of other samples, or one whose rows are right but differ from the rows of the values before it."""
     foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
     if foreign and set(foreign) == set(wrong[key].ranks):
         rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
@@ -234,7 +234,7 @@ def _scaled(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Ca
 
 
 def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """An initial weight some elements of which are on no rank."""
+    """An initial weight with elements that are on no rank."""
     if not runs.parameters.missing(key[1]).size:
         return None
     missing = runs.parameters.missing(key[1])
@@ -253,7 +253,7 @@ def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _eviden
 
 
 def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A weight or state that differs because its gradient, the norm or an earlier weight does."""
+    """A weight or state that differs because its gradient, the norm or an earlier weight differs."""
     owner = runs.parameters.owner(key[1])
     for kind, name in (("gradient", owner), ("weight", owner)):
         for step in range(key[2] + 1):
@@ -266,7 +266,7 @@ def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evide
 
 
 def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A weight that is bit for bit that of the step before."""
+    """A weight that is bitwise equal to that of the step before."""
     kind, name, step, call = key
     before = (kind, name, step - 1, call)
     if kind != "weight":
@@ -283,7 +283,7 @@ def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _e
 
 
 def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A value that is the one of the previous step or call, or the right one with that added."""
+    """A value that equals that of the previous step or call, or the right value plus that."""
     if evidence is None or not evidence.ranks or evidence.ranks != list(wrong[key].ranks):
         return None
     kind, name, step, call = key
@@ -303,12 +303,12 @@ def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence
 
 
 def _same_sizes(runs: PairedRuns, one: Key, other: Key) -> bool:
-    """Return whether two values of the reference have one shape; an expert gets other numbers of rows in each call."""
+    """Return whether two values of the reference have one shape; the rows of an expert differ in each call."""
     return bool(np.shape(runs.bounds.reference[one].value) == np.shape(runs.bounds.reference[other].value))
 
 
 def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> str:
-    """Return ``is`` if a rank's value is the earlier one, ``has`` if it is that and the right one added, or empty."""
+    """Return ``is`` if a rank's value is the earlier one, ``has`` if it is the sum of that and the right one, or ""."""
     placement, actual = evidence.placements[rank], evidence.actual[rank]
     old = placement.take(runs.bounds.reference[before].value)
     own = runs.value(before, rank) if before in runs.ranks[rank] else old
@@ -321,7 +321,7 @@ def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> s
 
 
 def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """An output that has a parameter of its module, or of one around it, added several times."""
+    """An output to which a parameter of its module, or of an enclosing module, was added several times."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     for name, bias in _biases(runs, key):
@@ -336,7 +336,7 @@ def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence |
 
 
 def _missing_with_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """An output of parts that were not added up, although each rank has added the whole bias to its own."""
+    """An output whose partial sums were not reduced, although each rank has added the complete bias to its own."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     for name, bias in _biases(runs, key):
@@ -352,7 +352,7 @@ def _missing_with_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Eviden
 
 
 def _sums_with_bias(evidence: Evidence, rank: int, group: Sequence[int], bias: Any) -> bool:
-    """Return whether the values of a group add up to the expected one and a bias for each rank but one."""
+    """Return whether the values of a group add up to the expected one plus one bias for each rank but one."""
     actual = evidence.actual[rank]
     if not actual.ndim or actual.shape[-1] != bias.size:
         return False
@@ -366,7 +366,7 @@ def _sums_with_bias(evidence: Evidence, rank: int, group: Sequence[int], bias: A
 
 
 def _biases(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of one dim that the value's module, or one around it, has in this step."""
+    """Yield the one-dimensional parameters that the value's module, or an enclosing module, has in this step."""
     module = runs.bounds.reference[key].module
     for (kind, name, when, _), record in runs.bounds.reference.items():
         near = record.module == module or module.startswith(f"{record.module}.")
@@ -382,7 +382,7 @@ def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:
 
 
 def _other_part(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A value that is another part of the reference's value, or the reference's value of another name."""
+    """A value that is another shard of the reference's value, or the reference's value of another name."""
     if key not in runs.bounds.reference:
         return None
     total, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
@@ -416,7 +416,7 @@ def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
 
 
 def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Ranks that hold the same part have other bits, each of them within the bounds."""
+    """Ranks that have the same shard with different bits, each within the tolerance."""
     if evidence is None or not evidence.within_elements or key[0] not in {"weight", "state"}:
         return None
     ranks = [rank for rank in wrong[key].ranks if rank in evidence.actual]
@@ -429,7 +429,7 @@ def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence:
 
 
 def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """Ranks that hold the same part have different values, and some of them the right one."""
+    """Ranks that have the same shard with different values, some of them right."""
     if evidence is None or not evidence.ranks or evidence.replicated:
         return None
     right = [rank for rank in evidence.actual if rank not in evidence.ranks]
@@ -438,7 +438,7 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
         text = "ranks that hold the same part have different gradients, none of them the reference's"
         return Cause("missing-reduction", axis, f"{text} (error {evidence.error():.1e})")
     if key[0] == "loss" and not right:
-        return None  # it may be a rank's own
+        return None  # the value may be local to the rank
     if key[0] == "output" and not right:
         return explain_unequal_outputs(runs, key, evidence)
     known = f"; {ranks_words(right)} {'has' if len(right) == 1 else 'have'} the reference's" if right else ""
@@ -449,7 +449,7 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
 def _input_gradient(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """A gradient that is wrong before a sharded module whose own are right: its input's gradient was not reduced."""
+    """A gradient that is wrong before a sharded module with right gradients: its input's gradient was not reduced."""
     kind, name, step, _ = key
     if kind != "gradient" or evidence is None or not evidence.ranks:
         return None
@@ -481,7 +481,7 @@ def _sharded_over(runs: PairedRuns, name: str, plain: str) -> str:
 
 
 def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """Some components are wrong, and no factor makes them right."""
+    """Some components of the value are wrong, and no factor corrects them."""
     if evidence is None or not evidence.ranks:
         return None
     wrong, total = evidence.share

@@ -1,4 +1,4 @@
-"""Hypotheses about a loss, or another single number: divided by counts or sizes that are not the reference's."""
+"""Hypotheses about a loss or another single number that was divided by counts or sizes other than the reference's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hyper_parallel.verify.frameworks.contract.records import Record
 __all__ = ["explain_loss"]
 
 _POWERS = (1.0, 0.5, 2.0, 0.25, 4.0)
-"""Ratios of scales against overflow, after which gradients are divided by them."""
+"""Scale factors against overflow; the gradients are divided by them afterwards."""
 
 _CHANCE = 1e-3
-"""How likely powers may fit by chance at most."""
+"""Largest accepted probability that powers fit by chance."""
 
 
 def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
-    """Return which sizes or counts turn the ranks' numbers into the reference's; None if none do."""
+    """Return which sizes or counts turn the ranks' numbers into the reference's; None if there are none."""
     expected = float(runs.bounds.reference[key].value)
     values = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
     if not values or not np.isfinite([expected, *values.values()]).all() or not expected:
@@ -41,7 +41,7 @@ def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
 
 
 def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """Each rank's number, or their mean or sum, is the reference's times sizes of groups."""
+    """Each rank's number, or the ranks' mean or sum, is the reference's times sizes of groups."""
     sizes = runs.axes.sizes()
     own = set(values.values())
     candidates = [("each rank's value", next(iter(own)))] if max(own) - min(own) <= tolerance * abs(expected) else []
@@ -64,19 +64,19 @@ def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, floa
 
 
 def _factors_of_gradients(runs: PairedRuns, step: int) -> list[float]:
-    """Return the factor that fits best of each gradient of a step on each rank."""
+    """Return the factor that fits best for each gradient of a step on each rank."""
     keys = [key for key in runs.bounds.reference if key[0] == "gradient" and key[2] == step and runs.holders(key)]
     return [factor for key in keys for factor, _ in Evidence(runs, key, runs.holders(key)).factors().values()]
 
 
 def _nearer_to_one(factors: list[float], claimed: float) -> bool:
-    """Return whether gradients are nearer to the reference's than the loss, which has a factor that they must share."""
+    """Return whether gradients are nearer to the reference's than the loss, whose factor they would have to share."""
     median = float(np.median(factors)) if factors else claimed
     return bool(median > 0 and claimed > 0 and abs(np.log(median)) < abs(np.log(median / claimed)))
 
 
 def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """The ranks' numbers weighted with counts are the reference's: each was divided by its own count."""
+    """The mean of the ranks' numbers, weighted with counts, is the reference's: each was divided by its own count."""
     for axis, groups in runs.axes.sets():
         size = len(groups[0])
         if any(len(group) != size for group in groups) or not all(rank in values for group in groups for rank in group):
@@ -93,7 +93,7 @@ def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tol
 
 
 def _by_powers_of_two(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """The mean or sum of the ranks' numbers, times powers of two that are not all the same, is the reference's."""
+    """The mean or sum of the ranks' numbers, each times a power of two, is the reference's; the powers differ."""
     for axis, groups in runs.axes.sets():
         group = groups[0]
         count = len(_POWERS) ** len(group)
@@ -122,7 +122,7 @@ def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> 
 
 
 def _by_calls(runs: PairedRuns, key: Key, values: Collection[int], tolerance: float) -> Cause | None:
-    """The losses of a step add up to the reference's times their number: none is divided by it."""
+    """The losses of a step add up to the reference's times their number: they were not divided by it."""
     whole = _of_step(runs.bounds.reference, key)
     for rank in values:
         own = _of_step(runs.ranks[rank], key)

@@ -1,8 +1,7 @@
-"""Finding which elements of a global array a rank's array holds, by their values.
+"""Finds the positions of a rank's array in a global array, by values.
 
-A part is described by the flat position of each of its elements in the global array. That covers every way to
-shard: blocks, uneven and empty ones, several dims, interleaved and permuted rows, parts of fused projections, flat
-pieces.
+A shard is described by the flat position of each of its elements in the global array. That covers every way to shard:
+blocks, uneven and empty shards, several dims, interleaved and permuted rows, shards of fused projections, flat pieces.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from hyper_parallel.verify.engine.noise import as_wide
 __all__ = ["Box", "Match", "box_positions", "compact", "find_part", "positions_of", "rows_of"]
 
 _SIDE = 1 << 22
-"""Largest table of rows against rows, in entries."""
+"""Largest number of entries of a table that compares rows with rows."""
 
 _STEPS, _STARTS = 64, 1000
-"""How many distances of interleaved rows and how many places of a block are tried."""
+"""Number of strides of interleaved rows and of positions of a block that are tried."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Where a part lies.
+    """The positions of a shard.
 
     Attributes:
         positions: flat position of each element in the global array, int64 of the part's shape.
-        unique: whether no other place has the same values.
+        unique: whether no other positions have the same values.
     """
 
     positions: Any
@@ -39,12 +38,12 @@ class Match:
 
 @dataclass(frozen=True)
 class Box:
-    """The positions of a box of a global array, or of a piece of it flattened, without an array of them.
+    """The positions of a box of a global array, or of a flat piece of it, without storing an array of them.
 
     Attributes:
         start: first index in each dim of ``total``.
         shape: of the box.
-        total: shape of the global array; of one dim for a piece of a flattened one.
+        total: shape of the global array; one-dimensional for a piece of a flattened array.
     """
 
     start: tuple[int, ...]
@@ -68,7 +67,7 @@ class Box:
 
     @property
     def rows(self) -> tuple[Any, ...]:
-        """Indices of each dim."""
+        """Indices along each dim."""
         return tuple(np.arange(start, start + size) for start, size in zip(self.start, self.shape, strict=True))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -87,7 +86,7 @@ def positions_of(rows: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
 
 
 def compact(positions: Any, shape: tuple[int, ...]) -> Any:
-    """Return positions as a :class:`Box` if they are one of an array of ``shape`` or of it flattened; else as given."""
+    """Return positions as a :class:`Box` if they form one in an array of ``shape`` or its flat view; else as given."""
     if isinstance(positions, Box) or not positions.size:
         return positions
     rows = rows_of(positions, shape)
@@ -108,7 +107,7 @@ def box_positions(rows: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
 
 
 def rows_of(positions: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
-    """Return which indices of each dim the positions cover, if they are a product of such rows; None otherwise."""
+    """Return the indices along each dim if the positions are a product of such rows; None otherwise."""
     if isinstance(positions, Box):
         return positions.rows if positions.total == shape and positions.size else None
     if positions.ndim != len(shape) or not positions.size:
@@ -121,7 +120,7 @@ def rows_of(positions: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
 
 
 def find_part(part: Any, whole: Any, allowed: Any | None = None) -> Match | None:
-    """Return where ``part`` lies in ``whole``; None if it is nowhere.
+    """Return the positions of ``part`` in ``whole``; None if it is not in there.
 
     Args:
         part: a rank's array.
@@ -144,7 +143,7 @@ def find_part(part: Any, whole: Any, allowed: Any | None = None) -> Match | None
 
 
 class _Search:
-    """One part to be found in one whole array."""
+    """The search for one shard in one complete array."""
 
     def __init__(self, part: Any, whole: Any, allowed: Any | None) -> None:
         self.part, self.whole, self.allowed = part, whole, allowed
@@ -153,7 +152,7 @@ class _Search:
         self.tolerance = 4 * float(np.median(finite)) if finite.size else 0.0
 
     def equal(self, positions: Any) -> bool:
-        """Return whether the elements at ``positions`` are those of the part."""
+        """Return whether the elements at ``positions`` equal those of the shard."""
         expected = self.whole.reshape(-1)[positions]
         if self.allowed is None:
             return np.array_equal(expected, self.part, equal_nan=self.part.dtype.kind in "fc")
@@ -162,7 +161,7 @@ class _Search:
         return bool((close | (expected == self.part)).all())
 
     def candidates(self) -> Iterator[tuple[Any, bool]]:
-        """Yield positions that may fit, with whether they are the only ones: blocks, rows, single elements."""
+        """Yield positions that may fit: blocks, rows, single elements; each with whether it is the only possibility."""
         part, whole = self.part, self.whole
         if part.ndim == whole.ndim and all(map(int.__le__, part.shape, whole.shape)):
             dims = [dim for dim in range(part.ndim) if part.shape[dim] != whole.shape[dim]]
@@ -177,7 +176,7 @@ class _Search:
     def _rows(self, dim: int) -> Iterator[tuple[Any, bool]]:
         """Yield selections of rows along ``dim``: a block, every n-th row, any rows.
 
-        A row is known by one number, so that rows are found by sorting, not by comparing all with all.
+        Each row is represented by one number, so rows are found by sorting instead of by comparing all pairs.
         """
         own, rows = (_project(np.moveaxis(array, dim, 0)) for array in (self.part, self.whole))
         width = max(1, self.part.size // self.part.shape[dim])
@@ -193,7 +192,7 @@ class _Search:
         progressions = list(_progressions(own, rows, starts, tolerance))
         certain = bool((last - first == 1).all())
         blocks = [line for line in progressions if count == 1 or line[1] - line[0] == 1]
-        for lines in (blocks, progressions):  # what their numbers admit, and the elements confirm
+        for lines in (blocks, progressions):  # candidates by their numbers, to be confirmed by the elements
             fits = [line for line in lines if certain or self.equal(self._box(dim, line))]
             for line in fits:
                 yield self._box(dim, line), certain or len(fits) == 1
@@ -203,7 +202,7 @@ class _Search:
             yield self._box(dim, self._nearest(dim, order, first, last)), certain
 
     def _nearest(self, dim: int, order: Any, first: Any, last: Any) -> Any:
-        """Return for each row of the part that row of the whole which is nearest to it, of those from first to last."""
+        """Return, for each row of the shard, the nearest row of the complete array among those from first to last."""
         if int((last - first).sum()) * (self.part.size // len(first)) > 4 * _SIDE:
             return np.minimum.reduceat(np.append(order, len(order)), np.stack([first, last], 1).reshape(-1))[::2]
         own, rows = (
@@ -233,7 +232,7 @@ class _Search:
             yield positions, len(fits) == 1
 
     def _elements(self) -> Iterator[tuple[Any, bool]]:
-        """Yield places found by single values: rows of several dims, and any order if all values are distinct."""
+        """Yield positions found by single values: rows of several dims, and any order if all values are distinct."""
         if self.part.dtype.kind != "f":
             return
         flat = as_wide(self.whole.reshape(-1))
@@ -245,13 +244,13 @@ class _Search:
         positions = order[np.minimum(first, flat.size - 1)].reshape(self.part.shape)
         if self.part.ndim == self.whole.ndim > 0 and sure.any():
             rows = [self._vote(dim, sure, positions) for dim in range(self.part.ndim)]
-            if all(row is not None for row in rows):  # a few telling values among many alike may be chance
+            if all(row is not None for row in rows):  # a few distinct values among many equal ones may match by chance
                 yield box_positions(tuple(rows), self.whole.shape), self.allowed is None or bool(sure.mean() >= 0.5)
         if sure.all() and np.unique(positions).size == positions.size:
             yield positions, True
 
     def _vote(self, dim: int, sure: Any, positions: Any) -> Any | None:
-        """Return the row of ``whole`` that most elements of each row of ``part`` are found in; None without votes."""
+        """Return, for each row of ``part``, the row of ``whole`` with most of its elements; None without votes."""
         count, total = self.part.shape[dim], self.whole.shape[dim]
         if count * total > _SIDE:
             return None
@@ -276,7 +275,7 @@ def _progressions(own: Any, rows: Any, starts: Any, tolerance: float) -> Iterato
 
 
 def _project(rows: Any) -> Any:
-    """Return one number per row: equal for equal rows, and different for others but for chance."""
+    """Return one number per row: equal for equal rows, and different for different rows except by chance."""
     flat = as_wide(rows.reshape(rows.shape[0], -1))
     flat = np.where(np.isfinite(flat), flat, 7.25)
     weights = np.random.default_rng(11).standard_normal(flat.shape[1])

@@ -1,9 +1,9 @@
-"""What the perturbed repeats of a reference did to each value, folded while they run: one byte per element and kind.
+"""Movements of each value in the perturbed repeats, accumulated during the repeats: one byte per element and kind.
 
-A repeat is never kept. Each of its values is compared with the reference's as soon as it is recorded. What remains is
-the largest movement of each element over all repeats of one kind, as a code of eight bits relative to the largest
-number of its tensor, rounded up by a quarter at most (float64, which needs a wider range: by half), and two numbers for
-the tensor as a whole (:class:`WholeMovement`).
+A repeat is never stored. Each of its values is compared with the reference's as soon as it is recorded. The largest
+movement of each element over all repeats of one kind is kept as an eight-bit code relative to the largest number of its
+tensor. Codes are rounded up by at most a quarter, or by half for float64, which needs a wider range. Two numbers per
+tensor are kept as well (:class:`WholeMovement`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ __all__ = [
 MovementKind = Literal["moved", "rounded", "displaced"]
 
 MOVEMENTS: tuple[MovementKind, ...] = ("moved", "rounded", "displaced")
-"""Kinds of perturbations: inputs and weights in the last place, half-precision values in the last place, gradients by
-what they may be off."""
+"""Kinds of perturbations: inputs and weights by one ULP, half-precision values by one ULP, gradients by their
+tolerance.
+"""
 
 UNBOUNDED = 255
-"""The code of an element that a repeat made infinite or NaN, or moved by more than any number that has a code."""
+"""The code of an element that a repeat made infinite or NaN, or moved by more than the largest code."""
 
 
 _NUMBERS = itertools.count()
@@ -48,14 +49,14 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class _Format:
-    """How codes of a dtype are made: ``mantissa`` bits, and ``lowest``, the exponent of the first code."""
+    """The format of the codes of a dtype: ``mantissa`` bits, and ``lowest``, the exponent of the first code."""
 
     mantissa: int
     lowest: int
 
     @property
     def base(self) -> int:
-        """What is subtracted from the bits of a float32 that are kept."""
+        """The number that is subtracted from the kept bits of a float32."""
         return ((127 + self.lowest) << self.mantissa) - 1
 
 
@@ -64,11 +65,11 @@ _SINGLE, _DOUBLE = _Format(2, -48), _Format(1, -90)
 
 @dataclass(frozen=True)
 class WholeMovement:
-    """How a tensor moved as a whole: its largest over repeats of one kind.
+    """The largest movement of a complete tensor over repeats of one kind.
 
     Attributes:
-        scale: ``<d, r> / <r, r>`` of the movement ``d`` and the reference ``r``: how much it grew along itself. Of
-            several repeats the largest magnitude.
+        scale: ``<d, r> / <r, r>`` of the movement ``d`` and the reference ``r``: the growth along the reference. The
+            largest magnitude over all repeats.
         norm: ``|d| / |r|``.
     """
 
@@ -76,12 +77,12 @@ class WholeMovement:
     norm: float = 0.0
 
     def merged(self, other: WholeMovement) -> WholeMovement:
-        """Return the larger of both, number by number."""
+        """Return the larger of both, separately for each number."""
         return WholeMovement(max(abs(self.scale), abs(other.scale)), max(self.norm, other.norm))
 
 
 def exponent_of(magnitude: float) -> int:
-    """Return the exponent by which codes of a tensor are scaled, from its largest magnitude."""
+    """Return the exponent by which the codes of a tensor are scaled, from its largest magnitude."""
     return math.frexp(magnitude)[1] if 0 < magnitude < math.inf else 0
 
 
@@ -103,11 +104,11 @@ def encode(moved: Any, exponent: int) -> Any:
 
 
 def decode(codes: Any, exponent: int, dtype: Any) -> Any:
-    """Return the movements that codes stand for, each at least as large as what was encoded.
+    """Return the movements for codes, each at least as large as the encoded one.
 
     Args:
         codes: from :func:`encode`.
-        exponent: that they were made with.
+        exponent: the one given to :func:`encode`.
         dtype: of the movements, float32 or float64.
     """
     form = _format(np.dtype(dtype))
@@ -116,7 +117,7 @@ def decode(codes: Any, exponent: int, dtype: Any) -> Any:
     with np.errstate(over="ignore"):
         values = np.ldexp(1.0 + (bits % size) / size, bits // size - 127 + exponent).astype(dtype)
     values[0], values[UNBOUNDED] = 0.0, np.inf
-    return values.take(codes, mode="wrap")  # every code has a value: no index is checked
+    return values.take(codes, mode="wrap")  # every code has a value, so indices are not checked
 
 
 def _format(dtype: np.dtype[Any]) -> _Format:
@@ -124,7 +125,7 @@ def _format(dtype: np.dtype[Any]) -> _Format:
 
 
 def _scaled(array: Any, exponent: int) -> Any:
-    """Return a new float32 array of ``array`` divided by two to the ``exponent``."""
+    """Return ``array`` divided by two to the ``exponent``, as a new float32 array."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if array.dtype == np.float32 and -100 < exponent < 100:
             return array * np.float32(2.0**-exponent)
@@ -132,7 +133,7 @@ def _scaled(array: Any, exponent: int) -> Any:
 
 
 def whole_movement(difference: Any, reference: Any, exponent: int) -> WholeMovement:
-    """Return how a tensor moved as a whole; infinity where the difference is not finite.
+    """Return the movement of a complete tensor; infinity where the difference is not finite.
 
     Args:
         difference: of the tensor and its reference, floating or complex.
@@ -153,11 +154,11 @@ def whole_movement(difference: Any, reference: Any, exponent: int) -> WholeMovem
 
 
 class Movements:
-    """The movements of every value of a reference.
+    """The movements of all values of a reference.
 
     Args:
         reference: the records of a run on one rank by key.
-        scratch: where the codes are written; None keeps them in memory, for runs that are in memory as well.
+        scratch: folder for the codes; None keeps them in memory, for runs that are in memory as well.
     """
 
     def __init__(self, reference: Mapping[Any, Any], scratch: Scratch | None) -> None:
@@ -197,7 +198,7 @@ class Movements:
 
         Args:
             kind: of the repeat's perturbation.
-            key: of the value; one that the reference does not have is ignored.
+            key: of the value; keys that the reference does not have are ignored.
             value: array.
         """
         if key not in self._reference:
@@ -226,7 +227,7 @@ class Movements:
         self._keep(kind, key, codes)
 
     def folded(self, kind: MovementKind, key: Any) -> bool:
-        """Return whether a repeat of this kind had the value, in the shape of the reference's."""
+        """Return whether a repeat of this kind had the value, in the reference's shape."""
         return (kind, key) in self._whole
 
     def codes(self, kind: MovementKind, key: Any) -> Any | None:
@@ -242,24 +243,24 @@ class Movements:
         return codes.reshape(shape)
 
     def whole(self, kind: MovementKind, key: Any) -> WholeMovement:
-        """Return how a value moved as a whole in repeats of a kind."""
+        """Return the movement of a complete value in repeats of a kind."""
         return self._whole.get((kind, key), WholeMovement())
 
     def summary(self) -> tuple[Any, ...]:
-        """Return what was measured except the codes, for :meth:`merge`; the codes are on disk."""
+        """Return the measurements except the codes, for :meth:`merge`; the codes are on disk."""
         return self._whole, self._other_shape, self._codes if self._scratch is None else {}
 
     def merge(self, summary: tuple[Any, ...]) -> None:
-        """Take over the :meth:`summary` of a copy of this object that went on in another process."""
+        """Merge the :meth:`summary` of a copy of this object from another process."""
         self._whole, self._other_shape, codes = summary
         self._codes.update(codes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs: files are opened anew there."""
+        """Return the state for another process, which opens the files anew."""
         return {**self.__dict__, "_files": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open nothing yet."""
+        """Restore the state without opening files."""
         self.__dict__.update(state, _lock=threading.Lock())
 
     def close(self) -> None:
@@ -284,7 +285,7 @@ class Movements:
         write_at(file, known, offset)
 
     def _file(self, kind: MovementKind) -> int:
-        """Return the descriptor of a kind's codes: a file as long as all values have elements, of zeros at first."""
+        """Return the descriptor of the file with a kind's codes, which has room for all values and is zero at first."""
         with self._lock:
             if kind not in self._files and self._scratch is not None:
                 path = self._scratch.file(f"{self._name}-{kind}")

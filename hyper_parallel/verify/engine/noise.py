@@ -1,34 +1,34 @@
-"""Allowed differences: what rounding does to each value, measured by perturbing the reference in the last place.
+"""Tolerances: the effect of rounding on each value, measured by perturbing the reference by one ULP.
 
 The reference runs again, in antithetic pairs: inputs and weights are moved by one unit in the last place, in random
-directions and then in the opposite ones (:func:`perturb`). What that does to a value is its scale of rounding, with
-everything on the way included: cancellation, division by small numbers, the optimizer. A correct parallel run computes
-the same sums in another order, and may be off by :data:`MULTIPLE` of these scales.
+directions and then in the opposite ones (:func:`perturb`). The resulting movement of a value is its scale of rounding.
+It includes everything before the value: cancellation, division by small numbers, the optimizer. A correct parallel run
+computes the same sums in another order, and may be off by :data:`MULTIPLE` of these scales.
 
 **Derivation of the multiple.** Let ``x`` be the size of a sum's terms and ``u`` half a unit in the last place. Moving
 each of ``n`` terms by ``2u x`` moves the sum by about ``2u x sqrt(n)``. Adding them one after the other in another
 order rounds ``n`` partial sums of size up to ``x sqrt(n)``: about ``0.6 u x n / sqrt(2)`` (Higham, Accuracy and
-Stability of Numerical Algorithms, section 4.2), which is ``sqrt(n) / 5`` scales. Kernels add in blocks, so that ``n``
-is about a thousand at most: 7 scales, and five times that in the tail of millions of values. Terms of one sign add up
-to ``n x``; that case is covered by the unit in the last place of the value itself, which counts as a scale. Measured
-over 4000 random networks of up to four layers, with SGD and AdamW and in both precisions, no correct run was off by
-more than half of what is allowed; ``tests_unit/verify/engine/test_noise.py`` repeats some. In bfloat16 and float16,
-sums are held in float32 and only results are rounded, so :data:`HALF_MULTIPLE` is enough.
+Stability of Numerical Algorithms, section 4.2), which is ``sqrt(n) / 5`` scales. Kernels add in blocks, so ``n`` is at
+most about a thousand: 7 scales, and five times that in the tail of millions of values. Terms of one sign add up to ``n
+x``; that case is covered by the unit in the last place of the value itself, which counts as a scale. Measured over 4000
+random networks of up to four layers, with SGD and AdamW and in both precisions, no correct run was off by more than
+half of its tolerance; ``tests_unit/verify/engine/test_noise.py`` repeats some. In bfloat16 and float16, sums are
+computed in float32 and only results are rounded, so :data:`HALF_MULTIPLE` is enough.
 
 **Few repeats.** Two pairs leave some elements unmoved by chance. The scale of an element is therefore at least the
-median of its row, of its column and of its tensor, and the median relative scale times its own magnitude. Medians, as
-AdamW makes single elements of a weight jump, which must not loosen the others.
+median of its row, of its column and of its tensor, and the median relative scale times its own magnitude. Medians are
+used because AdamW makes single elements of a weight jump, which must not loosen the tolerances of others.
 
 **Half precision.** Movements of float32 weights and inputs are lost where they are rounded to bfloat16 or float16. Two
 further pairs of repeats therefore move every half-precision output of a module, and its gradient, by one unit in the
-last place, which is what another order of sums does to it; what follows is allowed :data:`ROUNDED_MULTIPLE` times.
+last place, as another order of sums does. The tolerance is :data:`ROUNDED_MULTIPLE` times the resulting movement.
 
-**AdamW** divides by the gradient's own magnitude: where a gradient is only rounding noise, its sign decides about a
-whole step. No multiple of a small movement shows that. Two further pairs of repeats therefore displace each gradient
-by all that is allowed to it, with both signs, before the optimizer sees it (:func:`displace`): one in random
-directions per element, one in the same direction everywhere, as the noise of neighbours may agree. What that does to
-weights and everything after them is allowed :data:`DISPLACED_MULTIPLE` times, as the displacement has the multiple in
-it already.
+**AdamW** divides by the gradient's own magnitude: if a gradient is only rounding noise, its sign decides the direction
+of a complete step. No multiple of a small movement covers that. Two further pairs of repeats therefore displace each
+gradient by its tolerance, with both signs, before the optimizer sees it (:func:`displace`): one in random directions
+per element, one in the same direction everywhere, because the noise of neighbours may agree. The tolerance of weights
+and all later values is :data:`DISPLACED_MULTIPLE` times their movement, because the displacement already includes the
+multiple.
 """
 
 from __future__ import annotations
@@ -58,38 +58,43 @@ __all__ = [
 ]
 
 MULTIPLE = 64.0
-"""How many scales of rounding a correct run may be off."""
+"""Number of scales of rounding by which a correct run may be off."""
 
 HALF_MULTIPLE = 16.0
-"""The same for values of bfloat16 and float16, whose sums are held in float32."""
+"""The same for values of bfloat16 and float16, whose sums are computed in float32."""
 
 DISPLACED_MULTIPLE = 2.0
-"""How often what displaced gradients do is allowed: once each for the reference and the parallel run."""
+"""Factor of the movements in repeats with displaced gradients: one each for the reference and the parallel run."""
 
 ROUNDED_MULTIPLE = 2.0
-"""How often what moved half-precision outputs do is allowed.
+"""Factor of the movements in repeats with moved half-precision outputs.
 
-The repeat moves all of them by a whole unit; a correct run rounds them by half of one, where its sums run in another
-order. Four repeats show less than the largest of it. Measured on 36 random networks under autocast, no correct run was
-off by more than 0.8 of what is allowed."""
+The repeat moves all outputs by a complete unit. A correct run rounds them by half a unit if its sums run in another
+order. Four repeats underestimate the largest effect. Measured on 36 random networks under autocast, no correct run was
+off by more than 0.8 of its tolerance.
+"""
 
 NOISE_SHARE = 1e-3
-"""Values that cancel exactly in the reference are measured against this fraction of the largest value of their kind."""
+"""Values that cancel exactly in the reference are measured relative to this fraction of the largest value of their
+kind.
+"""
 
 _CANCELLED = 64.0
-"""Times :data:`NOISE_SHARE` for fewer than :data:`_FEW` numbers that are exactly zero in the reference and all repeats.
+"""Factor of :data:`NOISE_SHARE` for fewer than :data:`_FEW` numbers that are exactly zero in the reference and all
+repeats.
 
-Terms that cancel leave multiples of their own unit in the last place, and zero is the likeliest of them: five runs in
-the same order may all give it, where another order gives one unit. More numbers than that do not all stay zero by
-chance, but because nothing is added there."""
+Terms that cancel leave multiples of their own ULP, and zero is the most likely multiple. Five runs in the same order
+may all give zero where another order gives one unit. A larger number of values stays zero only if nothing is added
+there.
+"""
 
 _FEW = 8
 
 _SAMPLED = 4096
-"""How many elements a median is taken of at most: of a tensor; of a row, a 64th of it where there are many rows."""
+"""Largest number of elements in a median over a tensor; for a row, a 64th of it if there are many rows."""
 
 _LEAST_SPACING = {"bfloat16": 0.0, "float16": 2.0**-24}
-"""Distance of the smallest numbers of a half-precision dtype, where float32 still has nearer ones."""
+"""Spacing of the smallest numbers of a half-precision dtype, where float32 still has finer spacing."""
 
 
 def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
@@ -99,11 +104,12 @@ def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
         array: NumPy array of any shape; values that are zero, not finite or not floating stay as they are.
         seed: of the directions; use another one for each array.
         sign: 1 or -1: the same directions, or the opposite ones.
-        dtype: ``bfloat16`` or ``float16`` if a float32 array holds numbers of it; empty if that is to be seen from
+        dtype: ``bfloat16`` or ``float16`` if a float32 array contains numbers of it; if empty, this is inferred from
             the numbers.
 
     Returns:
-        a new array of the same shape and dtype. Numbers of bfloat16 and float16 in a float32 array stay such numbers.
+        a new array of the same shape and dtype. Numbers of bfloat16 and float16 in a float32 array stay numbers of that
+            dtype.
     """
     if array.dtype.kind not in "fc" or not array.size:
         return array.copy()
@@ -119,9 +125,9 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
 
     Args:
         array: gradient, of any shape.
-        allowed: what may be added to each element: of the same shape, or a number.
-        seed: of the directions; None moves every element up. With the same seed in each step an element moves the
-            same way in all of them.
+        allowed: movement of each element: an array of the same shape, or a number.
+        seed: of the directions; None moves every element up. With the same seed in each step, an element moves in the
+            same direction in all steps.
         sign: 1 or -1: the same directions, or the opposite ones.
     """
     if array.dtype.kind not in "fc" or not array.size:
@@ -141,17 +147,17 @@ def allowed_movement(
     dtype: str = "",
     least_unit: float = 0.0,
 ) -> Any:
-    """Return how far a correct run may be from ``reference``, per element, from its largest movements.
+    """Return the tolerance of ``reference`` per element, from its largest movements.
 
     Args:
         reference: floating or complex array.
-        moved: largest movement of each element in repeats perturbed in the last place, of the same shape.
+        moved: largest movement of each element in repeats perturbed by one ULP, of the same shape.
         rounded: the same in repeats whose half-precision outputs were moved; None without any.
         displaced: the same in repeats whose gradients were displaced; None without any.
-        floor: least magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
-            kind, for values which cancel exactly in the reference.
+        floor: smallest magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
+            kind, for values that cancel exactly in the reference.
         dtype: as in :func:`perturb`.
-        least_unit: unit in the last place of 1 of what the value was computed from, where that is coarser.
+        least_unit: unit in the last place of 1 in the dtype from which the value was computed, if that is coarser.
 
     Returns:
         array of the dtype of ``moved``. Complex values have one bound for the modulus.
@@ -219,7 +225,7 @@ def multiple_of(array: Any, dtype: str = "") -> float:
 
 
 def seed_of(seed: int, *names: object) -> int:
-    """Return a seed for one array out of a run's seed and what identifies the array: equal in every process."""
+    """Return a seed for one array from a run's seed and the identity of the array; it is equal in every process."""
     digest = hashlib.sha256(repr((seed, *names)).encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -227,8 +233,9 @@ def seed_of(seed: int, *names: object) -> int:
 def _with_neighbours(moved: Any, magnitude: Any) -> Any:
     """Return the scale of each element: its movement, and at least that of its neighbours.
 
-    These are medians over its tensor, row, column and vicinity, and the median of the ratio of movement and magnitude.
-    A median is taken of :data:`_SAMPLED` elements at most, drawn by the shape, and of those that moved.
+    The neighbours enter by medians over the element's tensor, row, column and vicinity, and by the median ratio of
+    movement to magnitude. Each median is taken over at most :data:`_SAMPLED` elements, drawn by the shape, and over
+    those that moved.
     """
     if not moved.size:
         return moved
@@ -263,7 +270,7 @@ def _with_neighbours(moved: Any, magnitude: Any) -> Any:
 
 
 def _vicinity(moved: Any, width: int = 7) -> Any:
-    """Return the median over ``width`` neighbours in a vector: parts of fused biases differ in scale."""
+    """Return the median over ``width`` neighbours in a vector, because the parts of fused biases differ in scale."""
     if moved.size < width:
         return np.zeros_like(moved)
     padded = np.pad(moved, width // 2, mode="reflect")
@@ -271,7 +278,7 @@ def _vicinity(moved: Any, width: int = 7) -> Any:
 
 
 def _medians(rows: Any) -> Any:
-    """Return the median of each row over what moved by a finite number; 0 of a row in which nothing did."""
+    """Return the median of the finite movements of each row; 0 for a row without movements."""
     ordered = np.sort(np.where((rows > 0) & np.isfinite(rows), rows, np.inf), axis=1)
     count = np.isfinite(ordered).sum(axis=1)
     middle = np.clip(np.stack([(count - 1) // 2, count // 2]), 0, rows.shape[1] - 1)
@@ -283,8 +290,8 @@ def _medians(rows: Any) -> Any:
 def _trailing_zero_bits(array: Any, dtype: str) -> int:
     """Return how many trailing bits are zero in every number of a float32 array: 16 of bfloat16, 13 of float16, or 0.
 
-    Where the dtype is unknown, up to seven numbers may have short binary fractions by chance (0.5, 1.0), and then
-    count as float32.
+    If the dtype is unknown, up to seven numbers may have short binary fractions by chance (0.5, 1.0). They then count
+    as float32.
     """
     if dtype in HALF_BITS:
         return HALF_BITS[dtype]
@@ -299,7 +306,7 @@ def _trailing_zero_bits(array: Any, dtype: str) -> int:
 
 
 def _is_single(number: float) -> bool:
-    """Return whether a number fits in float32, and has more digits than a short fraction or a small integer."""
+    """Return whether a number fits in float32 and has more digits than a short fraction or a small integer."""
     used = int(np.float64(number).view(np.uint64)) & ((1 << 52) - 1)
     return not used & ((1 << 29) - 1) and bool(used & ((1 << 42) - 1))
 
@@ -321,7 +328,7 @@ def _directions(array: Any, seed: int, sign: int) -> Any:
 
 
 def _magnitude(array: Any, dtype: np.dtype[Any]) -> Any:
-    """Return finite magnitudes in ``dtype``; 0 for others."""
+    """Return finite magnitudes in ``dtype``; 0 for other numbers."""
     magnitude = np.abs(array).astype(dtype, copy=False)
     return np.where(np.isfinite(magnitude), magnitude, dtype.type(0))
 

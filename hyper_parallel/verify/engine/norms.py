@@ -1,4 +1,4 @@
-"""Hypotheses about a gradient norm: computed from one rank's part, or counting parameters several times."""
+"""Hypotheses about a gradient norm that was computed from one rank's shard, or counts parameters several times."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hyper_parallel.verify.engine.wording import ranks_words
 __all__ = ["explain_clipping", "explain_norm"]
 
 _TOLERANCE = 1e-4
-"""How well norms of other parts must fit, in units of the error that they explain."""
+"""Largest misfit of norms of other shards, in units of the error that they explain."""
 
 _COARSE = 0.02
-"""The same where gradients are in half precision, and known no better."""
+"""The same for gradients in half precision, which are known no better."""
 
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
-    """Return why a norm differs: which parts of which ranks' gradients make it, from the reference's gradients."""
+    """Return why a norm differs: which selection of the ranks' gradients it is the norm of."""
     gradients = _gradients(runs, key[2])
     norm = float(runs.bounds.reference[key].value)
     ranks = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
@@ -44,10 +44,11 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
 
 
 def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause | None:
-    """Return why each rank has its own multiple of a gradient: it was clipped by the norm of what the rank holds.
+    """Return why each rank has its own multiple of a gradient: each was clipped by the norm of the rank's own shards.
 
-    A program that clips by itself records no norm; the factors show it. Ranks whose own norm is below the limit leave
-    their gradients as they are: those are the reference's times one number, which makes no norm larger than the limit.
+    A program that clips gradients itself records no norm, but the factors reveal it. Ranks whose own norm is below the
+    limit do not change their gradients: these are the reference's times one number, which makes no norm larger than the
+    limit.
     """
     factors = {rank: runs.factor(key, rank) for rank in ranks}
     known = {rank: factor for rank, factor in factors.items() if factor}
@@ -57,7 +58,7 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
         return None
     bound = runs.bounds.whole(key)
     tolerance = max(_TOLERANCE, 0.0 if bound is None else min(bound.scale, _COARSE))
-    flat = {key[1]: gradients[key[1]]}  # of all parameters, which may be recorded by their own names as well
+    flat = {key[1]: gradients[key[1]]}  # gradient of all parameters; it may be recorded per parameter, too
     for counted, (power, words) in product((gradients, flat), ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm"))):
         whole = _norm(list(counted.values()), power)
         local = {rank: _norm(list(_parts(runs, counted, rank, key[2]).values()), power) for rank in known}
@@ -84,7 +85,7 @@ def _gradients(runs: PairedRuns, step: int) -> dict[str, Any]:
 
 
 def _clips(runs: PairedRuns, gradients: Mapping[str, Any], key: Key, factor: float) -> bool:
-    """Return whether the 2-norm of the recorded gradients is the norm, or what it was clipped to: at most the norm."""
+    """Return whether the 2-norm of the recorded gradients is the norm, or at most the norm if they were clipped."""
     del runs, key
     return bool(gradients) and factor >= 1 - 1e-5
 
@@ -103,7 +104,7 @@ def _norm(parts: list[Any], power: float) -> float:
 def _hypotheses(
     runs: PairedRuns, gradients: Mapping[str, Any], power: float, key: Key
 ) -> Iterator[tuple[str, str, dict[int, float]]]:
-    """Yield words, a cause and the norm of each rank under it."""
+    """Yield words, a cause and the resulting norm of each rank, per hypothesis."""
     world = range(runs.parallel.world_size)
     local = {rank: _norm(list(_parts(runs, gradients, rank, key[2]).values()), power) for rank in world}
     yield "the norm of each rank's own part", "norm-local", local
@@ -159,13 +160,13 @@ def _replicated(runs: PairedRuns, name: str, holders: list[int]) -> bool:
 
 
 def _parts(runs: PairedRuns, gradients: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]:
-    """Return the parts of the reference's gradients that a rank's optimizer gets."""
+    """Return the shards of the reference's gradients that a rank's optimizer receives."""
     placements = {name: _placement(runs, ("gradient", name, step), rank) for name in gradients}
     return {name: placement.take(gradients[name]) for name, placement in placements.items() if placement is not None}
 
 
 def _united(runs: PairedRuns, gradients: Mapping[str, Any], group: Sequence[int], step: int) -> list[Any]:
-    """Return the elements of the reference's gradients that a rank of a group has, each once."""
+    """Return the elements of the reference's gradients that any rank of a group has, each once."""
     parts = []
     for name, gradient in gradients.items():
         covered = np.zeros(gradient.size, bool)
@@ -178,7 +179,7 @@ def _united(runs: PairedRuns, gradients: Mapping[str, Any], group: Sequence[int]
 
 
 def _placement(runs: PairedRuns, gradient: tuple[str, str, int], rank: int) -> Placement | None:
-    """Return where a rank's last gradient of a parameter in a step is, or the parameter, if it recorded none."""
+    """Return the placement of a rank's last gradient of a parameter in a step, or of the parameter if there is none."""
     calls = [call for call in runs.calls(gradient) if call in runs.ranks[rank]]
     placement = runs.placement(calls[-1], rank) if calls else None
     return runs.parameters.of(gradient[1], rank) if placement is None else placement

@@ -14,13 +14,13 @@ _COUNT = 256
 """Largest numerator and denominator of a ratio of counts."""
 
 _DECIMAL = (20, 25, 40, 50, 100, 125, 200, 250)
-"""Denominators of numbers that people write with two or three decimals, such as a weight of 0.47."""
+"""Denominators of numbers with two or three decimals, as people write them, such as a weight of 0.47."""
 
 _TRIALS = 1 << 20
 
 
 def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1e-6) -> tuple[str, ...]:
-    """Return the fewest axes whose sizes multiplied are ``factor`` or its inverse; empty if none are."""
+    """Return the fewest axes whose product of sizes is ``factor`` or its inverse; empty if there are none."""
     names = [name for name, size in sizes.items() if size > 1]
     number = factor if factor >= 1 else 1 / factor if factor > 0 else 0.0
     for chosen in sorted(product((0, 1, 2), repeat=len(names)), key=sum):
@@ -41,7 +41,7 @@ def ratio_of_counts(factor: float, tolerance: float) -> Fraction | None:
 
 
 def integer_weights(values: Sequence[float], mean: float, tolerance: float) -> tuple[int, ...] | None:
-    """Return counts with which the weighted mean of ``values`` is ``mean``; None if there are none, or too many fit.
+    """Return counts for which the weighted mean of ``values`` is ``mean``; None if there are none or too many.
 
     Args:
         values: at least two.

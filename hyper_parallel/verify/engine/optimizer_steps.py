@@ -18,13 +18,13 @@ from hyper_parallel.verify.engine.wording import ranks_words
 __all__ = ["another_step", "part_not_updated", "scaled_update"]
 
 _ENOUGH = 4
-"""Numbers that must confirm a relation beyond those that determine it."""
+"""Number of values that must confirm a relation beyond those that determine it."""
 
 _Wrong = Mapping[Key, Difference]
 
 
 def part_not_updated(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether every wrong element of a weight is bit for bit that of before the step."""
+    """Test whether every wrong element of a weight is bitwise equal to its value before the step."""
     before = (key[0], key[1], key[2] - 1, 0)
     if key[0] != "weight" or key[2] < 0 or evidence is None or not evidence.ranks:
         return None
@@ -40,7 +40,7 @@ def part_not_updated(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evide
 
 
 def another_step(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test a weight whose gradient, state and value before the step are right: the step itself is another one."""
+    """Test whether the update itself is wrong: the weight's gradient, state and value before the step are right."""
     kind, name, step, _ = key
     if kind != "weight" or step < 0 or evidence is None or not evidence.ranks:
         return None
@@ -65,7 +65,7 @@ def another_step(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
 
 
 def scaled_update(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test a buffer whose new share in a moving average is the right one times a factor."""
+    """Test whether a buffer is a moving average whose new term is the right one times a factor."""
     before = (key[0], key[1], key[2] - 1, 0)
     if key[0] != "buffer" or evidence is None or before not in runs.bounds.reference:
         return None
@@ -85,7 +85,7 @@ def scaled_update(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
 
 
 def _counts_of_variance(runs: PairedRuns, key: Key, evidence: Evidence, factors: list[float]) -> str:
-    """Return words if factors are those of variances corrected by a rank's count of numbers; empty if they are not."""
+    """Return words if the factors come from variances corrected by a rank's number of values; empty if they do not."""
     module = runs.bounds.reference[key].module
     output = next((other for other in runs.bounds.reference if other[0] == "output" and other[1] == module), None)
     if output is None or any(output not in runs.ranks[rank] for rank in evidence.ranks):
@@ -102,7 +102,7 @@ def _counts_of_variance(runs: PairedRuns, key: Key, evidence: Evidence, factors:
 
 
 def _columns(runs: PairedRuns, before: Key, evidence: Evidence, rank: int) -> tuple[Any, Any, Any]:
-    """Return the expected value, the one before, and what is off, in float64 and flat."""
+    """Return the expected value, the previous value and the error, in float64 and flat."""
     old = evidence.placements[rank].take(runs.bounds.reference[before].value)
     expected = evidence.expected[rank].astype(np.float64)
     rest = evidence.actual[rank].astype(np.float64) - expected
@@ -110,7 +110,7 @@ def _columns(runs: PairedRuns, before: Key, evidence: Evidence, rank: int) -> tu
 
 
 def _fit(rest: Any, columns: list[Any], evidence: Evidence, rank: int) -> list[float] | None:
-    """Return the factors with which the columns add up to what is off; None if they do not, within the bounds."""
+    """Return the factors with which the columns add up to the error; None if they do not, within the tolerance."""
     table = np.stack(columns, axis=1)
     if len(rest) < len(columns) + _ENOUGH or not np.isfinite(table).all() or not np.isfinite(rest).all():
         return None
@@ -123,7 +123,7 @@ def _fit(rest: Any, columns: list[Any], evidence: Evidence, rank: int) -> list[f
 def _multiples(
     runs: PairedRuns, before: Key, evidence: Evidence, column: Callable[[Any, Any], Any]
 ) -> list[float] | None:
-    """Return by which multiple of a column every rank is off, made of the expected value and the one before."""
+    """Return, by rank, which multiple of a column the error is; the columns are the expected and the previous value."""
     found = []
     for rank in evidence.ranks:
         expected, old, rest = _columns(runs, before, evidence, rank)
@@ -135,7 +135,7 @@ def _multiples(
 
 
 def _decay(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """What is off is a multiple of the weight before."""
+    """The error is a multiple of the weight before the step."""
     found = _multiples(runs, before, evidence, lambda _, old: old)
     if found is None:
         return None
@@ -153,7 +153,7 @@ def _learning_rate(runs: PairedRuns, before: Key, evidence: Evidence) -> str | N
 
 
 def _blocks(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """Each row's update is a multiple of the reference's, with as many factors as an axis has ranks."""
+    """Each row's update is a multiple of the reference's, with as many different factors as an axis has ranks."""
     rank = evidence.ranks[0]
     shape = evidence.actual[rank].shape
     expected, old, rest = _columns(runs, before, evidence, rank)
@@ -177,7 +177,7 @@ def _blocks(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
 
 
 def _nearest(runs: PairedRuns, before: Key, evidence: Evidence) -> str:
-    """Return how far the update is from a multiple of the reference's."""
+    """Return the distance of the update from a multiple of the reference's."""
     rank = evidence.ranks[0]
     expected, old, rest = _columns(runs, before, evidence, rank)
     update = expected - old

@@ -11,19 +11,19 @@ from hyper_parallel.verify.engine.verdict import Difference
 __all__ = ["execution_order"]
 
 _PHASES = {"norm": 2, "gradient": 1, "rate": 3, "state": 4, "weight": 5, "buffer": 6, "saved": 7}
-"""What comes after the forward, in whose order values were recorded."""
+"""Kinds of values after the forward; the forward's own values are in the order of recording."""
 
 
 def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[Key]:
     """Return the keys of the differences: by step; forward, backward in reverse, norm, optimizer, weights.
 
     Gradients that a function of the framework clips are recorded before the norm (call 0), and again when the optimizer
-    sees them. Where a program clips by itself, they are recorded clipped only; then a norm comes before them where it
-    explains them: every wrong gradient of that step is a multiple of the reference's, by one factor. An optimizer that
-    calls the model itself goes forward and backward several times in a step: then values are in the order of recording.
+    sees them. If a program clips gradients itself, only the clipped ones are recorded. The norm then comes before them
+    if it explains them: every wrong gradient of that step is the reference's times the same factor. An optimizer that
+    calls the model itself runs several forwards and backwards in a step: then values are in the order of recording.
     """
     places: dict[Key, float] = {key: place for place, key in enumerate(runs.bounds.reference)}
-    for index in runs.ranks:  # values that the reference does not have come after the one before them
+    for index in runs.ranks:  # values that the reference does not have follow the value recorded before them
         before = -1.0
         for key in index:
             before = places.setdefault(key, before + 0.5) if key not in places else places[key]
@@ -39,7 +39,7 @@ def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[K
         if key[0] == "gradient" and key[3]:
             phase = 2.5
         place = places.get(key, 0)
-        if key[0] == "gradient":  # backward reaches modules in reverse, and all parameters of one at once
+        if key[0] == "gradient":  # backward reaches modules in reverse order, and all parameters of a module together
             return key[2], phase, -modules[_module(runs, wrong, key)], place
         return key[2], phase, 0.0, place
 
@@ -47,7 +47,7 @@ def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[K
 
 
 def _modules(runs: PairedRuns, wrong: Mapping[Key, Difference], places: Mapping[Key, float]) -> dict[str, float]:
-    """Return the place of each module's first gradient; -1 of modules without any."""
+    """Return the position of each module's first gradient; -1 for modules without any."""
     modules: dict[str, float] = {}
     for key, record in runs.bounds.reference.items():
         if key[0] == "gradient":

@@ -1,4 +1,4 @@
-"""Rows that ranks have and the reference does not: a vocabulary that is padded to a multiple of the ranks."""
+"""Rows that only the ranks have: for example, a vocabulary that is padded to a multiple of the number of ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ACTIVATIONS = ("output", "mask", "value")
 
 @dataclass(frozen=True)
 class _Padding:
-    """The padding of a group of ranks that hold the parts of one parameter, one after the other.
+    """The padding of a group of ranks that have consecutive shards of one parameter.
 
     Attributes:
         name: of the parameter.
         group: the ranks, in order.
-        dim: that is padded.
-        sizes: of the ranks' parts, by rank.
+        dim: the padded dim.
+        sizes: of the ranks' shards, by rank.
         total: size of the dim in the reference.
     """
 
@@ -39,12 +39,12 @@ class _Padding:
     total: int
 
     def kept(self, rank: int) -> int:
-        """Return how many rows of a rank the reference has."""
+        """Return how many rows of a rank are also in the reference."""
         before = sum(self.sizes[other] for other in self.group[: self.group.index(rank)])
         return min(max(self.total - before, 0), self.sizes[rank])
 
     def words(self) -> str:
-        """Return what is not compared."""
+        """Return a description of the rows that are not compared."""
         rows = {rank: self.sizes[rank] - self.kept(rank) for rank in self.group}
         parts = [f"{count} on rank {rank}" for rank, count in rows.items() if count]
         return (
@@ -56,15 +56,15 @@ class _Padding:
 def without_padding(
     reference: Mapping[Key, Record], ranks: Sequence[Mapping[Key, Record]], axes: Axes
 ) -> tuple[list[dict[Key, Record]], list[str], set[tuple[str, int]]]:
-    """Return the ranks' records without rows that pad a parameter, what was left out, and gradients of such rows.
+    """Return the ranks' records without rows that pad a parameter, the padding that was removed, and its gradients.
 
-    The gradients are names and steps of those that are not zero.
+    The gradients are returned as names and steps of those that are not zero.
 
-    Rows are padding if the parts of a group of ranks, one after the other, begin with the reference's parameter before
-    training and are longer. Gradients, states and outputs of those sizes lose the same rows.
+    Rows are padding if the concatenated shards of a group of ranks begin with the reference's parameter before training
+    and are longer. The same rows are removed from gradients, states and outputs of those sizes.
 
     Args:
-        reference: its records by key.
+        reference: the reference's records by key.
         ranks: each rank's records by key.
         axes: of the program.
     """
@@ -92,7 +92,7 @@ def without_padding(
 
 
 def _beyond(record: Record, trimmed: Record) -> bool:
-    """Return whether a rank's rows that were left out have a number other than zero."""
+    """Return whether the removed rows of a rank have a nonzero number."""
     own = np.asarray(record.value)
     kept = tuple(slice(size) for size in np.shape(trimmed.value))
     return bool(np.count_nonzero(own) > np.count_nonzero(own[kept]))
@@ -124,7 +124,7 @@ def _padding_of(key: Key, value: Any, group: tuple[int, ...], ranks: Sequence[Ma
 
 
 def _lies_in(part: Any, value: Any) -> bool:
-    """Return whether a part is one of the reference's value, and has none of its elements, such as zeros, twice."""
+    """Return whether a shard is one of the reference's value, without elements, such as zeros, that occur twice."""
     match = find_part(part, value)
     return match is not None and np.unique(match.positions).size == match.positions.size
 
@@ -167,7 +167,7 @@ def _is_of(name: str, parameter: str) -> bool:
 def _is_padded(
     record: Record, reference: Record | None, dim: int, padding: _Padding, ranks: Sequence[Mapping[Key, Record]]
 ) -> bool:
-    """Return whether the ranks have more rows of an output than the reference, as many as of the parameter."""
+    """Return whether the ranks have more rows of an output than the reference, as many more as of the parameter."""
     total = () if reference is None else np.shape(reference.value)
     if len(total) != np.ndim(record.value) or total[dim] != padding.total:
         return False

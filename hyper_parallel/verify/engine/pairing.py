@@ -1,4 +1,4 @@
-"""The two runs side by side: records by key, allowed differences, axes and placements."""
+"""The reference and the parallel run, paired: records by key, tolerances, axes and placements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ __all__ = ["PairedRuns", "factor_of", "last_gradients_aligned"]
 _FOLLOW = ("gradient", "state", "weight", "buffer", "saved")
 _NONE: Any = object()
 _ALIKE = 0.01
-"""Share of its largest element by which a gradient that was clipped may be no multiple: half precision rounds both."""
+"""Largest deviation of a clipped gradient from a multiple, relative to its largest element: half precision rounds both
+the clipped and the other gradient.
+"""
 _SCALARS = ("loss", "norm", "rate")
 
 
@@ -42,21 +44,21 @@ class PairedRuns:
 
     Args:
         reference: a run on one rank.
-        perturbed: its repeats, or the bounds that were measured by them.
+        perturbed: its repeats, or the tolerances that were measured by them.
         parallel: the run to compare.
-        mesh: sizes of the axes, in order; None takes the groups that the ranks recorded.
+        mesh: sizes of the axes, in order; with None, the groups that the ranks recorded are used.
         declared: placements by pattern of names.
-        earlier: the same runs under smaller bounds: what was within those is not measured again.
+        earlier: the same runs with smaller tolerances: values that were within those are not measured again.
 
     Attributes:
-        bounds: allowed differences; ``bounds.reference`` has the reference's records.
+        bounds: tolerances; ``bounds.reference`` has the reference's records.
         ranks: each rank's records by key, under the reference's names.
         axes: groups of ranks.
         parameters: placements of weights and buffers.
         activations: placements of outputs, masks and values.
         reference_notes: the reference's notes.
         names: by rank, modules whose names were mapped to the reference's.
-        padding: rows that only ranks have, in words.
+        padding: descriptions of rows that only ranks have.
 
     Raises:
         ValueError: the reference has more than one rank or no records, a declaration cannot be read, or the mesh has
@@ -101,7 +103,7 @@ class PairedRuns:
         self.activations = ActivationPlacements(self.bounds, self.ranks, self.axes, self.declared)
 
     def padded_rows_have_gradients(self, step: int) -> bool:
-        """Return whether the rows of padding, which are not compared, have gradients other than zero in a step."""
+        """Return whether rows of padding, which are not compared, have nonzero gradients in a step."""
         return any(when == step for _, when in self._padded_gradients)
 
     def holders(self, key: Key) -> list[int]:
@@ -109,11 +111,11 @@ class PairedRuns:
         return [rank for rank, index in enumerate(self.ranks) if key in index]
 
     def calls(self, value: tuple[str, str, int]) -> Iterator[Key]:
-        """Yield the keys of a value's calls in one step of the reference, by its kind, name and step."""
+        """Yield the keys of all calls of a value in one step of the reference, by its kind, name and step."""
         return takewhile(self.bounds.reference.__contains__, ((*value, call) for call in count()))
 
     def noted(self, rank: int, subject: str) -> set[str]:
-        """Return the names that a rank's recorder noted under ``subject``, as the reference calls them."""
+        """Return the names that a rank's recorder noted under ``subject``, mapped to the reference's names."""
         names = self.parallel.ranks[rank].notes.get(subject, ())
         return {renamed_path(name, self.names[rank]) for name in names}
 
@@ -122,7 +124,7 @@ class PairedRuns:
         return np.asarray(self.ranks[rank][key].value)
 
     def placement(self, key: Key, rank: int) -> Placement | None:
-        """Return what a value is on a rank; None if that cannot be determined."""
+        """Return the placement of a value on a rank; None if it cannot be determined."""
         kind, name, _, _ = key
         record, total = self.ranks[rank][key], np.shape(self.bounds.reference[key].value)
         if kind not in _FOLLOW:
@@ -144,11 +146,11 @@ class PairedRuns:
         return whole(total) if np.shape(record.value) == total else None
 
     def expected(self, key: Key, placement: Placement) -> tuple[Any, Any]:
-        """Return the reference's part of a value, and what its elements may be off by."""
+        """Return the reference's shard of a value, and the tolerance of its elements."""
         return placement.take(self.bounds.reference[key].value), placement.take(self.bounds.allowed(key))
 
     def actual(self, key: Key, rank: int, placement: Placement) -> Any | None:
-        """Return a rank's value with its pending sums done; None if a rank of the group does not have it."""
+        """Return a rank's value after its pending sums; None if a rank of the group does not have the value."""
         value = self.value(key, rank)
         for group in placement.pending:
             if any(key not in self.ranks[other] for other in group):
@@ -160,7 +162,7 @@ class PairedRuns:
         return value
 
     def distance(self, key: Key, rank: int) -> Distance | None:
-        """Return how far a rank's value is from the reference's; None if its placement cannot be determined."""
+        """Return the distance of a rank's value from the reference's; None if its placement cannot be determined."""
         placement = self.placement(key, rank)
         if placement is None or not placement.compared:
             return None
@@ -172,14 +174,14 @@ class PairedRuns:
         return self.with_whole(key, measured, actual, expected, allowed)
 
     def with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any, allowed: Any) -> Distance:
-        """Return the distance of elements, or that of the tensor as a whole if elements are in bounds and it is larger.
+        """Return the distance of the elements, or of the complete tensor if that is larger and elements are right.
 
         Args:
             key: of the value.
             measured: the distance of the elements.
-            actual: a rank's part of the value.
-            expected: what it should be.
-            allowed: what its elements may be off by.
+            actual: a rank's shard of the value.
+            expected: the array that it should equal.
+            allowed: tolerances of its elements.
         """
         if measured.ratio > 1.0:
             return measured
@@ -200,13 +202,13 @@ class PairedRuns:
         return measured if as_whole is None or as_whole.ratio <= measured.ratio else as_whole
 
     def _before_clipping(self, key: Key) -> WholeBound | None:
-        """Return the bound as a whole of the gradient of which a gradient is a multiple; None if it is none of one.
+        """Return the complete-tensor tolerance of the gradient before clipping; None if there is no such gradient.
 
-        Clipping makes of a gradient ``g`` the gradient ``g * limit / norm``. Where one parameter makes most of the
-        norm, its clipped gradient hardly moves along itself in the repeats, however its parts move. With relative
-        errors ``p`` of a part of ``g``, ``w`` of the whole of ``g`` and ``n`` of the norm, those after clipping are
-        ``p - n`` and ``w - n``. So a part is off by ``|p| + |n|``, at most, and ``|n| <= |w| + |w - n|``: the bound of
-        the part before clipping, and those of the whole before and after.
+        Clipping replaces a gradient ``g`` by ``g * limit / norm``. If one parameter contributes most of the norm, its
+        clipped gradient hardly moves along itself in the repeats, however its shards move. Let ``p``, ``w`` and ``n``
+        be the relative errors of a shard of ``g``, of the complete ``g`` and of the norm. After clipping, the errors
+        are ``p - n`` and ``w - n``. So a shard is off by at most ``|p| + |n|``, and ``|n| <= |w| + |w - n|``: the sum
+        of the shard's tolerance before clipping and of the complete tensor's tolerances before and after clipping.
         """
         before = (*key[:3], key[3] - 1)
         if key[0] != "gradient" or before not in self.bounds.reference:
@@ -220,7 +222,7 @@ class PairedRuns:
         return self.bounds.whole(before) if multiple else None
 
     def distances(self, key: Key) -> dict[int, Distance | None]:
-        """Return the distance of every holder; ranks that hold the same bits of the same part share one."""
+        """Return the distance of every holder; it is computed once for ranks with the same bits of the same shard."""
         if key in self._within:
             return dict(self._within[key])
         known: list[tuple[bytes, Placement, Distance | None]] = []
@@ -237,11 +239,11 @@ class PairedRuns:
                 known.append((digest, placement, found))
             distances[rank] = found
         if key[0] in _FOLLOW and all(found is not None and found.ratio <= 1 for found in distances.values()):
-            self._within[key] = dict(distances)  # placements of these kinds do not depend on bounds
+            self._within[key] = dict(distances)  # placements of these kinds do not depend on tolerances
         return distances
 
     def factor(self, key: Key, rank: int) -> float | None:
-        """Return the number by which a rank's value is the reference's multiplied; None if it is not a multiple."""
+        """Return the factor between the reference's value and a rank's; None if the rank's is not a multiple."""
         placement = self.placement(key, rank)
         actual = None if placement is None else self.actual(key, rank, placement)
         if placement is None or actual is None or actual.dtype.kind != "f":
@@ -250,7 +252,7 @@ class PairedRuns:
         return factor_of(actual, expected, allowed)
 
     def replicas(self, key: Key) -> Iterator[tuple[Placement, list[int]]]:
-        """Yield sets of ranks that hold the same part of a value."""
+        """Yield sets of ranks that have the same shard of a value."""
         groups: list[tuple[Placement, list[int]]] = []
         for rank in self.holders(key):
             placement = self.placement(key, rank)
@@ -265,9 +267,10 @@ class PairedRuns:
 
 
 def last_gradients_aligned(index: Mapping[Key, Record], reference: Mapping[Key, Record]) -> dict[Key, Record]:
-    """Return a rank's records with the last gradient of each step under the call that the reference's last has.
+    """Return a rank's records, with the last gradient of each step under the call number of the reference's last.
 
-    Gradients that a function of the framework clips are recorded before and after; a rank may clip in another way.
+    Gradients that a function of the framework clips are recorded before and after clipping; a rank may clip in another
+    way.
     """
     last, own = _last_calls(reference), _last_calls(index)
     aligned: dict[Key, Record] = {}
@@ -287,7 +290,7 @@ def _last_calls(index: Mapping[Key, Record]) -> dict[tuple[str, str, int], int]:
 
 
 def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
-    """Return the number by which ``expected`` is multiplied in ``actual``; None if there is none within bounds."""
+    """Return the factor between ``expected`` and ``actual``; None if no factor fits within the tolerance."""
     if actual.shape != expected.shape or not np.any(expected):
         return None
     place = np.unravel_index(int(np.abs(expected).argmax()), expected.shape)
@@ -297,13 +300,13 @@ def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
 
 
 def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]]) -> list[dict[str, str]]:
-    """Return, for each rank, its modules that the reference calls otherwise.
+    """Return, for each rank, the modules that have another name in the reference.
 
-    These are stages that count their own layers, and parts of a model that a rank calls by themselves. A rank's weights
-    are looked for under other names only if the reference's weights are otherwise held by no rank, and the names differ
-    in numbers alone or in what stands before the last parts. Names are mapped if all of the reference's weights are
-    held then. A module that has no weight of its own in the reference, such as an output layer with the embedding's, is
-    called alike on the rank: its weight alone has another name.
+    These are stages that count their own layers, and parts of a model that a rank calls on their own. Other names for a
+    rank's weights are tried only if no rank has the reference's weights otherwise, and if the names differ only in
+    numbers or in the path before the last parts. Names are mapped if all of the reference's weights are then on some
+    rank. A module without a weight of its own in the reference, such as an output layer that shares the embedding's,
+    has the same name on the rank: only its weight has another name.
     """
     weights = {record.name: record.value for record in reference if record.is_initial_weight}
     own = [{record.name: record.value for record in records if record.is_initial_weight} for records in ranks]
@@ -320,7 +323,7 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
             target = name if _same(weights, name, value) else next(_equal_names(name, value, weights), name)
             if target != name:
                 modules.update([(name, target) if _owner(name) in without else _changed_prefix(name, target)])
-        if "" in modules:  # which names all that has no other name, such as the ones of a norm next to other weights
+        if "" in modules:  # names all values without another name, such as the ones of a norm next to other weights
             other = {name: f"{modules['']}.{name}" for name in index}
             moved = [name for name, value in index.items() if _same(weights, other[name], value)]
             kept = [name for name, value in index.items() if _same(weights, name, value) and name not in moved]
@@ -351,7 +354,7 @@ def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[
 
 
 def _shared_end(name: str, other: str) -> int:
-    """Return how many parts the ends of two paths share."""
+    """Return how many trailing parts two paths share."""
     own, target = name.split("."), other.split(".")
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(own), reversed(target), strict=False))))
 

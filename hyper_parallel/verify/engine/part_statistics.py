@@ -1,4 +1,4 @@
-"""Hypotheses: local values used as global ones, statistics of unequal rows, gradients that were kept, other data."""
+"""Hypotheses: local values used as global ones, statistics of unequal rows, accumulated gradients, other data."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
 ]
 
 _ENOUGH = 4
-"""Numbers that must confirm a relation beyond those that determine it."""
+"""Number of values that must confirm a relation beyond those that determine it."""
 
 _Wrong = Mapping[Key, Difference]
 
 
 def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test for a norm, mean or softmax over a sharded dim that used the rank's part alone.
+    """Test for a norm, mean or softmax over a sharded dim that was computed from the rank's shard alone.
 
-    Over the last dim, each row is then the reference's times a factor of its own; over the rows, each column, or each
-    channel of images, is the reference's times a factor and plus a shift of its own.
+    In a statistic over the last dim, each row is then the reference's times a factor of its own. In a statistic over
+    the rows, each column, or each channel of images, is the reference's times a factor of its own plus a shift.
     """
     if evidence is None or not evidence.ranks:
         return None
@@ -59,7 +59,7 @@ def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evid
 
 
 def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether wrong elements are only the first, or only the last, rows of parts that border on another part."""
+    """Test whether only the first or last rows of shards are wrong, where they border on another shard."""
     if evidence is None or key[0] not in {"output", "value"} or not evidence.ranks:
         return None
     dims = evidence.actual[evidence.ranks[0]].ndim
@@ -68,7 +68,7 @@ def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
             counts = [_border(evidence, rank, dim, end) for rank in evidence.ranks]
             parts = {evidence.placements[rank].words for rank in evidence.ranks}
             every = all(rank in evidence.ranks for rank in evidence.placements if _borders(evidence, rank, dim, end))
-            if all(counts) and len(set(counts)) == 1 and len(parts) > 1 and every:  # else it may be chance
+            if all(counts) and len(set(counts)) == 1 and len(parts) > 1 and every:  # fewer may be chance
                 axis = _axis_of_parts(runs, evidence, dim) or next(iter(runs.axes.groups))
                 shown = ", ".join(dict.fromkeys(str(count) for count in counts))
                 text = f"only the {words} {shown} rows of dim {dim} of each part are wrong"
@@ -84,10 +84,11 @@ def at_boundaries(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
 
 
 def _outermost(evidence: Evidence, rank: int, dim: int) -> int:
-    """Return how many rows at either end of a rank's part are wrong, at most.
+    """Return the largest number of wrong rows at either end of a rank's shard.
 
     Returns:
-        0 if others are, more than a third of them, or none at an end that borders on another part.
+        0 if other rows are wrong, if more than a third of the rows are wrong, or if no wrong row is at an end that
+            borders on another shard.
     """
     wrong, place = evidence.wrong[rank], evidence.placements[rank]
     if place.positions is None or wrong.ndim != len(place.shape) or wrong.shape[dim] == place.shape[dim]:
@@ -102,7 +103,7 @@ def _outermost(evidence: Evidence, rank: int, dim: int) -> int:
 
 
 def _borders(evidence: Evidence, rank: int, dim: int, end: int) -> bool:
-    """Return whether a rank's rows of a dim begin (or end) where others' end (or begin)."""
+    """Return whether a rank's rows of a dim begin (or end) where another rank's rows end (or begin)."""
     place = evidence.placements[rank]
     rows = None if place.positions is None else rows_of(place.positions, place.shape)
     if rows is None or dim >= len(rows):
@@ -111,7 +112,7 @@ def _borders(evidence: Evidence, rank: int, dim: int, end: int) -> bool:
 
 
 def _border(evidence: Evidence, rank: int, dim: int, end: int) -> int:
-    """Return how many rows at an end of a rank's part are wrong; 0 if others are, or the part ends with the value."""
+    """Return how many rows at an end of a rank's shard are wrong; 0 if others are, or if the value ends there."""
     wrong, place = evidence.wrong[rank], evidence.placements[rank]
     rows = None if place.positions is None or wrong.ndim != len(place.shape) else rows_of(place.positions, place.shape)
     size = wrong.shape[dim] if dim < wrong.ndim else 0
@@ -127,7 +128,7 @@ def _border(evidence: Evidence, rank: int, dim: int, end: int) -> int:
 
 
 def weighted_by_rows(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether the ranks' values, weighted with the rows of the batch that each has, are the reference's."""
+    """Test whether the mean of the ranks' values, weighted with the rows of each rank's batch, is the reference's."""
     if evidence is None or not evidence.ranks:
         return None
     for axis, groups in runs.axes.sets():
@@ -186,11 +187,11 @@ def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | N
 
 
 def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether the first output of a step is wrong in every element on some ranks, with the right weights."""
+    """Test whether the first output of a step is wrong in all elements on some ranks, with the right weights."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     if key[3] and "optimizers that call the model" in runs.reference_notes:
-        return None  # they have changed its weights since, within the step
+        return None  # the ranks have changed its weights since then, within the step
     first = next(other for other in runs.bounds.reference if other[0] == "output" and other[2:] == key[2:])
     module = runs.bounds.reference[key].module
     weights = [other for other in wrong if other[0] == "weight" and other[2] < key[2] and other[1].startswith(module)]
@@ -201,14 +202,14 @@ def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
     if first != key or weights or not parts or not all(evidence.wrong[rank].all() for rank in evidence.ranks):
         return None
     text = f"every row of the step's first output is wrong on {ranks_words(evidence.ranks)}"
-    if not own and " (no_grad)" in key[1]:  # parameters are recorded of what is trained
+    if not own and " (no_grad)" in key[1]:  # only trained parameters are recorded
         return Cause("unexplained", "", f"{text}; neither what went into it nor its parameters were recorded")
     right = f", although the parameters of {module or 'the model'} are right" if own else ""
     return Cause("data", "", f"{text}{right}: other inputs")
 
 
 def other_targets(runs: PairedRuns, key: Key, wrong: _Wrong, _evidence: Evidence | None) -> Cause | None:
-    """Test whether a loss is wrong though every output before it is right, and was compared."""
+    """Test whether a loss is wrong although every earlier output was compared and is right."""
     outputs = [other for other in runs.bounds.reference if other[0] == "output" and other[2] == key[2]]
     compared = [
         other for other in outputs
@@ -242,7 +243,7 @@ def _mean_fits(evidence: Evidence, rank: int, group: Sequence[int], weights: Map
 
 
 def _rows_scaled(evidence: Evidence, rank: int) -> int | None:
-    """Return how many numbers confirm that rows are multiples of the expected ones; None if they are not."""
+    """Return how many numbers confirm that rows are multiples of the expected rows; None if they are not."""
     actual, expected = _as_rows(evidence.actual[rank]), _as_rows(evidence.expected[rank])
     squares = (expected**2).sum(axis=1)
     factors = (actual * expected).sum(axis=1) / np.where(squares == 0, 1, squares)
@@ -257,11 +258,11 @@ def _channels_moved(evidence: Evidence, rank: int) -> int | None:
 
 
 def _columns_moved(evidence: Evidence, rank: int, dim: int = -1) -> int | None:
-    """Return how many numbers confirm that columns are moved multiples of the expected ones; None if they are not.
+    """Return how many numbers confirm that columns are multiples of the expected ones plus a shift; None if not.
 
     Args:
         evidence: the values.
-        rank: whose.
+        rank: the rank that has the columns.
         dim: of the columns.
     """
     actual, expected = (_as_rows(np.moveaxis(each[rank], dim, -1)) for each in (evidence.actual, evidence.expected))
@@ -279,7 +280,7 @@ def _as_rows(array: Any) -> Any:
 
 
 def _axis_of_parts(runs: PairedRuns, evidence: Evidence, dim: int) -> str:
-    """Return an axis over which ranks hold other parts of ``dim``; empty if each rank has all of it."""
+    """Return an axis over which ranks have different shards of ``dim``; empty if each rank has the complete dim."""
     for axis, groups in runs.axes.sets():
         for group in groups:
             places = [evidence.placements[rank] for rank in group if rank in evidence.ranks]

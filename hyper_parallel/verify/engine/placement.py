@@ -1,4 +1,4 @@
-"""Where a rank's value lies in the reference's: what tensors say, what lines declare, what initial weights show."""
+"""Placements of a rank's values in the reference's: from tensors, declarations and initial weights."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = [
 
 _MODEL = "(model)"
 _UNNAMED = ("loss", "norm", "rate", "value")
-"""Kinds of values that are not called by a module or parameter."""
+"""Kinds of values whose names are not those of a module or parameter."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What a rank's value is.
+    """The placement of a rank's value.
 
     Attributes:
         shape: of the global value.
@@ -43,7 +43,7 @@ class Placement:
             in order.
         pending: groups of ranks whose values add up to the value.
         words: the placement, for reports.
-        compared: False if the value belongs to the rank alone.
+        compared: False if the value is local to the rank.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Placement:
     compared: bool = True
 
     def take(self, array: Any) -> Any:
-        """Return the part of a global array that the rank should have."""
+        """Return the shard of a global array that the rank should have."""
         array = np.asarray(array)
         if self.positions is None:
             return array
@@ -62,7 +62,7 @@ class Placement:
         return array.reshape(-1)[self.positions]
 
     def same_place(self, other: Placement) -> bool:
-        """Return whether both are the same part of values of one shape."""
+        """Return whether both are the same shard of values of one shape."""
         if self.shape != other.shape or self.positions is None or other.positions is None:
             return self.shape == other.shape and self.positions is other.positions
         if isinstance(self.positions, Box) and isinstance(other.positions, Box):
@@ -70,7 +70,7 @@ class Placement:
         return np.array_equal(self.positions, other.positions)
 
     def mark(self, covered: Any) -> None:
-        """Set the elements of a flat array of booleans, as long as the global value, that this part has."""
+        """Set the elements of this shard in a flat array of booleans as long as the global value."""
         if self.positions is None:
             covered[:] = True
         elif isinstance(self.positions, Box):
@@ -79,7 +79,7 @@ class Placement:
             covered[self.positions.reshape(-1)] = True
 
     def all_positions(self) -> Any:
-        """Return the flat positions as an array, for a whole value too."""
+        """Return the flat positions as an array, also for a complete value."""
         if self.positions is None:
             return np.arange(int(np.prod(self.shape))).reshape(self.shape)
         return np.asarray(self.positions)
@@ -91,12 +91,12 @@ def whole(shape: Sequence[int]) -> Placement:
 
 
 def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...] | None = None) -> Placement:
-    """Return the placement that a tensor says.
+    """Return the placement that is read from a tensor.
 
     Args:
-        region: of the tensor, or of it flattened.
+        region: of the tensor, or of its flat view.
         shape: of its local value.
-        total: shape of the global value, if the region may be one of it flattened.
+        total: shape of the global value, if the region may be one of its flat view.
     """
     total = region.shape if total is None else total
     positions: Any = None if tuple(shape) == total else Box(tuple(region.start), tuple(shape), region.shape)
@@ -110,17 +110,17 @@ def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...
 
 
 def fits(region: Region | None, total: Sequence[int]) -> bool:
-    """Return whether a region is one of a value of this shape, or of it flattened."""
+    """Return whether a region is one of a value of this shape or of its flat view."""
     return region is not None and region.shape in (tuple(total), (int(np.prod(total)),))
 
 
 def piece_placement(owner: Placement, local: Sequence[int], region: Region, shape: Sequence[int]) -> Placement | None:
-    """Return the placement of a piece of a flattened parameter; None if the region is of neither form.
+    """Return the placement of a piece of a flattened parameter; None if the region has neither of the two forms.
 
     Args:
-        owner: where the part lies that this rank has of the parameter.
-        local: shape of that part.
-        region: of the piece, in that part flattened or in the global parameter flattened.
+        owner: placement of this rank's shard of the parameter.
+        local: shape of that shard.
+        region: of the piece, in the flat view of that shard or of the global parameter.
         shape: of the piece.
     """
     if region.shape == (int(np.prod(local)),):
@@ -131,7 +131,7 @@ def piece_placement(owner: Placement, local: Sequence[int], region: Region, shap
 
 
 def _elements(region: Region, shape: Sequence[int]) -> Any:
-    """Return the positions of a flat region's elements in the flattened value that it is of."""
+    """Return the positions of a flat region's elements in the flattened value."""
     spans = region.spans or ((region.start[0], int(np.prod(shape))),)
     return np.concatenate([np.arange(start, start + size) for start, size in spans]).reshape(tuple(shape))
 
@@ -139,17 +139,17 @@ def _elements(region: Region, shape: Sequence[int]) -> Any:
 def declared_placement(
     declaration: Declaration, rank: int, shapes: Mapping[int, tuple[int, ...]], shape: Sequence[int], axes: Axes
 ) -> Placement:
-    """Return the placement that a line declares.
+    """Return the placement of a declaration.
 
     Args:
-        declaration: the line.
-        rank: whose value.
+        declaration: the parsed declaration.
+        rank: the rank that has the value.
         shapes: local shapes by rank.
         shape: of the reference's value.
         axes: of the program.
 
     Raises:
-        ValueError: the parts do not add up to the reference's value.
+        ValueError: the shards do not make up the reference's value.
     """
     if declaration.local:
         return Placement(tuple(shape), words="local", compared=False)
@@ -190,17 +190,17 @@ def describe(positions: Any | None, shape: tuple[int, ...]) -> str:
 
 
 class ParameterPlacements:
-    """The placements of weights and buffers on every rank, found from their values before training.
+    """The placements of weights and buffers on every rank, inferred from their values before training.
 
     Args:
         reference: the reference's records by key.
         ranks: each rank's records by key.
         axes: of the program.
-        declared: parsed lines by pattern.
+        declared: parsed declarations by pattern.
 
     Attributes:
-        unplaced: by name, why its placement cannot be determined.
-        strangers: names and ranks of initial values that are no part of the reference's.
+        unplaced: by name, the reason why the placement cannot be determined.
+        strangers: names and ranks of initial values that are not in the reference's.
     """
 
     KINDS = ("weight", "buffer")
@@ -230,11 +230,11 @@ class ParameterPlacements:
             self._place_by_others(name, rank)
 
     def of(self, name: str, rank: int) -> Placement | None:
-        """Return the placement of a parameter or buffer on a rank; None if it cannot be determined or is not there."""
+        """Return the placement of a parameter or buffer on a rank; None if it is missing or cannot be determined."""
         return self._placements.get((name, rank))
 
     def owner(self, name: str) -> str:
-        """Return the parameter that a gradient or state (``wq.weight:exp_avg``) belongs to; empty if there is none."""
+        """Return the parameter of a gradient or state (``wq.weight:exp_avg``); empty if there is none."""
         name = name.partition(":")[0]
         while name and name not in self._initial:
             name = name.rpartition(".")[0]
@@ -245,7 +245,7 @@ class ParameterPlacements:
         return list(self._initial)
 
     def missing(self, name: str) -> Any:
-        """Return the flat positions of a parameter that no rank holds; none if a rank cannot be placed."""
+        """Return the flat positions of a parameter's elements on no rank; none if a rank cannot be placed."""
         holders = [rank for rank, own in enumerate(self._own) if name in own]
         placements = [self._placements.get((name, rank)) for rank in holders]
         covered = np.zeros(int(np.prod(np.shape(self._initial[name].value))), dtype=bool)
@@ -256,7 +256,7 @@ class ParameterPlacements:
         return np.flatnonzero(~covered) if holders else np.flatnonzero([])
 
     def _place(self, name: str, rank: int, reference: Record, own: Record) -> bool:
-        """Place one value; return False if its values fit several places."""
+        """Place one value; return False if its values fit several positions."""
         expected, value = np.asarray(reference.value), np.asarray(own.value)
         declaration = self.declared.get((reference.kind, name))
         if declaration is not None:
@@ -285,7 +285,7 @@ class ParameterPlacements:
         return {(name, rank): np.shape(own[name].value) for rank, own in enumerate(self._own) if name in own}
 
     def _place_by_others(self, name: str, rank: int) -> None:
-        """Place a parameter whose values fit several places like another one of its module, then of any module."""
+        """Place a parameter that fits several positions like another one of its module, then of any module."""
         expected, local = np.shape(self._initial[name].value), self.shapes[name, rank]
         module = name.rpartition(".")[0]
         known = [other for other in self._initial if (other, rank) in self._placements and other != name]
@@ -302,7 +302,7 @@ class ParameterPlacements:
         )
 
     def _like(self, names: Iterable[str], rank: int, local: tuple[int, ...], shape: tuple[int, ...]) -> Any | None:
-        """Return positions of ``local`` in ``shape`` whose rows are those that all ``names`` of these sizes have."""
+        """Return the positions of ``local`` in ``shape`` with the rows that all ``names`` of these sizes share."""
         if len(local) != len(shape):
             return None
         rows: list[Any] = []
@@ -345,7 +345,7 @@ def renamed(record: Record, modules: Mapping[str, str]) -> Record:
 
 
 def renamed_path(path: str, modules: Mapping[str, str]) -> str:
-    """Return what the reference calls a path; ``modules`` maps the rank's paths to the reference's."""
+    """Return the reference's name of a path; ``modules`` maps the rank's paths to the reference's."""
     prefix = path
     while prefix:
         if prefix in modules:
@@ -364,7 +364,7 @@ def _first_values(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def ranks_along(axes: Axes, names: Sequence[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks along axes that ``rank`` is in: the first axis is the slowest."""
+    """Return the ranks along axes that include ``rank``; the first axis is the slowest."""
     ranks: tuple[int, ...] = (rank,)
     for name in reversed(names):
         ranks = tuple(dict.fromkeys(other for near in ranks for other in axes.group_of(name, near)))

@@ -1,4 +1,4 @@
-"""What a comparison would have noticed: the smallest error of a gradient that is out of its bounds."""
+"""Power of a comparison: the smallest error of a gradient that exceeds its tolerance."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from hyper_parallel.verify.engine.bounds import Bounds, Key
 __all__ = ["UNJUDGED", "WEAK", "Power", "percent", "power_of"]
 
 WEAK = 0.05
-"""Relative error of a gradient from which a value counts as weak: a smaller error of it would not be noticed."""
+"""Relative error of a gradient from which a parameter counts as weak: smaller errors would not be detected."""
 
 UNJUDGED = 0.1
-"""Relative error of a gradient from which a value counts as not judged."""
+"""Relative error of a gradient from which a parameter counts as not judged."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """The errors that would have been noticed, as relative sizes: 0.01 is a gradient of 1.01 times the right one.
+    """The detectable errors, as relative sizes: 0.01 is a gradient of 1.01 times the right one.
 
     Attributes:
         median: of all parameters.
-        weakest: name of the parameter whose error must be largest to be noticed; empty if no gradient was compared.
+        weakest: name of the parameter whose smallest detectable error is the largest; empty if no gradient was
+            compared.
         largest: that error.
-        weak: parameters, with their errors, from :data:`WEAK` on.
-        count: of parameters.
+        weak: parameters whose errors are :data:`WEAK` or more, with these errors.
+        count: number of parameters.
     """
 
     median: float = math.inf
@@ -38,13 +39,13 @@ class Power:
 
     @property
     def unjudged(self) -> dict[str, float]:
-        """Parameters whose gradients were not judged, with the errors that might have passed, the largest first."""
+        """Parameters whose gradients were not judged, with the largest undetected errors, in descending order."""
         names = sorted(self.weak, key=lambda name: -self.weak[name])
         return {name: self.weak[name] for name in names if self.weak[name] > UNJUDGED}
 
     @property
     def little(self) -> bool:
-        """Whether most of the gradients were not judged."""
+        """Whether most gradients were not judged."""
         return 2 * len(self.unjudged) > self.count
 
     def words(self) -> str:
@@ -60,7 +61,8 @@ def power_of(bounds: Bounds, keys: Iterable[Key]) -> Power:
 
     Args:
         bounds: of the reference.
-        keys: of the values that were compared; gradients count, each parameter by the step that shows most.
+        keys: of the values that were compared. Only gradients count, for each parameter in the step with the highest
+            power.
     """
     least: dict[str, float] = {}
     for key in keys:

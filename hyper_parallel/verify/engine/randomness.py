@@ -1,4 +1,4 @@
-"""Hypotheses about random numbers: masks that ranks share, or that differ where they must be equal."""
+"""Hypotheses about random numbers: masks that are equal on ranks but should differ, or the reverse."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["explain_dropped", "explain_masks"]
 
 
 def explain_masks(runs: PairedRuns, key: Key, masks: Mapping[int, Any], wrong: Sequence[int]) -> Cause:
-    """Return why masks differ: equal on ranks that hold different parts, or different on ranks that hold the same.
+    """Return why masks differ: equal on ranks with different shards, or different on ranks with the same shard.
 
     Args:
         runs: both runs.
-        key: of the value whose placements count.
+        key: of the value whose placements are used.
         masks: which elements each rank keeps.
         wrong: ranks whose masks are not the reference's.
     """
@@ -50,7 +50,7 @@ def explain_masks(runs: PairedRuns, key: Key, masks: Mapping[int, Any], wrong: S
 
 
 def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: Evidence) -> Cause | None:
-    """Return why an output differs if all that differs is which elements are zero, as dropout without a mask does."""
+    """Return why an output differs if only the set of its zeros differs, as after dropout without a recorded mask."""
     for rank in evidence.ranks:
         if not _only_dropped(evidence.actual[rank], evidence.expected[rank], evidence.allowed[rank]):
             return None
@@ -63,7 +63,7 @@ def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: 
 
 
 def _only_dropped(actual: Any, expected: Any, allowed: Any) -> bool:
-    """Return whether elements, but not whole rows, are zero in only one of the arrays, and the others are multiples."""
+    """Return whether elements, but not entire rows, are zero in only one of the arrays, the others being multiples."""
     zero = (actual == 0) != (expected == 0)
     both = (actual != 0) & (expected != 0)
     if not zero.any() or not both.any() or actual.ndim < 1:

@@ -1,7 +1,8 @@
-"""Gradients that ranks have not reduced yet when the optimizer sees them, because it does so in its step.
+"""Gradients that the ranks have not reduced yet when the optimizer reads them, because its step reduces them.
 
-They are right if the ranks' gradients add up to the reference's, or average to it, and the weight after the step is the
-reference's. A weight that hardly moves would be right in any case, so its update must be large against its bound.
+They are right if the sum or mean of the ranks' gradients is the reference's, and the weight after the step is the
+reference's. A weight that hardly moves would be right in any case, so its update must be large compared with its
+tolerance.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from hyper_parallel.verify.frameworks.contract.records import OWN_GRADIENTS
 __all__ = ["reduced_later"]
 
 _APART = 100.0
-"""How far ranks' own gradients are apart at least, relative to what each may be off by."""
+"""Smallest distance between the ranks' own gradients, relative to their tolerance."""
 
 _NOTICED = 0.01
-"""What a weight may be off by, relative to its update, for the weight to say that the gradient was right."""
+"""Largest tolerance of a weight, relative to its update, for a right weight to imply that the gradient was right."""
 
 
 def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tuple[str, float] | None:
-    """Return how the ranks' gradients make up the reference's, and how far off that is; None if they do not.
+    """Return how the ranks' gradients combine to the reference's, and the error of that; None if they do not.
 
     Args:
         runs: both runs.
         key: of a gradient that differs.
-        known: how other gradients of the step do, whose weights are right. Then this weight may be wrong, if it is
-            right on a rank or wrong in the same way on all: the error comes after a reduction.
+        known: how other gradients of the step combine whose weights are right. Then this weight may be wrong if it is
+            right on a rank or wrong in the same way on all ranks: the error comes after a reduction.
     """
     holders = runs.holders(key)
     own = all(key[1] in runs.noted(rank, OWN_GRADIENTS) for rank in holders)
@@ -52,7 +53,7 @@ def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tu
 
 
 def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apart: float) -> float:
-    """Return how far the sum or mean of a group's gradients is from the reference's, relative to what is allowed."""
+    """Return the distance of the sum or mean of a group's gradients from the reference's, relative to the tolerance."""
     places = [runs.placement(key, rank) for rank in group]
     first = places[0]
     if first is None or any(place is None or place.pending or not first.same_place(place) for place in places):
@@ -66,15 +67,15 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apar
     slack = unit(expected, runs.bounds.reference[key].dtype) * np.sum(np.abs(values), axis=0) / divisor
     farthest = max(float(np.linalg.norm(value - values[0])) for value in values)
     if farthest <= apart * float(np.linalg.norm(allowed + slack)):
-        return np.inf  # reduced already: what is off is not a share of a rank's own
+        return np.inf  # already reduced: the error is not a share of a rank's own gradient
     return float(distance(total, expected, allowed + slack, runs.bounds.floor(key)).ratio)
 
 
 def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int], *, weak: bool) -> bool:
-    """Return whether the weight after the step is right on all ranks, and would not be with another gradient.
+    """Return whether the weight after the step is right on all ranks, and would be wrong with another gradient.
 
-    With ``weak`` it may also be right with another gradient. The gradient by which the weight was updated was not
-    recorded; the power of the gradients' bounds says which errors would then go unnoticed.
+    With ``weak``, it may also be right with another gradient. The gradient of the weight's update was not recorded; the
+    power of the gradients' tolerances states which errors would then go undetected.
     """
     reference = runs.bounds.reference
     before, after = (("weight", key[1], key[2] + step, 0) for step in (-1, 0))
@@ -90,7 +91,7 @@ def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int], *, weak
 
 
 def _comes_of_a_reduction(runs: PairedRuns, key: Key, holders: Sequence[int]) -> bool:
-    """Return whether the weight after the step is right on a rank, or has equal bits on all of them."""
+    """Return whether the weight after the step is right on a rank, or bitwise equal on all ranks."""
     after = ("weight", key[1], key[2], 0)
     if after not in runs.bounds.reference or runs.holders(after) != holders:
         return False

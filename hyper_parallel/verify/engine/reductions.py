@@ -1,4 +1,4 @@
-"""Hypotheses about reductions: missing, over another axis, done twice, average for sum, scaled."""
+"""Hypotheses about reductions: missing, over the wrong axis, done twice, mean instead of sum, scaled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hyper_parallel.verify.engine.wording import plural, ranks_words, value_word
 __all__ = ["missing_as_a_whole", "missing_reduction", "scaled", "spread", "unsummed_output"]
 
 _ENOUGH = 8
-"""Fewest numbers of a tensor that is judged as a whole."""
+"""Smallest number of elements of a complete tensor that is judged by one number."""
 
 _KEPT = ("weight", "buffer", "state")
-"""What ranks keep from step to step, each its own."""
+"""Kinds of values that each rank keeps from step to step."""
 
 
 def missing_reduction(evidence: Evidence) -> Cause | None:
-    """Test whether values of a group, added up, averaged or weighted, are the reference's where each alone is not."""
+    """Test whether the sum, mean or weighted sum over a group is the reference's value, while each rank's is not."""
     if len(evidence.placements) < 2 or not evidence.ranks:
         return None
     for axis, groups in evidence.runs.axes.sets():
@@ -41,10 +41,10 @@ def missing_reduction(evidence: Evidence) -> Cause | None:
 
 
 def missing_as_a_whole(evidence: Evidence) -> Cause | None:
-    """Test whether a sum or mean of replicas with other bits is ten times nearer to the reference than each alone.
+    """Test whether a sum or mean of bitwise unequal replicas is ten times nearer to the reference than each alone.
 
-    In half precision replicas may differ by less than their elements are allowed to, so that no element tells whether
-    they do. Of ``_ENOUGH`` numbers a wrong combination comes ten times nearer by chance once in 10^8.
+    In half precision, replicas may differ by less than the tolerance of their elements, so no single element is
+    evidence. With ``_ENOUGH`` numbers, a wrong combination is ten times nearer by chance once in 10^8.
     """
     if not evidence.actual or evidence.key[0] in _KEPT:
         return None
@@ -70,7 +70,7 @@ def missing_as_a_whole(evidence: Evidence) -> Cause | None:
 
 
 def unsummed_output(runs: PairedRuns, key: Key) -> Cause | None:
-    """Test whether the last output before a loss is right only as a sum over ranks, though no layout says so."""
+    """Test whether the last output before a loss is right only as a sum over ranks, though no layout declares that."""
     if key[0] != "loss":
         return None
     outputs = [other for other in runs.bounds.reference if other[0] == "output" and other[2] == key[2]]
@@ -130,7 +130,7 @@ def _factors(evidence: Evidence, axis: str) -> Iterator[tuple[str, float | None,
 
 
 def spread(evidence: Evidence, groups: Sequence[tuple[int, ...]]) -> str:
-    """Return whether what ranks of a group share is ``equal`` or ``differ``s; ``single`` if nothing is."""
+    """Return ``equal`` or ``differ`` for the elements that ranks of a group share; ``single`` if there are none."""
     shared = False
     for group in groups:
         members = [rank for rank in group if rank in evidence.actual]
@@ -183,7 +183,7 @@ def _weighted(
 
 
 def scaled(evidence: Evidence) -> Cause | None:
-    """Test whether the wrong elements are the reference's times a number that sizes or counts make."""
+    """Test whether the wrong elements are the reference's times a product of sizes or a ratio of counts."""
     factors: list[float] = []
     for rank in evidence.ranks:
         wrong = evidence.wrong[rank]
@@ -211,7 +211,7 @@ def scaled(evidence: Evidence) -> Cause | None:
         inverse = "" if factors[0] > 1 else "1 / "
         return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {axis_sizes(axes, sizes)}{_part(evidence)}")
     ratios = [ratio_of_counts(factor, tolerance) for factor in factors]
-    counted = evidence.key[0] != "rate"  # which a program sets: no count of samples or tokens scales it
+    counted = evidence.key[0] != "rate"  # a program sets this value: no count of samples or tokens scales it
     if counted and all(ratio is not None for ratio in ratios):
         counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios))
         return Cause("scaled-by-count", "", f"{text}, the ratio {counts}")
@@ -221,7 +221,7 @@ def scaled(evidence: Evidence) -> Cause | None:
 
 
 def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> str:
-    """Return what kind of error a factor is: it depends on how the losses were combined."""
+    """Return the kind of error of a factor, which depends on how the losses were combined."""
     if evidence.key[0] not in {"gradient", "state"} or len(set(axes)) != len(axes):
         return "scaled-by-size"
     loss, over = _loss_combination(evidence)
@@ -236,7 +236,7 @@ def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> 
 
 
 def _loss_combination(evidence: Evidence) -> tuple[str, int]:
-    """Return how the losses of the step make the reference's, and over how many ranks; ``replica`` if they are it."""
+    """Return how the losses of the step combine to the reference's, and over how many ranks; ``replica`` if equal."""
     step = evidence.key[2]
     key = next((key for key in evidence.runs.bounds.reference if key[0] == "loss" and key[2] == step), None)
     if key is None or not evidence.runs.holders(key):
@@ -254,7 +254,7 @@ def _loss_combination(evidence: Evidence) -> tuple[str, int]:
 
 
 def _small_rest(evidence: Evidence) -> bool:
-    """Return whether the elements that do not differ are too small to differ: noise, zeros."""
+    """Return whether the elements that do not differ are too small to differ: noise or zeros."""
     for rank in evidence.ranks:
         rest = ~evidence.wrong[rank]
         if (np.abs(evidence.expected[rank])[rest] > 4 * evidence.allowed[rank][rest]).any():

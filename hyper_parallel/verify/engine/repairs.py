@@ -1,7 +1,7 @@
-"""Repairs of a case: what is changed so that it shows what its blind spots hide, after a comparison that was equal.
+"""Repairs of a case: changes that remove its blind spots, after a comparison without differences.
 
-A change is made only where every rank's part of it is known: initial weights by their placements, outputs by theirs,
-inputs by their place in the memory of one batch. What cannot be changed like this is left to the user, with the reason.
+A change is made only where every rank's shard of the value is known: initial weights and outputs by their placements,
+inputs by their position in the memory of one batch. Other changes are left to the user, with the reason.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from hyper_parallel.verify.frameworks.contract.records import Record, Run
 __all__ = ["STEPS", "Repairs", "not_made", "random_cotangent", "repairs_of", "shares", "spread_constant"]
 
 SPREAD = 0.1
-"""Standard deviation of what is added to constant parameters, relative to their value or to 1."""
+"""Standard deviation of the noise added to constant parameters, relative to their value or to 1."""
 
 STEPS = 3
-"""Optimizer steps of a case that had one: the first shows stale values, the second drifting replicas."""
+"""Optimizer steps of a case that had one: the first reveals stale values, the second drifting replicas."""
 
 
 @dataclass
 class Repairs:
-    """What is changed, in the reference and on each rank.
+    """The changes of the reference and of each rank.
 
     Attributes:
         reference: changes of the run on one rank.
         ranks: changes by rank.
         words: each change in a sentence, by kind of blind spot.
-        left: what cannot be changed and why, by kind of blind spot.
+        left: values that cannot be changed and the reasons, by kind of blind spot.
         shared: axes whose ranks' losses are weighted.
     """
 
@@ -49,13 +49,13 @@ class Repairs:
 
 
 def repairs_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without: Sequence[str] = ()) -> Repairs:
-    """Return the changes for the blind spots of a comparison that was equal.
+    """Return the changes for the blind spots of a comparison without differences.
 
     Args:
-        runs: that were compared.
+        runs: the compared runs.
         spots: of the case.
         seed: of the random values.
-        without: kinds of blind spots for which nothing is changed.
+        without: kinds of blind spots that are not changed.
     """
     repairs = Repairs(CaseChanges(), [CaseChanges() for _ in runs.ranks])
     kinds: dict[str, list[BlindSpot]] = {"constant-parameters": []}
@@ -68,7 +68,7 @@ def repairs_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without:
 
 
 def not_made(repairs: Repairs, reference: Run, parallel: Run) -> str:
-    """Return which change a run did not meet; empty if all were made."""
+    """Return a change that a run did not apply; empty if all were applied."""
     asked = [(repairs.reference, reference.ranks[0]), *zip(repairs.ranks, parallel.ranks, strict=True)]
     for case, rank in asked:
         where = f"rank {rank.rank} of {parallel.world_size}" if rank is not reference.ranks[0] else "the single device"
@@ -86,7 +86,7 @@ def not_made(repairs: Repairs, reference: Run, parallel: Run) -> str:
 
 
 def _weights(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
-    """Spread every trained parameter whose initial values are all equal, whether it stays so or not."""
+    """Add random values to every trained parameter whose initial values are all equal."""
     del spots
     names: list[str] = []
     unknown: list[str] = []
@@ -106,10 +106,10 @@ def _weights(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], see
 
 
 def spread_constant(array: Any, seed: int, name: str) -> Any:
-    """Return a parameter of equal values with random values around it, in its dtype; others as they are.
+    """Return a parameter of equal values with random values added, in its dtype; other parameters unchanged.
 
     Args:
-        array: the global parameter; a rank takes its part of the result.
+        array: the global parameter; a rank takes its shard of the result.
         seed: of the case.
         name: of the parameter.
     """
@@ -145,7 +145,7 @@ def _parts(runs: PairedRuns, name: str) -> dict[int, tuple[str, Placement]] | No
 
 
 def _own_name(runs: PairedRuns, rank: int, name: str) -> str:
-    """Return what a rank calls a parameter: stages count their own layers."""
+    """Return a rank's own name of a parameter, because stages count their own layers."""
     records: Sequence[Record] = runs.parallel.ranks[rank].records
     return next(
         record.name for record in records if record.is_initial_weight and renamed(record, runs.names[rank]).name == name
@@ -215,10 +215,10 @@ def _cotangents(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], 
 
 
 def random_cotangent(shape: Sequence[int], seed: int, name: str) -> Any:
-    """Return random weights of both signs for an output, float64 of ``shape``: equal in every run, of every layout.
+    """Return random weights of both signs for an output, float64 of ``shape``: equal in every run and layout.
 
     Args:
-        shape: of the global output; a rank takes its part of it.
+        shape: of the global output; a rank takes its shard.
         seed: of the case.
         name: of the output.
     """
@@ -251,7 +251,7 @@ def _masks(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed:
 
 
 def _not_views(runs: PairedRuns, names: Sequence[str], kinds: str) -> str:
-    """Return why inputs cannot be changed by their place in memory; empty if all ranks have views of one batch."""
+    """Return why inputs cannot be changed by their position in memory; empty if all ranks have views of one batch."""
     kind_of = {name: array.dtype.kind for _, name, array in runs.reference_notes.get("inputs", ())}
     other = [name for name in names if kind_of.get(name, "") not in kinds]
     if other:
@@ -269,7 +269,7 @@ def _everywhere(repairs: Repairs, **fields: Any) -> None:
 
 
 def _strides(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
-    """Give ranks, not the reference, inputs of other strides."""
+    """Give inputs other strides on the ranks, but not in the reference."""
     del runs, spots, seed
     repairs.ranks = [replace(case, strided=True) for case in repairs.ranks]
     repairs.words["contiguous-inputs"] = "inputs of the ranks' models are not contiguous"
@@ -289,4 +289,4 @@ _REPAIRS: dict[str, _Repair] = {
     "equal-masks": _masks,
     "contiguous-inputs": _strides,
 }
-"""How each kind of blind spot is repaired."""
+"""The repair of each kind of blind spot."""

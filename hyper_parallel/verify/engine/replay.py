@@ -1,9 +1,9 @@
-"""What ranks take from the reference so that everything after it can be compared: dropout masks, near ties.
+"""Replays of the reference's dropout masks and near ties on the ranks, so that later values can be compared.
 
-A rank that drops elements of its own samples by its own generator trains as right as the single device, with other
-numbers; so does one whose top-k decides a near tie otherwise. Such ranks run once more with the reference's masks and
-choices. A mask is replaced only where the draws are those of a right program: ranks with the same part drew the same
-mask, and ranks with different parts did not.
+A rank that drops elements of its own samples with its own generator trains as correctly as the single device, with
+other numbers. So does a rank whose top-k decides a near tie differently. Such ranks run once more with the reference's
+masks and choices. A mask is replaced only if the draws are those of a correct program: ranks with the same shard drew
+the same mask, and ranks with different shards drew different ones.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ __all__ = ["Replay", "plan_replay"]
 _RANDOM = ("mask", "draw")
 
 _CHANCE = 1e-7
-"""Masks of different samples are one and the same if independent draws would be equal less often than that."""
+"""Masks of different samples count as identical if independent draws would be equal with a lower probability than
+this.
+"""
 
 
 @dataclass
 class Replay:
-    """What each rank takes from the reference.
+    """The masks, draws and choices that each rank takes from the reference.
 
     Attributes:
         table: masks and choices by rank and key, under the rank's own names.
-        masks: how many masks, over all ranks.
-        draws: how often modules drew other random numbers.
-        flips: how many choices were near ties that ranks decided otherwise.
-        decisions: how many choices the ranks made in all.
-        sides: how many numbers rounding has taken to the other side of a threshold.
-        numbers: how many there are in the calls that have such.
+        masks: number of masks, over all ranks.
+        draws: number of modules' draws with other random numbers.
+        flips: number of near ties that ranks decided differently.
+        decisions: number of all choices of the ranks.
+        sides: number of values that rounding moved across a threshold.
+        numbers: number of all values in the calls with such values.
     """
 
     table: dict[int, dict[Key, Any]] = field(default_factory=dict)
@@ -54,7 +56,7 @@ class Replay:
     numbers: int = 0
 
     def adds_to(self, applied: Replay | None) -> bool:
-        """Return whether this replaces something that ``applied`` did not, or by something else."""
+        """Return whether this plan replaces values that ``applied`` did not, or with other values."""
         known = {} if applied is None else applied.table
         return any(
             key not in known.get(rank, {}) or not _equal(key, known[rank][key], array)
@@ -63,7 +65,7 @@ class Replay:
         )
 
     def with_draws_of(self, applied: Replay | None) -> Replay:
-        """Return a plan that replays masks and draws of ``applied`` as well, which are equal now."""
+        """Return a plan that also replays masks and draws of ``applied``, which are equal now."""
         if applied is None:
             return self
         table = {
@@ -77,7 +79,7 @@ class Replay:
         return Replay(table, applied.masks + self.masks, applied.draws + self.draws, *counts)
 
     def words(self) -> list[str]:
-        """Return what was replayed, for the report."""
+        """Return a description of the replay, for the report."""
         lines = []
         if self.masks:
             lines.append(
@@ -102,12 +104,12 @@ class Replay:
 
 
 def _equal(key: Key, one: Any, other: Any) -> bool:
-    """Return whether two replacements are the same; of numbers that are mirrored, whether they go to the same side."""
+    """Return whether two replacements are the same; for mirrored numbers, whether they go to the same side."""
     return np.array_equal(np.sign(one), np.sign(other)) if key[0] == THRESHOLDS[1] else np.array_equal(one, other)
 
 
 def plan_replay(runs: PairedRuns) -> Replay | None:
-    """Return what ranks should take from the reference; None where nothing differs that may.
+    """Return the plan of what ranks take from the reference; None if there are no permitted differences.
 
     Args:
         runs: both runs.
@@ -116,7 +118,7 @@ def plan_replay(runs: PairedRuns) -> Replay | None:
     _add_masks(runs, plan)
     _add_draws(runs, plan)
     _add_choices(runs, plan)
-    if not (plan.masks or plan.draws):  # behind which numbers are others
+    if not (plan.masks or plan.draws):  # numbers after replayed masks or draws differ
         _add_sides(runs, plan)
     return plan if plan.table else None
 
@@ -140,13 +142,13 @@ def _add_sides(runs: PairedRuns, plan: Replay) -> None:
 
 
 def _add_masks(runs: PairedRuns, plan: Replay) -> None:
-    """Add masks up to the first whose rows are not known, if some differ and all are drawn as right programs draw."""
+    """Add masks up to the first one with unknown rows, if some differ and all are drawn as in correct programs."""
     places: dict[tuple[Key, int], Placement | None] = {}
     expected: dict[tuple[Key, int], Any] = {}
     for key, record in runs.bounds.reference.items():
         found = {rank: runs.placement(key, rank) for rank in runs.holders(key)} if key[0] == "mask" else {}
         if any(place is None or place.pending for place in found.values()):
-            break  # its rows are known when what comes before it is replayed
+            break  # its rows are known once the earlier masks are replayed
         for rank, place in found.items():
             if place is not None:
                 places[key, rank] = place
@@ -167,7 +169,7 @@ def _add_masks(runs: PairedRuns, plan: Replay) -> None:
 
 
 def _add_draws(runs: PairedRuns, plan: Replay) -> None:
-    """Add random numbers that modules drew, as masks are added."""
+    """Add random numbers that modules drew, in the same way as masks."""
     reference = {key: record for key, record in runs.bounds.records.items() if key[0] == "draw"}
     values: dict[tuple[Key, int], Any] = {}
     raw: dict[tuple[Key, int], Key] = {}
@@ -184,7 +186,7 @@ def _add_draws(runs: PairedRuns, plan: Replay) -> None:
         total = np.shape(record.value)
         found = {rank: runs.activations.by_rows(rank, value.shape, total) for rank, value in own.items()}
         if None in found.values():
-            break  # as of masks
+            break  # as for masks
         for rank, place in found.items():
             if place is not None:
                 places[key, rank] = place
@@ -198,7 +200,7 @@ def _add_draws(runs: PairedRuns, plan: Replay) -> None:
 
 
 def _drawn_right(values: Mapping[tuple[Key, int], Any], places: Mapping[tuple[Key, int], Placement | None]) -> bool:
-    """Return whether ranks with the same part drew the same, and ranks with different parts something of their own."""
+    """Return whether ranks with the same shard drew the same numbers, and ranks with different shards did not."""
     chance: dict[tuple[str, int, int], float] = {}
     different: set[tuple[str, int, int]] = set()
     holders: dict[Key, list[int]] = {}
@@ -219,13 +221,13 @@ def _drawn_right(values: Mapping[tuple[Key, int], Any], places: Mapping[tuple[Ke
             chance[pair] = chance.get(pair, 0.0) + equally
             if not np.array_equal(own[rows], its[rows]):
                 different.add(pair)
-            elif equally < log(_CHANCE):  # one stream, from which ranks with unequal parts soon draw other numbers
+            elif equally < log(_CHANCE):  # one stream, from which ranks with unequal shards soon draw other numbers
                 return False
     return bool(chance) and all(pair in different or equally > log(_CHANCE) for pair, equally in chance.items())
 
 
 def _log_chance(drawn: Any) -> float:
-    """Return the logarithm of how likely another draw is the same mask, or the same numbers."""
+    """Return the logarithm of the probability that another draw gives the same mask or the same numbers."""
     if drawn.dtype.kind != "b" and np.unique(drawn).size > 2:
         return float(-8 * drawn.size)
     kept = float(np.mean(drawn != 0)) if drawn.size else 1.0

@@ -1,4 +1,4 @@
-"""Samples that ranks feed to their model and the reference does not: another batch, or other data on some ranks."""
+"""Samples that only the ranks feed to their model: another batch, or other data on some ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["calls_of_first_step", "foreign_samples", "other_batch", "rows_of_fir
 
 
 def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
-    """Return what is wrong if the ranks saw samples that the reference did not see; None otherwise.
+    """Return a description of the error if the ranks saw samples that the reference did not see; None otherwise.
 
-    Compared are the rows of each input of the ranks' first call of a model with those of all calls of the reference's
-    first step. Nothing is claimed about inputs that differ in their other sizes, as slices of sequences do, nor where
-    some ranks have their part of the reference's batch: then the data of the others is what is wrong.
+    The rows of each input of the ranks' first call of a model are compared with those of all calls in the reference's
+    first step. An input is skipped if its other sizes differ, as for slices of sequences, or if some ranks have their
+    shard of the reference's batch: then the data of the other ranks is wrong.
 
     Args:
         reference: the run on one rank.
@@ -34,7 +34,7 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
         parts = [rows_of_first_step([rank.notes], calls=1).get(key, set()) for rank in parallel.ranks]
         per_rank = max(map(len, parts))
         if per_rank < len(known[key]) and any(part and part <= known[key] for part in parts):
-            continue  # ranks share one batch, and some have their part of it: the others' data is the error
+            continue  # ranks share one batch, and some have their shard of it: the data of the others is wrong
         fix = (
             f"if its batch size of {per_rank} is per rank, give the reference the whole batch with --single-args and "
             "the script's own option, or divide the batch by WORLD_SIZE in the script; if ranks are to see the same "
@@ -51,7 +51,7 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
 
 
 def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
-    """Return, by rank whose part of an output was not recognised, how many rows of its inputs are not the reference's.
+    """Return how many rows of the inputs are not the reference's, by rank with an unrecognised shard of an output.
 
     Args:
         runs: both runs, with the inputs of models that the recorder noted.
@@ -68,7 +68,7 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
 
 
 def calls_of_first_step(notes: Mapping[str, Any]) -> int:
-    """Return how often a rank called one model in the first step, other than to evaluate it.
+    """Return how often a rank called one model in the first step, except for evaluation.
 
     Models are distinguished by the inputs that they are called with: their names, numbers of dims and dtypes.
     """
@@ -82,11 +82,11 @@ def calls_of_first_step(notes: Mapping[str, Any]) -> int:
 def rows_of_first_step(
     notes: Iterable[Mapping[str, Any]], calls: int | None = None
 ) -> dict[tuple[Any, Any, str], set[bytes]]:
-    """Return the rows of the models' inputs of the first step as bytes, by name of the input, sizes of a row and dtype.
+    """Return the rows of the models' inputs in the first step as bytes, by name of the input, sizes of a row and dtype.
 
     Args:
-        notes: of the ranks whose rows are put together.
-        calls: how many calls of models count, from the first; None counts all that were noted.
+        notes: of the ranks whose rows are joined.
+        calls: number of calls of models that are used, from the first; None uses all that were noted.
     """
     rows: dict[tuple[Any, Any, str], set[bytes]] = {}
     for rank_notes in notes:

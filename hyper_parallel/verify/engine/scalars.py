@@ -1,4 +1,4 @@
-"""Compares losses and other single numbers, which may be replicas on the ranks, or a mean or sum over them."""
+"""Compares losses and other single numbers, which may be replicated, or a mean or sum over the ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
     Args:
         runs: both runs.
         key: of the loss, or of an output that is a single number.
-        notes: receives how the ranks' values were combined, once.
+        notes: receives a sentence about how the ranks' values were combined, once.
     """
     expected, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
     plain = {rank: distance(runs.value(key, rank), expected, allowed) for rank in runs.holders(key)}
@@ -33,7 +33,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
     equal = len({value.tobytes() for value in numbers.values()}) == 1
     for words, values in combinations_of_ranks(runs, key):
         if equal and words.startswith("sum"):
-            continue  # equal numbers are not parts of a sum: each is the global value divided by the number of ranks
+            continue  # equal numbers are not terms of a sum: each is the global value divided by the number of ranks
         results = {rank: distance(value, expected, allowed) for rank, value in values.items()}
         if all(result.ratio <= 1 for result in results.values()):
             note = f"{value_words(key[0], key[1])} is compared as the {words} of the ranks' values"
@@ -44,7 +44,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
 
 
 def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mapping[int, Any]]]:
-    """Yield how the ranks' numbers may be combined, in words, with the result on each rank that has one."""
+    """Yield the possible combinations of the ranks' numbers, in words, with the result on each rank that has one."""
     values = _numbers(runs, key)
     if len({value.shape for value in values.values()}) > 1:
         return
@@ -73,16 +73,16 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
 
 
 def _numbers(runs: PairedRuns, key: Key) -> dict[int, Any]:
-    """Return the ranks' numbers, without ranks that have a tensor instead, as stages of a pipeline before the last."""
+    """Return the ranks' numbers, without ranks that have a tensor instead, such as earlier stages of a pipeline."""
     size = np.size(runs.bounds.reference[key].value)
     values = {rank: runs.value(key, rank) for rank in runs.holders(key)}
     return {rank: value for rank, value in values.items() if value.size == size}
 
 
 def rows_of_rank(runs: PairedRuns, rank: int, step: int) -> int:
-    """Return how many rows of the batch a rank has in a step, from the sizes recognised most often; 0 if none were.
+    """Return a rank's number of rows of the batch in a step, by the most frequent recognised size; 0 if there is none.
 
-    Rows of a step whose outputs were not recognised are those of the whole run.
+    If no output of the step was recognised, the rows of the complete run are used.
     """
     votes: Counter[int] = Counter()
     for key in runs.bounds.reference:

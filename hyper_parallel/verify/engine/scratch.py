@@ -1,7 +1,7 @@
 """The folder on disk in which a verification keeps the arrays of its runs.
 
-A verification owns one folder and holds a lock on a file in it while it runs. The folder is removed at the end. One
-that a killed run left behind has no lock any more: the next verification in the same place removes it.
+A verification owns one folder and holds a lock on a file in it while it runs. The folder is removed at the end. A
+folder of a killed run is not locked any more: the next verification with the same parent folder removes it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Scratch:
     """A folder for the arrays of one verification; use it as a context manager.
 
     Args:
-        parent: where the folder is made; by default the system's folder for temporary files.
-        limit: bytes that may be written; by default what is free on that disk.
+        parent: folder in which it is created; by default the system's folder for temporary files.
+        limit: largest number of bytes that may be written; by default the free space of that disk.
 
     Attributes:
         path: of the folder.
         removed: folders of killed runs that were removed from ``parent``.
 
     Raises:
-        ScratchError: ``parent`` is not a folder that can be written to.
+        ScratchError: ``parent`` is not a writable folder.
     """
 
     def __init__(self, parent: str | Path | None = None, limit: int | None = None) -> None:
@@ -56,15 +56,15 @@ class Scratch:
         self._at_end = contextlib.ExitStack()
 
     def at_end(self, close: Callable[[], None]) -> None:
-        """Call ``close`` before the folder is removed: what is open in it, and still is then.
+        """Register ``close`` to be called before the folder is removed.
 
-        Processes of ranks, which have a copy of this object, end before.
+        The processes of ranks, which have a copy of this object, end earlier.
         """
         self._at_end.callback(close)
 
     @property
     def written(self) -> int:
-        """Bytes in the folder, of this process and of ranks that are processes of their own."""
+        """Number of bytes in the folder, written by this process and by the processes of ranks."""
         with os.scandir(self.path) as entries:
             return sum(entry.stat().st_size for entry in entries if entry.is_file())
 
@@ -76,7 +76,7 @@ class Scratch:
         """Check that ``size`` more bytes fit.
 
         Raises:
-            ScratchError: they do not; the message names the size and the ways out.
+            ScratchError: they do not fit; the message names the size and possible fixes.
         """
         taken = self.written
         if taken + size > self.limit:
@@ -93,13 +93,13 @@ class Scratch:
             Path(path).unlink()
 
     def close(self) -> None:
-        """Close what is open in the folder, and remove it."""
+        """Close all open files in the folder, and remove it."""
         self._at_end.close()
         if self._folder is not None:
             self._folder.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a rank's process needs, which writes to the folder and does not own it."""
+        """Return the state for a rank's process, which writes to the folder but does not own it."""
         return {**self.__dict__, "_folder": None, "_at_end": contextlib.ExitStack()}
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the folder, whatever happened."""
+        """Remove the folder in any case."""
         self.close()
 
 

@@ -1,6 +1,6 @@
-"""Where the records of a run go: arrays of a reference and of ranks to disk, those of a repeat into the bounds.
+"""Sinks of recorded values: arrays of the reference and of ranks go to disk, those of a repeat into the tolerances.
 
-A sink can be sent to the process of a rank. What it learns there comes back with the rank's notes (:meth:`finish`,
+A sink can be sent to the process of a rank. Its results there come back with the rank's notes (:meth:`finish`,
 :func:`merge_notes`).
 """
 
@@ -30,11 +30,11 @@ _MOVEMENTS = "movements of a repeat"
 
 @dataclass
 class KeepSink:
-    """Writes arrays to files of the scratch folder, one of each process; ranks store equal arrays once.
+    """Writes arrays to files of the scratch folder, one file per process; equal arrays of ranks are stored once.
 
     Attributes:
         scratch: the folder.
-        words: whose arrays, for messages: ``the reference``, ``4 ranks``.
+        words: owner of the arrays, for messages: ``the reference``, ``4 ranks``.
     """
 
     scratch: Scratch
@@ -43,7 +43,7 @@ class KeepSink:
     _file: ArrayFile | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Let the folder close the files if nobody else does."""
+        """Register the files to be closed with the folder."""
         self.scratch.at_end(self.close)
 
     @property
@@ -59,10 +59,10 @@ class KeepSink:
         return replace(record, value=self._file.put(record.value, what))
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Nothing is left to send."""
+        """Do nothing: there is nothing left to send."""
 
     def close(self) -> None:
-        """Delete what was written, by all processes."""
+        """Delete all files that were written, by all processes."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -78,23 +78,23 @@ class KeepSink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Delete what was written, by all processes."""
+        """Delete all files that were written, by all processes."""
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs; it writes to a file of its own."""
+        """Return the state for another process, which writes to its own file."""
         return {**self.__dict__, "_file": None}
 
 
 @dataclass
 class FoldSink:
-    """Folds the values of one repeat into the bounds, and keeps none.
+    """Adds the values of one repeat to the tolerances, without storing them.
 
     Attributes:
         bounds: of the reference.
-        kind: of the movements before a gradient is displaced.
+        kind: kind of the movements before a gradient is displaced.
         displaced: names of parameters whose gradient was displaced so far.
-        exact: whether a norm was computed in float64 so far, which moves what follows as a displacement does.
+        exact: whether a norm was computed in float64 so far: this moves later values as a displacement does.
         keys: of the records, in their order.
     """
 
@@ -110,7 +110,7 @@ class FoldSink:
         return self.bounds.movements.folder
 
     def take(self, record: Record) -> Record | None:
-        """Fold a record."""
+        """Add one record."""
         self.keys.append(record.key)
         after = record.name in self.displaced if record.kind == "gradient" else bool(self.displaced)
         after = after or self.exact
@@ -118,11 +118,11 @@ class FoldSink:
         return None
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Leave in the rank's notes what was measured, for another process."""
+        """Put the measurements into the rank's notes, for another process."""
         notes[_MOVEMENTS] = (self.keys, self.bounds.movements.summary())
 
 
 def merge_notes(sink: FoldSink, rank: RankRecords) -> None:
-    """Take over what a repeat measured, which may have run in another process."""
+    """Merge the measurements of a repeat, which may have run in another process."""
     sink.keys, summary = rank.notes.pop(_MOVEMENTS)
     sink.bounds.merge(summary)

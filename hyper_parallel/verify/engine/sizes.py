@@ -1,4 +1,4 @@
-"""Other numbers of ranks for a program whose axes have equal sizes, or divide everything evenly."""
+"""Other numbers of ranks for a program whose axes have equal sizes or divide everything evenly."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hyper_parallel.verify.engine.pairing import PairedRuns
 __all__ = ["OtherSize", "unequal_axes", "unequal_sizes", "uneven_sizes"]
 
 _LARGER = 4
-"""How many larger sizes of an axis are looked at."""
+"""Number of larger sizes of an axis that are tried."""
 
 
 @dataclass(frozen=True)
 class OtherSize:
-    """A world that is tried.
+    """A world size to try, with its mesh.
 
     Attributes:
         size: number of ranks.
@@ -35,10 +35,10 @@ class OtherSize:
 
 
 def unequal_axes(runs: PairedRuns, mesh: Mapping[str, int] | None) -> list[OtherSize]:
-    """Return worlds whose axes have different sizes: the next larger ones, then powers of two, which divide more.
+    """Return worlds whose axes have different sizes: the next larger ones, then powers of two, which divide more dims.
 
     Args:
-        runs: that were compared.
+        runs: the compared runs.
         mesh: sizes by axis, if the user named them; otherwise the program makes its axes from the number of ranks.
     """
     world = runs.parallel.world_size
@@ -55,7 +55,8 @@ def unequal_axes(runs: PairedRuns, mesh: Mapping[str, int] | None) -> list[Other
 def unequal_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
     """Return a mesh whose axes of more than one rank have different sizes, each at least as large as before.
 
-    The smallest change: axes keep their size in the order in which they come, and the next free size follows.
+    The change is the smallest possible one: axes are considered in order and keep their size if it is free, otherwise
+    they get the next free size.
     """
     sizes: dict[str, int] = {}
     for axis, size in mesh.items():
@@ -67,13 +68,13 @@ def unequal_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def uneven_sizes(runs: PairedRuns, axis: str, mesh: Mapping[str, int] | None) -> list[OtherSize]:
-    """Return worlds with a larger axis that does not divide all that is sharded over it, but the rows of batches.
+    """Return worlds with a larger axis that does not evenly divide the sharded dims, but does divide batches.
 
-    A batch that does not divide evenly is the program's choice; weights that do not are the program's duty.
+    An uneven batch is the program's choice; uneven weights must be handled by the program.
 
     Args:
-        runs: that were compared.
-        axis: that divides everything evenly.
+        runs: the compared runs.
+        axis: the axis that divides everything evenly.
         mesh: sizes by axis, if the user named them.
     """
     size = runs.axes.sizes()[axis]
@@ -88,7 +89,7 @@ def uneven_sizes(runs: PairedRuns, axis: str, mesh: Mapping[str, int] | None) ->
 
 
 def _sharded_dims(runs: PairedRuns, axis: str) -> Iterator[int]:
-    """Yield the sizes of dims of weights of which ranks along the axis hold different parts."""
+    """Yield the sizes of dims of weights that are sharded along the axis."""
     for key, record in runs.bounds.reference.items():
         if key[0] != "weight" or key[2] != -1:
             continue
@@ -101,7 +102,7 @@ def _sharded_dims(runs: PairedRuns, axis: str) -> Iterator[int]:
 
 
 def _rows(runs: PairedRuns) -> Iterator[tuple[int, int]]:
-    """Yield the rows of each input in the reference and on a rank, by name."""
+    """Yield the numbers of rows of each input in the reference and on a rank, by name."""
     whole = {name: array.shape[0] for _, name, array in runs.reference_notes.get("inputs", ()) if array.ndim}
     for rank in runs.parallel.ranks:
         for _, name, array in rank.notes.get("inputs", ()):
@@ -110,7 +111,7 @@ def _rows(runs: PairedRuns) -> Iterator[tuple[int, int]]:
 
 
 def _doubled(axes: Mapping[str, int]) -> dict[str, int]:
-    """Return axes of which each is doubled until no other has its size."""
+    """Return the axes, each doubled until no other axis has its size."""
     sizes: dict[str, int] = {}
     for axis, size in axes.items():
         free = size
@@ -121,6 +122,6 @@ def _doubled(axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _reversed(axes: Mapping[str, int]) -> dict[str, int]:
-    """Return the axes with their sizes, if greater than 1, in the opposite order."""
+    """Return the axes of sizes greater than 1, in the opposite order."""
     sizes = [size for size in axes.values() if size > 1]
     return {axis: sizes.pop() if size > 1 else size for axis, size in axes.items()}

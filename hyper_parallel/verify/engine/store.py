@@ -1,7 +1,7 @@
-"""Arrays of records on disk: written once, read where they are compared, stored once where ranks have equal ones.
+"""Arrays of records on disk: written once, read when they are compared, and stored once if ranks have equal ones.
 
-A :class:`StoredArray` stands for the array in a record. It knows its shape, dtype and a digest, and is read from disk
-when NumPy asks for its values, so no run is ever held in memory. It can be sent to other processes.
+A :class:`StoredArray` replaces the array in a record. It has the shape, dtype and a digest. Its values are read from
+disk when NumPy asks for them, so no complete run is ever in memory. It can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _SMALL = 32
-"""Arrays with this many elements at most stay in memory."""
+"""Largest number of elements of arrays that stay in memory."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StoredArray:
     """An array on disk.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         offset: of its first byte.
         shape: of the array.
         dtype: of its elements.
@@ -73,7 +73,7 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the elements take."""
+        """Size in bytes."""
         return self.size * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -89,12 +89,12 @@ class StoredArray:
 
 
 class ArrayFile:
-    """A file that arrays are appended to; ranks that are threads share one, and an array is stored once.
+    """A file to which arrays are appended; ranks that are threads share one file, and equal arrays are stored once.
 
     Args:
         scratch: the folder, which counts the bytes.
         name: of the file.
-        index: name of a folder by which files of several processes share equal arrays; empty without any.
+        index: name of a folder through which the files of several processes share equal arrays; empty for none.
     """
 
     def __init__(self, scratch: Scratch, name: str, index: str = "") -> None:
@@ -107,14 +107,14 @@ class ArrayFile:
             self._index.mkdir(exist_ok=True)
 
     def put(self, array: Any, what: str) -> Any:
-        """Store ``array`` and return what stands for it: a :class:`StoredArray`, or a small array itself.
+        """Store ``array`` and return its replacement: a :class:`StoredArray`, or the array itself if it is small.
 
         Args:
-            array: NumPy array, which nobody writes to.
-            what: the record, for a message.
+            array: NumPy array, which must not be written to later.
+            what: description of the record, for a message.
 
         Raises:
-            ScratchError: there is no room.
+            ScratchError: the array does not fit.
         """
         if array.size <= _SMALL:
             return array
@@ -169,7 +169,7 @@ def forget(path: str) -> None:
 
 
 def digest_of(value: Any) -> bytes:
-    """Return a digest that equal arrays share: of shape, dtype and bytes."""
+    """Return a digest of shape, dtype and bytes, which equal arrays share."""
     if isinstance(value, StoredArray):
         return value.digest
     array = np.ascontiguousarray(value)
@@ -210,7 +210,7 @@ def largest(value: Any) -> float:
 
 
 def is_constant(value: Any) -> bool:
-    """Return whether all elements of an array with at least one are equal."""
+    """Return whether all elements of an array are equal; False for an array without elements."""
     if isinstance(value, StoredArray):
         return value.constant
     array = np.asarray(value)
@@ -230,7 +230,7 @@ def is_finite(value: Any) -> bool:
 
 
 def read_array(path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return the array that was written at ``offset`` of a file."""
+    """Return the array at ``offset`` of a file."""
     array = np.empty(shape, dtype)
     read_at(_descriptor(path), array, offset)
     return array
@@ -257,7 +257,7 @@ def write_at(descriptor: int, array: Any, offset: int) -> None:
 
 
 def read_at(descriptor: int, array: Any, offset: int) -> None:
-    """Fill a contiguous array with bytes of an open file; an OSError says that the file ends before."""
+    """Fill a contiguous array with bytes of an open file; raises OSError if the file ends before."""
     data = memoryview(array.reshape(-1).view(np.uint8))
     while data:
         count = os.preadv(descriptor, [data], offset)

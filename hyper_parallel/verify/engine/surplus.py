@@ -1,4 +1,4 @@
-"""Hypotheses read from what ranks have more of than the single device: losses in a step, weights of their own."""
+"""Hypotheses about values that only the ranks have: more losses in a step, additional weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["skipped_step", "untied"]
 
 
 def skipped_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """Test whether ranks went backward and left out the optimizer's step, so that a step has two steps' losses there.
+    """Test whether ranks skipped an optimizer step after backward, so that a step has the losses of two steps.
 
-    They have as many losses as the single device in all; values before the step that is left out are no symptom of it.
+    In total, they have as many losses as the single device. Values before the skipped step are not symptoms of it.
     """
     expected = _losses(runs.bounds.reference)
     found: dict[int, int] = {}
@@ -47,7 +47,7 @@ def _losses(index: Mapping[Key, Any]) -> Counter[int]:
 
 
 def untied(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Test whether a gradient lacks that of a weight which only ranks have: the single device has one for both."""
+    """Test whether a gradient lacks that of a weight which only ranks have: the single device shares one weight."""
     if evidence is None or key[0] != "gradient" or set(evidence.ranks) != set(wrong[key].ranks):
         return None
     own = {other[1] for other in runs.ranks[evidence.ranks[0]] if other[0] == "weight"} if evidence.ranks else set()

@@ -1,10 +1,10 @@
-"""On which side of a threshold each number lies: of ReLU, comparisons, signs, clamps and buckets.
+"""The side of a threshold on which each number lies: of ReLU, comparisons, signs, clamps and buckets.
 
-One unit in the last place of a number next to a threshold takes it to the other side, where a gradient is another one,
-or a bucket. Ranks' sides are right if the numbers on the other side are nearer to the threshold than rounding moves
-them. The record is the distance to the nearest threshold, which does not jump, and the side. A rank's numbers are found
-among those of the reference by these distances; where a flip before has changed some, they lie where most calls of the
-same shapes were found.
+A change by one ULP can move a number next to a threshold to the other side, where its gradient or bucket is different.
+A rank's sides are right if the numbers on the other side are nearer to the threshold than rounding moves them. Recorded
+are the side and the distance to the nearest threshold, which is continuous. A rank's numbers are found among those of
+the reference by these distances. If an earlier flip has changed some, they are placed where most calls of the same
+shapes were found.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from hyper_parallel.verify.frameworks.contract.records import THRESHOLDS, Run
 __all__ = ["sides_of"]
 
 _FAILURES = 8
-"""After so many calls in a row whose numbers are not found, a rank's other ones are not looked for: all is wrong."""
+"""After this many consecutive calls whose numbers are not found, the search stops for the rank: all its values are
+wrong.
+"""
 
 _Places = dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[bytes]]
 
 
 def sides_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) -> list[Decision]:
-    """Return the calls in which numbers of a rank lie on the other side of a threshold by rounding.
+    """Return the calls in which rounding moved numbers of a rank to the other side of a threshold.
 
     Args:
         bounds: of the reference.
@@ -59,7 +61,7 @@ def sides_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) 
 
 
 def _candidates(call: Call, number: int, reference: Sequence[Call], count: int) -> list[list[Call]]:
-    """Return the calls of the reference in which a rank's may lie: that of the same number, and all of a step's."""
+    """Return the calls of the reference that may match a rank's: the one with the same number, and all of a step."""
     same = [[reference[number]]] if count == len(reference) else []
     shape = np.shape(call.scores)[1:]
     joined = len(reference) > 1 and all(np.shape(other.scores)[1:] == shape for other in reference)
@@ -67,7 +69,7 @@ def _candidates(call: Call, number: int, reference: Sequence[Call], count: int) 
 
 
 def _whole(bounds: Bounds, calls: Sequence[Call]) -> tuple[Any, Any, Any]:
-    """Return distances, what they may be off by, and sides of calls, joined along the first dim."""
+    """Return distances, their tolerances, and sides of calls, joined along the first dim."""
     arrays = ((call.scores, bounds.allowed(_margin(call)), call.choice) for call in calls)
     margins, allowed, sides = (tuple(map(np.asarray, each)) for each in zip(*arrays, strict=True))
     if len(calls) == 1:
@@ -80,7 +82,7 @@ def _margin(call: Call) -> Key:
 
 
 def _found(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places: _Places) -> Decision | None:
-    """Return a decision whose numbers are found by their values, and remember where; None if they are not."""
+    """Return a decision whose numbers are found by their values, and store their positions; None if not found."""
     shapes = {np.shape(other.scores)[1:] for other in others}
     if len(shapes) > 1:
         return None
@@ -95,7 +97,7 @@ def _found(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places
 
 
 def _assumed(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places: _Places) -> Decision | None:
-    """Return a decision whose numbers lie where most of the same shapes do; None if there are none."""
+    """Return a decision placed like most calls of the same shapes; None if there are none."""
     if len({np.shape(other.scores)[1:] for other in others}) > 1:
         return None
     whole = _whole(bounds, others)
@@ -107,10 +109,11 @@ def _assumed(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], plac
 
 
 def _judged(rank: int, call: Call, whole: tuple[Any, Any, Any], positions: Any) -> Decision:
-    """Return a call, with what its numbers next to a threshold take from the reference.
+    """Return a call with the sides that its numbers next to a threshold take from the reference.
 
-    Expected is, of each of these numbers, the distance up to which it is mirrored, with the sign of the reference's
-    side; of all others 0, since they may have another side when the call runs again behind what is replayed.
+    The expected value of each of these numbers is the distance up to which it is mirrored, with the sign of the
+    reference's side. It is 0 for all other numbers, because their side may change when the call runs again after a
+    replay.
     """
     margin, allowed, side = (array.reshape(-1)[positions] for array in whole)
     own, chosen = np.asarray(call.scores), np.asarray(call.choice)

@@ -1,4 +1,4 @@
-"""Hypotheses about outputs that ranks should share and do not: a sum that is missing, parts that do not fit."""
+"""Hypotheses about outputs that ranks should share but do not: a missing sum, or shards that do not match."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["explain_unequal_outputs"]
 
 
 def explain_unequal_outputs(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause:
-    """Return why ranks that should hold the same output hold different ones, none of them the reference's."""
+    """Return why ranks that should have the same output have different ones, none of them the reference's."""
     return _unsummed_before(runs, key) or _mismatched_parts(runs, key) or _no_sum(evidence)
 
 
 def _unsummed_before(runs: PairedRuns, key: Key) -> Cause | None:
-    """The output before is right only as a sum over ranks, and this one differs between them."""
+    """Test whether the previous output is right only as a sum over ranks, and this output differs between them."""
     outputs = [other for other in runs.bounds.reference if other[0] == "output" and other[2:] == key[2:]]
     before = outputs[outputs.index(key) - 1] if key in outputs[1:] else None
     if before is None or not runs.holders(before):
@@ -36,7 +36,7 @@ def _unsummed_before(runs: PairedRuns, key: Key) -> Cause | None:
 
 
 def _no_sum(evidence: Evidence) -> Cause:
-    """What is known of outputs that differ between ranks which should have the same: how far their sums are."""
+    """Return the facts about outputs that differ but should be equal: the distances of their sums."""
     found = []
     for axis, groups in evidence.runs.axes.sets():
         for words, mean in (("sum", False), ("mean", True)):
@@ -55,10 +55,10 @@ def _no_sum(evidence: Evidence) -> Cause:
 
 
 def _mismatched_parts(runs: PairedRuns, key: Key) -> Cause | None:
-    """Test whether a rank holds parts of one module's weights that do not belong together.
+    """Test whether a rank has shards of one module's weights that do not match.
 
-    Shards of a module's weights are the same share of each: the second quarter of the queries goes with the second
-    quarter, or the first half, of the keys.
+    Matching shards of a module's weights are the same share of each weight: the second quarter of the queries goes with
+    the second quarter, or the first half, of the keys.
     """
     module = key[1].partition(" (")[0].rpartition(".")[0]
     for rank in runs.holders(key):

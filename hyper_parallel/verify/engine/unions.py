@@ -1,4 +1,4 @@
-"""Values that are right on the ranks together: rows that ranks cut into calls of their own, and counts that add up."""
+"""Values that are right only over all ranks: rows of calls that each rank splits in its own way, and sums of counts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Lacks: TypeAlias = Callable[[int, str], bool]
 
 
 def is_union(runs: PairedRuns, name: str, step: int, lacks: Lacks) -> bool:
-    """Return whether the rows of a step's calls are the same on the ranks together as on the single device.
+    """Return whether the rows of a step's calls over all ranks are the same as on the single device.
 
-    The rows of a batch may be in the second dim, as those of a recurrent module's last state are.
+    The batch may be the second dim, as in the last state of a recurrent module.
 
     Args:
         runs: both runs.
         name: of the output.
         step: optimizer steps that were complete before.
-        lacks: returns whether a rank lacks the parameters of a module, as another stage of a pipeline does.
+        lacks: function that returns whether a rank lacks the parameters of a module, as another stage of a pipeline
+            does.
     """
     reference = runs.bounds.reference
     keys = [key for key in reference if (key[0], key[1], key[2]) == ("output", name, step)]
@@ -34,7 +35,7 @@ def is_union(runs: PairedRuns, name: str, step: int, lacks: Lacks) -> bool:
 
 
 def _is_union_along(runs: PairedRuns, dim: int, keys: Sequence[Key], lacks: Lacks) -> bool:
-    """Return whether the rows along ``dim`` of calls are the same on the ranks together as on the single device."""
+    """Return whether the rows of calls along ``dim`` over all ranks are the same as on the single device."""
     reference, (_, name, step, _) = runs.bounds.reference, keys[0]
     values = [np.moveaxis(np.asarray(reference[key].value), dim, 0) for key in keys]
     if any(value.shape[1:] != values[0].shape[1:] for value in values):
@@ -48,7 +49,7 @@ def _is_union_along(runs: PairedRuns, dim: int, keys: Sequence[Key], lacks: Lack
         own = [np.moveaxis(value, dim, 0) if value.ndim > dim else value for value in own]
         if any(value.ndim < 2 or value.shape[1:] != whole.shape[1:] for value in own):
             if lacks(rank, reference[keys[0]].module):
-                continue  # a pipeline's stage, whose output is another; the rows must be on the other ranks
+                continue  # a pipeline stage with a different output; the rows must be on the other ranks
             return False
         match = find_part(np.concatenate(own), whole, allowed) if own else None
         rows = None if match is None else rows_of(compact(match.positions, whole.shape), whole.shape)
@@ -60,11 +61,11 @@ def _is_union_along(runs: PairedRuns, dim: int, keys: Sequence[Key], lacks: Lack
 
 
 def adds_up(runs: PairedRuns, key: Key, groups: Sequence[Sequence[int]]) -> bool:
-    """Return whether whole numbers that were added to a value on the ranks of each group are together right.
+    """Return whether integers that each rank of a group added to a value are right in total.
 
     Args:
         runs: both runs.
-        key: of a parameter or buffer after a step, which was recorded before the training, too.
+        key: of a parameter or buffer after a step; its value before training must be recorded as well.
         groups: of ranks.
     """
     first = (*key[:2], -1, 0)

@@ -1,4 +1,4 @@
-"""The verdict on a program: what was compared, what differs first and why, as text and JSON."""
+"""The verdict on a program: the compared values, the first difference and its cause, as text and JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hyper_parallel.verify.engine.wording import count_words, ranks_words, summa
 __all__ = ["Difference", "UnequalReplicas", "Verdict", "finite"]
 
 _FOLLOWING = 4
-"""Differences after the first that get a line of their own."""
+"""Number of differences after the first with a line of their own."""
 
 _LISTED = 12
-"""Lines of one title that are shown."""
+"""Number of lines per title."""
 
 _IN_FIRST_LINE = ("world size", "launch")
-"""Settings that the report of a program has in its first line."""
+"""Settings that are in the first line of a program's report."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Difference:
 
     Attributes:
         kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
-        name: of the value, as the reference calls it.
+        name: name of the value in the reference.
         module: path of its module.
         ranks: where it differs.
-        step: optimizer steps that were complete before; -1 before training.
-        call: how many values of this kind and name the step had before.
+        step: number of optimizer steps completed before; -1 before training.
+        call: number of earlier values of this kind and name in the step.
         error: largest difference, relative to the value's largest magnitude; infinity if it cannot be measured.
-        bound: what was allowed to that element, relative to the same magnitude.
-        why: what is wrong, with numbers.
-        placement: which part of the reference's value the rank with the largest error holds.
-        cause: why it differs, if the numbers show it.
+        bound: tolerance of that element, relative to the same magnitude.
+        why: description of the error, with numbers.
+        placement: shard of the reference's value on the rank with the largest error.
+        cause: cause of the difference, if the numbers determine it.
         site: ``file:line`` of the user's call; empty if none is known.
     """
 
@@ -69,20 +69,20 @@ class Difference:
         return f"{self.heading}: {self.why}"
 
     def short(self) -> str:
-        """Return one line without numbers but the error."""
+        """Return one line without numbers except the error."""
         return f"{self.heading} (relative error {self.error:.1e})" if math.isfinite(self.error) else str(self)
 
 
 @dataclass(frozen=True)
 class UnequalReplicas:
-    """A value that ranks hold as replicas, and that is not the same on them.
+    """A replicated value that is not equal on all ranks.
 
     Attributes:
         kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
-        name: of the value, as the reference calls it.
-        step: optimizer steps that were complete before; -1 before training.
-        ranks: the first holder, and those whose value is another than its.
-        placement: which part of the reference's value they hold.
+        name: name of the value in the reference.
+        step: number of optimizer steps completed before; -1 before training.
+        ranks: the first rank with the value, and the ranks whose values differ from that rank's.
+        placement: shard of the reference's value on these ranks.
     """
 
     kind: str
@@ -102,16 +102,16 @@ class Verdict:
         counts: values compared, by kind; one value on three ranks counts three times.
         checked: elements compared.
         unplaced: values whose placement could not be determined, each with the line that declares it.
-        incomplete: what the program did not do that the reference does: steps, parameters. Such a run is not equal.
-        skipped: what only one of the runs has, or cannot be compared, and why.
-        replicas: wrong values that ranks hold as replicas, and that are not the same on them.
-        replica_checks: how many values were compared between ranks that hold the same part.
+        incomplete: steps and parameters of the reference that the program lacks. Such a run is not equal.
+        skipped: values that only one of the runs has or that cannot be compared, and why.
+        replicas: wrong replicated values that are not equal on all ranks.
+        replica_checks: number of values that were compared between ranks with the same shard.
         notes: how losses were combined, names that were mapped, and the like.
-        spots: what the case could not have shown; filled by ``verify/engine/blind_spots.py``.
-        largest: largest error relative to what was allowed; 1 and more differs.
-        settings: what was run and how, in words.
-        power: which errors of gradients would have been noticed.
-        checks: every tensor that was compared on every rank, what differs first; empty unless asked for.
+        spots: blind spots of the case; filled by ``verify/engine/blind_spots.py``.
+        largest: largest error divided by its tolerance; values above 1 differ.
+        settings: description of the runs.
+        power: errors of gradients that would have been detected.
+        checks: every compared tensor of every rank, differences first; empty unless requested.
     """
 
     world_size: int
@@ -132,12 +132,12 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether values were compared, none differs, and nothing that must be compared was left out."""
+        """Whether values were compared, none differs, and nothing required was left out."""
         return self.checked > 0 and not self.differences and not self.incomplete
 
     @property
     def blind(self) -> list[str]:
-        """What the case could not have shown, in words."""
+        """The blind spots of the case, in words."""
         return [str(spot) for spot in self.spots]
 
     @property
@@ -160,7 +160,7 @@ class Verdict:
         )
 
     def text(self) -> str:
-        """Return the whole report."""
+        """Return the complete report."""
         lines = [self.headline()]
         if self.first is not None:
             lines += [*_first_lines(self.first), *_following_lines(self.differences[1:])]
@@ -213,7 +213,7 @@ class Verdict:
 
 
 def _first_lines(first: Difference) -> list[str]:
-    """Return what is known of the first difference: numbers, placement, cause, the line of the program."""
+    """Return the lines about the first difference: numbers, placement, cause, and line of the program."""
     lines = [f"  numbers: {first.why}"]
     if first.module and not first.name.startswith(first.module):
         lines.append(f"  module: {first.module}")
@@ -224,7 +224,7 @@ def _first_lines(first: Difference) -> list[str]:
 
 
 def _following_lines(differences: list[Difference]) -> list[str]:
-    """Return the differences after the first: some by themselves, the others in one line."""
+    """Return the lines about the differences after the first: some in detail, the others in one line."""
     lines = [f"  then differs {difference.short()}" for difference in differences[:_FOLLOWING]]
     others = differences[_FOLLOWING:]
     if others:
@@ -235,7 +235,7 @@ def _following_lines(differences: list[Difference]) -> list[str]:
 
 
 def _replica_lines(replicas: list[UnequalReplicas]) -> list[str]:
-    """Return in one line which replicas differ from each other."""
+    """Return one line about the replicas that differ from each other."""
     if not replicas:
         return []
     names = summary([(value.kind, value.name) for value in replicas])
@@ -260,5 +260,5 @@ def _plain(difference: Difference) -> dict[str, Any]:
 
 
 def finite(number: float) -> float | None:
-    """Return None for what JSON cannot write."""
+    """Return None for numbers that JSON cannot represent."""
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""How reports name values, steps and ranks: "the gradient of head.weight", "after step 2", "ranks 0-5"."""
+"""Names of values, steps and ranks in reports: "the gradient of head.weight", "after step 2", "ranks 0-5"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 _NAMES_SHOWN = 4
 _LAYER_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
-_UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded when the optimizer has stepped
+_UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded after the optimizer's step
 _COUNTED = {
     "value": ("recorded value", "recorded values"),
     "output": ("output", "outputs"),
@@ -41,7 +41,7 @@ _COUNTED = {
 
 
 def value_words(kind: str, name: str) -> str:
-    """Return what a report calls a value: ``the gradient of head.weight``, ``the loss``, ``parameter head.weight``.
+    """Return the name of a value in reports: ``the gradient of head.weight``, ``the loss``, ``parameter head.weight``.
 
     Args:
         kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
@@ -62,27 +62,27 @@ def value_words(kind: str, name: str) -> str:
 
 
 def count_words(kind: str, count: int) -> str:
-    """Return a number of values of a kind: ``1 loss``, ``12 gradients``."""
+    """Return a count of values of a kind: ``1 loss``, ``12 gradients``."""
     return f"{count} {_COUNTED.get(kind, (kind,))[0] if count == 1 else plural(kind)}"
 
 
 def plural(kind: str) -> str:
-    """Return what several values of a kind are called: ``losses``, ``parameters``."""
+    """Return the plural of a kind: ``losses``, ``parameters``."""
     return _COUNTED.get(kind, (kind, f"{kind}s"))[1]
 
 
 def state_parameter(name: str) -> str:
-    """Return the parameter that an entry of the optimizer's state belongs to."""
+    """Return the parameter of an entry of the optimizer's state."""
     return name.rpartition(":")[0] or name
 
 
 def when_words(kind: str, step: int, call: int = 0) -> str:
-    """Return when a value was recorded, in words.
+    """Return the time at which a value was recorded, in words.
 
     Args:
         kind: of the value.
-        step: optimizer steps that were complete before; -1 before training.
-        call: how many values of this kind and name the step had before.
+        step: number of optimizer steps completed before; -1 before training.
+        call: number of earlier values of this kind and name in the step.
     """
     if step < 0:
         return "before training"
@@ -91,12 +91,12 @@ def when_words(kind: str, step: int, call: int = 0) -> str:
 
 
 def ranks_words(ranks: Iterable[int]) -> str:
-    """Return ``rank 1``, ``ranks 0, 2`` or ``ranks 0-5, 7``; four and more in a row are written as a range."""
+    """Return ``rank 1``, ``ranks 0, 2`` or ``ranks 0-5, 7``; four or more consecutive ranks are written as a range."""
     return numbered("rank", ranks)
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Return a noun with the numbers of what it names, as :func:`ranks_words` does: ``epochs 1-7``."""
+    """Return a noun with its numbers, as :func:`ranks_words` writes them: ``epochs 1-7``."""
     ordered = sorted(numbers)
     runs: list[list[int]] = []
     for number in ordered:
@@ -109,7 +109,7 @@ def numbered(noun: str, numbers: Iterable[int]) -> str:
 
 
 def summary(values: Sequence[tuple[str, str]]) -> str:
-    """Return many values in few words, numbers of layers as ``*``: ``gradients of layers.*.weight, head.weight``.
+    """Return a short list of values, with layer numbers as ``*``: ``gradients of layers.*.weight, head.weight``.
 
     Args:
         values: kind and name of each.
