@@ -1,1 +1,1 @@
-"""Random programs on DTensors, compared with the same programs on one device."""
+"""Fuzzing: random programs on DTensors are compared with the same programs on one device."""

@@ -1,4 +1,4 @@
-"""Many programs: batches that share a world, in worker processes, until a count or a time is reached."""
+"""Runs many programs in worker processes until a count or a time is reached; the programs of a batch share a world."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ BATCH = 64
 """Programs that share a world; the number of ranks depends on the seed and the number of the batch."""
 
 _WORLDS = (1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 6, 8)
-_MOST_SHRUNK = 4  # findings of a batch that are made smaller; the others are counted
+_MOST_SHRUNK = 4  # maximum number of findings of a batch that are reduced; the others are only counted
 _ALONE_SECONDS = 60.0
 _SHRINK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run.
+    """Settings of a fuzz run.
 
     Attributes:
-        frameworks: names.
-        seed: of all programs.
+        frameworks: names of frameworks.
+        seed: seed of all programs.
         count: programs per framework; None for no limit.
         first: number of the first program.
         dtypes: names of dtypes that programs mix; empty for one floating dtype per program.
-        seconds: wall time after which no further batch begins; None for no limit.
+        seconds: wall time after which no further batch starts; None for no limit.
         jobs: worker processes; 0 runs everything in this process.
         folder: where reproducers are written; None writes none.
     """
@@ -99,16 +99,16 @@ def run_batch(
     *,
     shrinks: bool = True,
 ) -> Batch:
-    """Run the programs of one batch, and make what fails smaller.
+    """Run the programs of one batch, and reduce those that fail.
 
     Args:
         framework: name of the framework.
-        seed: of the run.
-        numbers: of the programs, all of one batch: programs of a batch run on the same number of ranks.
+        seed: seed of the run.
+        numbers: numbers of the programs, all of one batch; programs of a batch run on the same number of ranks.
         folder: where reproducers are written; None writes none.
-        known: looks of findings that were made small already; others that look like them are only counted.
+        known: signatures of findings that were reduced already; findings with the same signature are only counted.
         dtypes: names of dtypes that programs mix; empty for one floating dtype per program.
-        shrinks: whether to make what fails smaller; false where the process ended in it.
+        shrinks: whether to reduce failing programs; false if the process died while it reduced them.
     """
     started = time.process_time()
     world_size = world_of(seed, numbers.start // BATCH)
@@ -150,7 +150,7 @@ def _first_words(text: str) -> str:
 
 
 def _look(program: Program, outcome: Outcome) -> str:
-    """Return what programs with the same defect likely have in common: kind, message without numbers, and call."""
+    """Return the signature that programs with the same defect likely share: kind, message without numbers, and call."""
     words = "".join(letter for letter in outcome.text.partition("\n")[0] if not letter.isdigit())
     calls = [step.call for step in program.steps if outcome.first in step.outs]
     return f"{outcome.kind} {program.mode if not calls else ''} {calls} {words[:60]}"
@@ -159,7 +159,7 @@ def _look(program: Program, outcome: Outcome) -> str:
 def _finding(
     framework: str, program: Program, outcome: Outcome, folder: str | None, look: str, *, small: bool
 ) -> Finding:
-    """Return a failed program as a finding: small, and as a file that shows it, if it fails by itself."""
+    """Return a failed program as a finding: reduced, and with a reproducer file if the program alone fails too."""
     seed, number = program.seed
     finding = Finding(framework, outcome.kind, outcome.text, seed, number, program.mesh, look=look)
     if not small:
@@ -185,11 +185,11 @@ def _finding(
     )  # fmt: skip
 
 
-# -- batches until the end ---------------------------------------------------------------------------------------------
+# -- batches until count or time ---------------------------------------------------------------------------------------
 
 
 def run_campaign(settings: Settings, progress: Callable[[FuzzReport], None] = lambda _: None) -> FuzzReport:
-    """Run batches until the count or the time is reached; a batch that has begun is finished.
+    """Run batches until the count or the time is reached; a batch that has started is completed.
 
     Args:
         settings: what to run.
@@ -217,7 +217,7 @@ def _add(report: FuzzReport, batch: Batch) -> None:
 
 
 def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, range]]:
-    """Yield framework and numbers of the programs of a batch, framework by framework in turn."""
+    """Yield the framework and the program numbers of each batch; frameworks alternate."""
     start = settings.first
     while settings.count is None or start < settings.first + settings.count:
         end = (start // BATCH + 1) * BATCH
@@ -232,9 +232,10 @@ def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, range]]:
 
 @dataclass(frozen=True)
 class _Task:
-    """A batch for a worker: its framework, its programs, and whether what fails is made smaller.
+    """A batch for a worker: its framework, its programs, and whether failing programs are reduced.
 
-    A smaller program may end the process, though those of the batch do not; the batch then runs again without.
+    A reduced program may kill the process although the programs of the batch do not. The batch then runs again without
+    reduction.
     """
 
     framework: str

@@ -1,4 +1,4 @@
-"""The calls that programs are made of: the operators' own samples in their public spellings, and modules."""
+"""Catalogue of the calls in random programs: samples of operators by their public functions, and modules."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Arguments = Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Call:
-    """One way to write a sample.
+    """One public call that executes a sample.
 
     Attributes:
-        name: of the function, method or module.
+        name: name of the function, method or module.
         sample: the sample.
         arguments: turns the filled sample into positional and named arguments.
         writes: whether it writes its first operand.
@@ -47,7 +47,7 @@ class Call:
 
 
 class Catalogue:
-    """All calls of a framework; which spellings of a sample work is tried when it is drawn for the first time.
+    """All calls of a framework; the first draw of a sample tests which of its calls work.
 
     Args:
         framework: name of the framework.
@@ -55,7 +55,7 @@ class Catalogue:
 
     Attributes:
         ops: canonical names of the operators that can be drawn.
-        left_out: operators that cannot, and why.
+        left_out: operators that cannot be drawn, with the reason.
     """
 
     def __init__(self, framework: str, language: Language) -> None:
@@ -77,11 +77,11 @@ class Catalogue:
         return False
 
     def draw(self, rng: Any, *, writes: bool) -> Call | None:
-        """Return a random call; None where the sample that was drawn has no such spelling.
+        """Return a random call; None if the drawn sample has no such call.
 
         Args:
-            rng: draws.
-            writes: a call that writes its first operand.
+            rng: random number generator.
+            writes: whether the call must write its first operand.
         """
         if not writes and rng.random() < _MODULE_SHARE:
             name, samples = self.modules[int(rng.integers(len(self.modules)))]
@@ -93,7 +93,7 @@ class Catalogue:
         return calls[int(rng.integers(len(calls)))] if calls else None
 
     def calls(self, op: str, number: int, *, writes: bool) -> list[Call]:
-        """Return the spellings of a sample that work on plain tensors."""
+        """Return the calls of a sample that work on plain tensors."""
         key = (op, number, writes)
         if key not in self._calls:
             self._calls[key] = self._try_calls(op, samples_of(op)[number], writes=writes)
@@ -139,7 +139,7 @@ class Catalogue:
                 )
                 self._language.settle()
 
-        return not isinstance(attempt(run), Raised)  # another spelling may take these arguments
+        return not isinstance(attempt(run), Raised)  # another call may accept these arguments
 
 
 def _of_module(filled: FilledSample) -> tuple[list[Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Runs a program on tensors: plain ones of a single device, or DTensors of a rank."""
+"""Runs a program on plain tensors of a single device or on DTensors of a rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Key", "call_step", "execute", "plain_leaves", "returned", "run_step"]
 
 Key = tuple[str, int]
-"""A result: ``value``, ``gradient`` or ``second gradient``, and the number of the tensor."""
+"""Key of a result: ``value``, ``gradient`` or ``second gradient``, and the number of the tensor."""
 
 After = Callable[[int, Any], Any]
 
@@ -46,10 +46,11 @@ def execute(
         leaves: tensors by number, plain or distributed.
         platform: the framework.
         language: its language.
-        after: called with the number and the tensor of each new result that shares no memory; replaces the tensor.
+        after: called with the number and the tensor of each new result that shares no memory; its return value replaces
+            the tensor.
 
     Returns:
-        what every step returned, in the state in which the last step left it, and the gradients.
+        the results of every step, in their state after the last step, and the gradients.
     """
     tensors: dict[int, Any] = {}
 
@@ -69,12 +70,12 @@ def execute(
 
 
 def run_step(step: Step, tensors: Mapping[int, Any], platform: Platform, language: Language) -> list[Any]:
-    """Run one step; return the tensors among what it returned."""
+    """Run one step; return the tensors in its result."""
     return list(returned(call_step(step, tensors, platform, language), platform))
 
 
 def call_step(step: Step, tensors: Mapping[int, Any], platform: Platform, language: Language) -> Any:
-    """Run one step; return what it returned."""
+    """Run one step; return its result."""
 
     def value_of(leaf: Any) -> Any:
         if isinstance(leaf, TensorRef):
@@ -90,7 +91,7 @@ def call_step(step: Step, tensors: Mapping[int, Any], platform: Platform, langua
 
 
 def returned(result: Any, platform: Platform) -> Iterator[Any]:
-    """Yield the tensors among what a call returned."""
+    """Yield the tensors in the result of a call."""
     if isinstance(result, platform.Tensor):
         yield result
     elif isinstance(result, (list, tuple)):

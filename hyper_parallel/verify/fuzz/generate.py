@@ -1,6 +1,6 @@
-"""Makes random programs: step by step, each tried on a single device before it is kept.
+"""Generates random programs step by step; each step is tried on a single device before it is kept.
 
-A program depends on its seed, its number and the number of ranks, and on nothing else.
+A program depends only on its seed, its number and the number of ranks.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _MODES = ("forward", "backward", "backward", "grad", "double")
 _KINDS = ("operator",) * 11 + ("view",) * 3 + ("arithmetic",) * 3 + ("write",) * 2 + ("writing operator", "move")
 _FEWEST, _MOST = 3, 12
 _TRIES = 5  # per step
-_REUSED = 0.75  # operands that are results of earlier steps, where one fits
+_REUSED = 0.75  # share of operands that are results of earlier steps, if one fits
 _KEPT_REFUSALS = 0.01
 _LARGEST_SIZE, _LARGEST_VALUE, _SMALLEST_VALUE = 600, 1e4, 1e-30
 _MOST_OUTPUTS = 2
-_MOST_ADAPTED = 3  # views that give a tensor the dims of an operand
-_OTHER_DTYPE = 0.3  # leaves of another dtype than the program's, where dtypes are chosen
+_MOST_ADAPTED = 3  # maximum number of views that give a tensor the dims of an operand
+_OTHER_DTYPE = 0.3  # share of leaves with a dtype other than the program's, if dtypes are chosen
 
 
 class _Refused(NamedTuple):
-    """A step that the single device refuses.
+    """A step that the single device rejects.
 
     Attributes:
         step: the step.
-        leaves: those that it brought.
+        leaves: leaves that were created for the step.
     """
 
     step: Step
@@ -56,7 +56,7 @@ class _Refused(NamedTuple):
 
 
 def meshes_of(world_size: int) -> list[tuple[int, ...]]:
-    """Return the meshes of one to three axes with so many ranks; one axis may have a single rank."""
+    """Return the meshes of one to three axes with this number of ranks; one axis may have a single rank."""
     sizes = range(1, world_size + 1)
     meshes: list[tuple[int, ...]] = [(world_size,)]
     meshes += [(a, b) for a in sizes for b in sizes if a * b == world_size]
@@ -65,12 +65,12 @@ def meshes_of(world_size: int) -> list[tuple[int, ...]]:
 
 
 class Generator:
-    """Makes the programs of a framework.
+    """Generates the programs of a framework.
 
     Args:
         framework: name of the framework.
-        dtypes: names of dtypes that programs mix, integers and booleans among them; empty for programs that have one of
-            the language's floating dtypes each.
+        dtypes: names of dtypes that programs mix, integers and booleans among them; empty if each program has one of
+            the language's floating-point dtypes.
     """
 
     def __init__(self, framework: str, dtypes: tuple[str, ...] = ()) -> None:
@@ -78,14 +78,14 @@ class Generator:
         self.catalogue, self.dtypes = Catalogue(framework, self.language), dtypes
 
     def program(self, seed: int, number: int, world_size: int) -> Program:
-        """Return program ``number`` of ``seed``, for so many ranks."""
+        """Return program ``number`` of ``seed``, for this number of ranks."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _Maker(self, seed, number, world_size).make()
 
 
 class _Maker:
-    """One program in the making, with its tensors on a single device."""
+    """Builds one program, with its tensors on a single device."""
 
     def __init__(self, generator: Generator, seed: int, number: int, world_size: int) -> None:
         self.platform, self.language = generator.platform, generator.language
@@ -206,7 +206,7 @@ class _Maker:
             return None
         before = [self.language.state(tensor) for tensor in read]
         result = attempt(self._called, step, tensors)
-        if isinstance(result, Raised):  # a single device refuses sizes and dtypes in its own way
+        if isinstance(result, Raised):  # a single device rejects sizes and dtypes with errors of any type
             return _Refused(step, brought)
         written = [self.language.state(tensor) for tensor in read] != before
         kept = list(returned(result, self.platform))
@@ -223,7 +223,7 @@ class _Maker:
         return None
 
     def steps_end(self) -> None:
-        """Make all tensors unreadable for later steps, after a write that made values too large."""
+        """Exclude all tensors from later steps, after a write that made values too large."""
         self.tensors = {}
 
     # -- operands ----------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class _Maker:
         return chosen, {**sizes, **{letter: int(self.rng.choice(_SIZES)) for letter in letters}}
 
     def _adapted(self, value: Value, sizes: dict[str, int]) -> list[int]:
-        """Add views of a tensor until it has the dims of an operand; return its number if it then fits."""
+        """Add views of a tensor until it has the dims of an operand; return its number if it fits."""
         number = self._drawn(floating=True)
         for _ in range(_MOST_ADAPTED):
             if number is None or len(self._shape(number)) == len(value.shape):
@@ -268,7 +268,7 @@ class _Maker:
         return True
 
     def _is_own(self, tensor: Any) -> bool:
-        """Whether a tensor has the dtype of the program, or one of those that it mixes."""
+        """Whether a tensor has the program's dtype, or one of those that the program mixes."""
         return _name(tensor) in (self.mixed or (self.dtype,))
 
     def _is_unsound(self, name: str, shapes: Sequence[Sequence[int]], dtypes: set[str]) -> bool:
@@ -278,7 +278,7 @@ class _Maker:
         return number in self.leaves
 
     def _drawn(self, *, floating: bool = False, written: bool = False) -> int | None:
-        """Return the number of a random tensor; later ones are likelier. None if there is none."""
+        """Return the number of a random tensor, or None without tensors; later tensors are more likely."""
         numbers = [
             number
             for number, tensor in self.tensors.items()
@@ -289,7 +289,7 @@ class _Maker:
         return numbers[-1 - min(int(self.rng.exponential(3.0)), len(numbers) - 1)]
 
     def _like(self, number: int, brought: dict[int, Leaf]) -> TensorRef:
-        """Return another tensor of the same shape and dtype: one that exists, or a new leaf."""
+        """Return another tensor of the same shape and dtype: an existing one or a new leaf."""
         shape = self._shape(number)
         alike = [
             other
@@ -319,7 +319,7 @@ class _Maker:
         return self.mixed[int(self.rng.integers(len(self.mixed)))]
 
     def _rounded(self, array: Any, dtype: str) -> tuple[Any, str]:
-        """Return values with few digits, or such as the dtype has, and the name of their dtype."""
+        """Return values with few digits, or values that the dtype can represent, and the name of their dtype."""
         if array.dtype.kind != "f":
             return array, str(array.dtype)
         if not _is_floating(dtype):
@@ -347,20 +347,20 @@ class _Maker:
         return tuple(self.tensors[number].shape)
 
     def _is_tame(self, tensor: Any) -> bool:
-        """Whether values are finite, and neither many nor large."""
+        """Whether values are finite, few and small."""
         array = self.platform.tensor_to_numpy(self.platform.detach(tensor))
         if array.size > _LARGEST_SIZE:
             return False
         if array.dtype.kind not in "fc" or not array.size:
             return True
         magnitudes = np.abs(array)
-        tiny = (magnitudes > 0) & (magnitudes < _SMALLEST_VALUE)  # what was never initialised often looks like that
+        tiny = (magnitudes > 0) & (magnitudes < _SMALLEST_VALUE)  # uninitialized memory often looks like that
         return bool(magnitudes.max() < _LARGEST_VALUE) and not tiny.any()
 
     # -- differentiation ---------------------------------------------------------------------------------------------
 
     def _differentiated(self, program: Program) -> Program:
-        """Choose outputs that depend on a leaf with a gradient, and leaves to differentiate them with."""
+        """Choose outputs that depend on a leaf with a gradient, and leaves that are their cotangents."""
         read = {number for step in program.steps for number in operands(step)}
         last = [number for step in program.steps for number in step.outs if number not in read]
         reached = program.reached()
@@ -378,7 +378,7 @@ class _Maker:
         return self._differentiated_twice(program) if self.mode == "double" else program
 
     def _seed(self, shape: Sequence[int], dtype: str, leaves: dict[int, Leaf]) -> int:
-        """Add a leaf to differentiate with."""
+        """Add a leaf that serves as a cotangent."""
         array, partial = self._values(shape), bool(self.rng.random() < 0.2)
         number = self._bring(array, leaves, requires_grad=False, partial=partial, dtype=dtype)
         twice = self.mode == "double" and not any(hasattr(p, "reduce_op") for p in leaves[number].placements)
@@ -386,10 +386,10 @@ class _Maker:
         return number
 
     def _differentiated_twice(self, program: Program) -> Program:
-        """Choose what the gradients are differentiated with, where they depend on something."""
+        """Choose cotangents for the gradients that can be differentiated again."""
         plain = plain_leaves(program, self.platform, self.language)
         results = attempt(execute, program, plain, self.platform, self.language)
-        if isinstance(results, Raised):  # the single device raises: the run of the program will, too
+        if isinstance(results, Raised):  # the single device raises an error, and so will the run of the program
             return program
         leaves, second = dict(program.leaves), []
         for number in program.differentiated:

@@ -1,4 +1,4 @@
-"""What users write except calls of operators: views, indexing, arithmetic, writes in place, changes of placement."""
+"""Common idioms other than operator calls: views, indexing, arithmetic, in-place writes, redistribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ARITHMETIC", "MOVE", "VIEWS", "WRITES", "Idiom", "adapted", "arithmetic", "served", "view", "write"]
 
 MOVE = "redistribute"
-"""The name of a step that changes placements of a copy; on one device it copies."""
+"""The name of a step that redistributes a copy; on one device it only copies."""
 
 
 class Idiom(NamedTuple):
@@ -27,13 +27,13 @@ class Idiom(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A tensor to write an idiom for.
+    """A tensor as the operand of an idiom.
 
     Attributes:
-        ref: stands for the tensor in the arguments.
-        shape: of the tensor.
-        rng: draws.
-        language: in which it is written.
+        ref: placeholder for the tensor in the arguments.
+        shape: shape of the tensor.
+        rng: random number generator.
+        language: language that the idiom is written in.
     """
 
     ref: Any
@@ -100,7 +100,7 @@ def _expand(x: Operand) -> Idiom:
 
 
 VIEWS: dict[str, tuple[int, Callable[[Operand], Idiom]]] = {
-    # name: the fewest dims of the operand, and the call
+    # name: minimum number of dims of the operand, and the call
     "slice": (1, _slice),
     "index": (1, _index),
     "last index": (1, _index_last),
@@ -120,7 +120,7 @@ VIEWS: dict[str, tuple[int, Callable[[Operand], Idiom]]] = {
     "unbind": (1, lambda x: _call("Tensor.unbind", x.ref, 0)),
     "swap": (2, lambda x: _call("Tensor.swapaxes", x.ref, 0, -1)),
 }
-"""Calls that return parts of a tensor's memory, or another shape of it."""
+"""Calls that return a slice of a tensor, or the tensor in another shape."""
 
 ARITHMETIC: dict[str, Callable[[Operand, Any], Idiom]] = {
     # the second operand is a tensor of the same shape
@@ -169,11 +169,11 @@ WRITES: dict[str, Callable[[Operand, Any], Idiom]] = {
     ),
     "set all": lambda x, y: _call("operator.setitem", x.ref, ..., y),
 }
-"""Calls that write a tensor, some of them from another of the same shape and dtype."""
+"""Calls that write a tensor; some of them read another tensor of the same shape and dtype."""
 
 
 def served(kind: str, names: Iterable[str], language: Language) -> list[str]:
-    """Return the idioms among ``names`` that programs of a language have."""
+    """Return the idioms among ``names`` that a language supports."""
     return [name for name in names if f"{kind} {name}" not in language.LEFT_OUT]
 
 
@@ -200,7 +200,7 @@ def write(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator
 
 
 def adapted(ref: Any, shape: tuple[int, ...], ndim: int, rng: np.random.Generator) -> Idiom:
-    """Return a view of a tensor that has ``ndim`` dims, or one dim more or fewer where it takes several steps."""
+    """Return a view of a tensor that has ``ndim`` dims, or one dim more or fewer if it takes several steps."""
     if len(shape) < ndim:
         return _call("Tensor.unsqueeze", ref, int(rng.integers(0, len(shape) + 1)))
     if ndim == 0 or rng.random() < 1 / 2:

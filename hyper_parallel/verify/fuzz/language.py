@@ -1,4 +1,4 @@
-"""What a framework provides for random programs: its module, found by name."""
+"""Interface that each framework implements for random programs, as a module that is found by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["LANGUAGES", "Language", "language_of"]
 
 LANGUAGES = {name: f"hyper_parallel.verify.frameworks.{name}.programs" for name in FRAMEWORKS}
-"""The module of each framework in which programs can be written; it has the functions of :class:`Language`."""
+"""The module of each supported framework; it has the functions of :class:`Language`."""
 
 Arguments = Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]
 
@@ -24,13 +24,13 @@ class Language(Protocol):
     """The functions of such a module; each is documented there.
 
     Attributes:
-        MODES: what may follow the steps of a program.
-        DTYPES: the dtypes that programs are drawn in, some more often.
-        FUNCTIONS: the functions that idioms call, by the name that these have for them.
-        LEFT_OUT: idioms that are left out, by kind and name, and why.
+        MODES: kinds of differentiation that may follow the steps of a program.
+        DTYPES: the dtypes of programs; frequent ones are listed several times.
+        FUNCTIONS: the functions that idioms call, by the name that idioms use.
+        LEFT_OUT: the reason why an idiom is left out, by kind and name.
         HEAD: the imports of a program, as a line of source.
-        COPY: a copy of ``{}`` as source.
-        ASSERTION: the comparison of a DTensor's values ``y`` with a plain tensor's ``z`` within ``{bound}``, as source.
+        COPY: source of a copy of ``{}``.
+        ASSERTION: source that compares a DTensor's values ``y`` with a plain tensor's ``z`` within ``{bound}``.
     """
 
     MODES: tuple[str, ...]
@@ -47,16 +47,16 @@ class Language(Protocol):
     def forms(
         self, op: str, arguments: Mapping[str, Any], canonical: Binder, *, writes: bool
     ) -> list[tuple[str, Arguments]]:
-        """Return the ways to write a call of a canonical operator."""
+        """Return the public calls of a canonical operator."""
 
     def unsound(self, name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-        """Return why the framework's own result of a call is nothing to compare with; nothing if it is sound."""
+        """Return why the framework's own result of a call is not a valid reference; empty if it is valid."""
 
     def call_named(self, name: str) -> Callable[..., Any]:
         """Return a function, method, operator or module by its name."""
 
     def settle(self) -> None:
-        """Wait until calls have ended, and raise their errors."""
+        """Wait until asynchronous calls have completed, and raise their errors."""
 
     def source(self, name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
         """Return a call as source."""
@@ -68,28 +68,28 @@ class Language(Protocol):
         """Return a tensor's values as source."""
 
     def leaf(self, tensor: Any, *, requires_grad: bool) -> Any:
-        """Return a tensor as a leaf to differentiate by."""
+        """Return a tensor as a leaf that receives a gradient."""
 
     def leaf_source(self, text: str, *, requires_grad: bool) -> str:
-        """Return a tensor as a leaf to differentiate by, as source."""
+        """Return the source of a tensor as a leaf that receives a gradient."""
 
     def detached_source(self, text: str) -> str:
-        """Return the values of a leaf, without a gradient, as source."""
+        """Return the source of a leaf's values, detached."""
 
     def copied(self, tensor: Any) -> Any:
         """Return a copy of a tensor, plain or distributed, through which gradients flow."""
 
     def state(self, tensor: Any) -> Any:
-        """Return what is another value after a write to a plain tensor."""
+        """Return a marker that changes with every in-place write to a plain tensor."""
 
     def may_have_gradient(self, tensor: Any) -> bool:
-        """Whether a plain tensor, computed while the program was made, can be differentiated."""
+        """Whether a plain tensor that was computed while the program was generated can be differentiated."""
 
     def shares_memory(self, tensor: Any, others: Sequence[Any]) -> bool:
         """Whether a plain tensor shares memory with another."""
 
     def moved(self, tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
-        """Return a plain tensor plus values, and its gradient changed likewise."""
+        """Return a plain tensor plus ``array``; ``gradient`` is applied to the gradient that passes it."""
 
     def gradients(
         self,
@@ -103,15 +103,16 @@ class Language(Protocol):
         """Run a program, and differentiate it.
 
         Args:
-            body: computes the outputs that are differentiated.
-            leaves: what it starts from, by number.
+            body: function that computes the outputs to differentiate.
+            leaves: input tensors of the program, by number.
             differentiated: numbers of the leaves whose gradient is taken.
             mode: one of ``MODES``.
-            cotangents: numbers of the leaves that the outputs are differentiated with.
-            second: pairs of the number of a leaf and of the one that its gradient is differentiated with.
+            cotangents: numbers of the leaves that are the cotangents of the outputs.
+            second: pairs of numbers: a leaf, and the leaf that is the cotangent of its gradient.
 
         Returns:
-            gradients by ``("gradient", number)`` and ``("second gradient", number)``; None where there is none.
+            gradients by ``("gradient", number)`` and ``("second gradient", number)``; None for a gradient that does not
+            exist.
         """
 
     def body_source(
@@ -124,16 +125,16 @@ class Language(Protocol):
         seeds: Sequence[str],
         second: Mapping[str, str],
     ) -> list[str]:
-        """Return the lines of a function that runs steps, differentiates, and returns values and gradients.
+        """Return the source lines of a function that runs steps, differentiates, and returns values and gradients.
 
         Args:
-            steps: as lines of source.
+            steps: the steps as lines of source.
             values: names of the results.
             mode: one of ``MODES``.
             outs: names of the outputs.
-            by: names of the leaves that are differentiated by.
+            by: names of the leaves that receive gradients.
             seeds: names of the cotangents.
-            second: name of the tensor that a leaf's gradient is differentiated with, by name of the leaf.
+            second: name of the cotangent of a leaf's gradient, by name of the leaf.
         """
 
 
@@ -141,7 +142,7 @@ def language_of(framework: str) -> Language:
     """Return the language of a framework.
 
     Raises:
-        ValueError: no programs can be written in it.
+        ValueError: the framework has no language for programs.
     """
     if framework not in LANGUAGES:
         msg = f"no random programs are written for {framework!r}; there are some for {', '.join(LANGUAGES)}"

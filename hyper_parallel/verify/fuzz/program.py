@@ -1,7 +1,7 @@
-"""A random program as plain data: leaves, steps, what is differentiated, and the outcome of a run.
+"""A random program as plain data: leaves, steps, differentiation, and the outcome of a run.
 
-Tensors have numbers. A step is one call that a user may write, on tensors that exist already; what it returns gets new
-numbers, so that the number of a tensor that was written stays valid, and names the same object.
+Tensors have numbers. A step is one call that a user may write, on existing tensors. Its results get new numbers; a
+tensor that is written in place keeps its number, which names the same object.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["FINDINGS", "MODES", "OUTCOMES", "Leaf", "Outcome", "Program", "Step", "TensorRef", "filled_in", "operands"]
 
 MODES = ("forward", "backward", "grad", "double")
-"""What follows the steps: nothing, ``backward()``, ``autograd.grad``, or that twice."""
+"""Differentiation after the steps: none, ``backward()``, ``autograd.grad``, or ``autograd.grad`` twice."""
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """The place of tensor ``number`` in the arguments of a step."""
+    """Placeholder for tensor ``number`` in the arguments of a step."""
 
     number: int
 
@@ -33,10 +33,10 @@ class Leaf:
     """A tensor that the program starts from.
 
     Attributes:
-        array: the global values; of bfloat16 in float32.
+        array: the global values; bfloat16 is stored as float32.
         dtype: name of the tensor's dtype.
-        placements: one per axis of the mesh.
-        requires_grad: whether it is differentiated by.
+        placements: one placement per axis of the mesh.
+        requires_grad: whether it receives a gradient.
     """
 
     array: Any
@@ -50,12 +50,13 @@ class Step:
     """One call.
 
     Attributes:
-        call: as the user writes it: ``torch.add``, ``Tensor.reshape``, ``operator.getitem``, ``nn.Linear``.
+        call: name of the call as the user writes it: ``torch.add``, ``Tensor.reshape``, ``operator.getitem``,
+            ``nn.Linear``.
         args: positional arguments, with :class:`TensorRef` for tensors and ``DType`` for dtypes.
         kwargs: keyword arguments likewise.
         outs: numbers of the tensors that it returns, in order.
         several: whether it returns a sequence of tensors.
-        aliases: whether it writes an operand, or what it returns shares memory with one.
+        aliases: whether it writes an operand, or its result shares memory with one.
     """
 
     call: str
@@ -68,19 +69,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Leaves, steps, and what is differentiated.
+    """A random program: leaves, steps and differentiation.
 
     Attributes:
-        seed: seed and number that it was made from.
+        seed: seed and number that it was generated from.
         mesh: sizes of the mesh's axes.
-        leaves: by number of the tensor.
-        steps: in order.
+        leaves: the leaves by tensor number.
+        steps: the steps in order.
         mode: one of :data:`MODES`.
         outputs: numbers of the tensors that are differentiated.
-        cotangents: leaves that they are differentiated with, in the same order.
-        second: leaves that the gradients are differentiated with, by number of the leaf whose gradient it is.
-        integral: all values of leaves are small integers.
-        refused: the single device refuses it: an error, and no result.
+        cotangents: leaves that are the cotangents of the outputs, in the same order.
+        second: leaf that is the cotangent of a gradient, by number of the leaf that the gradient belongs to.
+        integral: whether all values of leaves are small integers.
+        refused: whether the single device rejects the program with an error.
     """
 
     seed: tuple[int, int]
@@ -104,11 +105,11 @@ class Program:
 
     @property
     def differentiated(self) -> tuple[int, ...]:
-        """Numbers of the leaves whose gradient is taken."""
+        """Numbers of the leaves whose gradient is computed."""
         return tuple(number for number, leaf in self.leaves.items() if leaf.requires_grad)
 
     def reached(self) -> set[int]:
-        """Return the numbers of the tensors that depend on a leaf whose gradient is taken."""
+        """Return the numbers of the tensors that depend on a leaf whose gradient is computed."""
         reached = set(self.differentiated)
         for step in self.steps:
             read = set(operands(step))
@@ -117,7 +118,7 @@ class Program:
         return reached
 
     def with_used_leaves(self) -> Program:
-        """Return the program without the leaves that nothing reads."""
+        """Return the program without unused leaves."""
         used = {*self.cotangents, *self.outputs, *(leaf for _, leaf in self.second)}
         for step in self.steps:
             used.update(operands(step))
@@ -143,9 +144,16 @@ def filled_in(step: Step, replace_leaf: Callable[[Any], Any]) -> tuple[Sequence[
 
 
 OUTCOMES = ("equal", "refused", "refused by both", "accepted", "wrong", "internal error", "hang")
-"""Results are the single device's; the library refused in words; the single device refuses, and so does the library;
-the single device refuses, the library does not, and there is nothing to compare with; a value differs; an error that is
-no refusal; ranks that wait for each other, do not call the same collectives, or do not end."""
+"""Outcomes of a program.
+
+- ``equal``: results equal those of the single device.
+- ``refused``: the library refuses the program with its own error.
+- ``refused by both``: the single device and the library refuse it.
+- ``accepted``: only the single device refuses it, so there is no reference.
+- ``wrong``: a value differs.
+- ``internal error``: an error that is not a refusal.
+- ``hang``: ranks wait for each other, call different collectives, or do not end.
+"""
 
 FINDINGS = ("wrong", "internal error", "hang")
 """The outcomes that are defects."""
@@ -159,8 +167,8 @@ class Outcome:
         kind: one of :data:`OUTCOMES`.
         text: the first difference, or the error.
         compared: number of results that were compared on all ranks.
-        gradients: how many of them are gradients.
-        exact: whether they were compared to the bit.
+        gradients: number of gradients among them.
+        exact: whether they were compared bitwise.
         first: number of the first tensor that differs, -1 if none.
     """
 
@@ -173,5 +181,5 @@ class Outcome:
 
     @property
     def is_finding(self) -> bool:
-        """Whether it is a defect."""
+        """Whether the outcome is a defect."""
         return self.kind in FINDINGS

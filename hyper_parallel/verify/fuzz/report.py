@@ -1,4 +1,4 @@
-"""Counts of a run by outcome, its findings, and both as text and JSON."""
+"""Report of a run: counts by outcome and findings, as text and JSON."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _SHOWN_REFUSALS = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """A program with which something is wrong, made small.
+    """A reduced program that shows a defect.
 
     Attributes:
         framework: name of the framework.
         kind: ``wrong``, ``internal error`` or ``hang``.
         text: the first difference, or the error.
-        seed, number: of the program that was found.
-        mesh: sizes of the axes of the small program.
-        source: the small program as plain user code; empty where it fails only after the programs before it, or is
-            left whole.
-        file: where that was written.
-        shown: whether the file, run by itself, ends with a non-zero status.
-        alike: number of programs with findings that look alike, this one included.
-        calls: of the small program; findings with the same ones look alike.
-        mode: what follows the steps of the small program.
-        look: what programs with the same defect likely have in common.
-        rows: of rules that the calls of the small program use, if its first rank runs alone.
-        left_whole: whether a process ended while its batch ran, which ran again without making findings smaller.
+        seed, number: seed and number of the original program.
+        mesh: sizes of the axes of the reduced program.
+        source: the reduced program as plain user code; empty if it fails only after the programs before it, or was not
+            reduced.
+        file: path of the file with the source.
+        shown: whether the file reproduces the failure: run alone, it ends with a non-zero status.
+        alike: number of programs whose findings have the same signature, including this one.
+        calls: calls of the reduced program; findings with the same calls count as the same defect.
+        mode: differentiation after the steps of the reduced program.
+        look: signature that programs with the same defect likely share.
+        rows: rows of rules that the calls of the reduced program use, if its first rank can run without the others.
+        left_whole: whether a process died while its batch ran, which then ran again without reduction.
     """
 
     framework: str
@@ -58,7 +58,7 @@ class Finding:
     rows: tuple[RowsOfCall, ...] = ()
 
     def is_like(self, other: Finding) -> bool:
-        """Whether another finding is likely the same defect: it looks alike, or the same small program is left."""
+        """Whether another finding is likely the same defect: same signature, or same calls in the reduced program."""
         if (self.framework, self.kind) != (other.framework, other.kind):
             return False
         return self.look == other.look or bool(self.calls and (self.calls, self.mode) == (other.calls, other.mode))
@@ -81,16 +81,17 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Counts:
-    """What is counted of a batch, and of a run.
+    """Counts of a batch or of a run.
 
     Attributes:
-        exact: programs that were compared to the bit.
-        compared: results that were compared, over all ranks.
-        gradients: how many of them are gradients.
-        steps: calls by name, of all programs.
-        refusals: refused programs by the beginning of the message.
-        modes: programs by what followed their steps.
-        processor_seconds: time of the processes that make and judge programs; ranks that are processes have their own.
+        exact: programs that were compared bitwise.
+        compared: number of compared results, over all ranks.
+        gradients: number of gradients among them.
+        steps: number of calls by name, over all programs.
+        refusals: number of refused programs by the beginning of the message.
+        modes: number of programs by kind of differentiation.
+        processor_seconds: processor time of the processes that generate and compare programs, without ranks that are
+            processes.
     """
 
     exact: int = 0
@@ -102,7 +103,7 @@ class Counts:
     processor_seconds: float = 0.0
 
     def add_counts(self, other: Counts) -> None:
-        """Add what was counted elsewhere."""
+        """Add the counts of another batch."""
         for counted in fields(Counts):
             mine, theirs = getattr(self, counted.name), getattr(other, counted.name)
             setattr(self, counted.name, mine + theirs)
@@ -113,14 +114,14 @@ class FuzzReport(Counts, Report):
     """Counts and findings of a run.
 
     Attributes:
-        seed: of the run.
-        frameworks: that it ran on.
-        outcomes: programs by framework and outcome.
-        worlds: programs by number of ranks.
-        findings: one per kind of failure that looks alike.
+        seed: seed of the run.
+        frameworks: frameworks that it ran on.
+        outcomes: number of programs by framework and outcome.
+        worlds: number of programs by world size.
+        findings: one finding per signature.
         seconds: wall time.
-        note: that the run was interrupted, for example.
-        dtypes: that each program mixed; empty where each had one floating dtype.
+        note: a remark, for example that the run was interrupted.
+        dtypes: dtypes that each program mixed; empty if each program had one floating-point dtype.
     """
 
     has_page: ClassVar[bool] = True
@@ -141,7 +142,7 @@ class FuzzReport(Counts, Report):
 
     @property
     def checked(self) -> bool:
-        """Whether some program of every framework was compared and equal, or wrong: not all were refused."""
+        """Whether at least one program of every framework was compared, with the outcome equal or wrong."""
         return bool(self.frameworks) and all(
             any(self.outcomes.get(framework, Counter[str]())[kind] for kind in ("equal", "wrong"))
             for framework in self.frameworks
@@ -149,16 +150,16 @@ class FuzzReport(Counts, Report):
 
     @property
     def ok(self) -> bool:
-        """Whether something was checked, and nothing is wrong."""
+        """Whether something was checked and nothing failed."""
         return self.checked and not self.findings and not self.note
 
     @property
     def looks(self) -> frozenset[str]:
-        """The looks of the findings that were made small."""
+        """The signatures of the findings that were reduced."""
         return frozenset(finding.look for finding in self.findings if finding.source)
 
     def add(self, finding: Finding) -> None:
-        """Add a finding, or count it with one that looks alike."""
+        """Add a finding, or count it with a finding of the same defect."""
         for index, known in enumerate(self.findings):
             if known.is_like(finding):
                 shown = known if known.source or not finding.source else finding
@@ -167,7 +168,7 @@ class FuzzReport(Counts, Report):
         self.findings.append(finding)
 
     def text(self) -> str:
-        """Return the counts, and a paragraph per finding."""
+        """Return the counts, and one paragraph per finding."""
         lines = []
         for framework in self.frameworks:
             counts = self.outcomes.get(framework, Counter())

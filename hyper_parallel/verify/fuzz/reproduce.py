@@ -1,4 +1,4 @@
-"""A program as a file of plain user code that ends with a non-zero status where the library is wrong."""
+"""Writes a program as plain user code that ends with a non-zero status if the library is wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_LINES", "SHOWN_SECONDS", "fails", "source_of"]
 
 MOST_LINES = 20
-"""Lines that a reproducer should have: if it would have more, it has several statements on a line."""
+"""Maximum number of lines of a reproducer; a longer one gets several statements per line."""
 
 SHOWN_SECONDS = 120.0
 """Time limit of a reproducer; one that exceeds it counts as a hang."""
@@ -66,7 +66,7 @@ def _body(program: Program, language: Language) -> list[str]:
 
 
 def _joined(lines: Sequence[str], surplus: int) -> list[str]:
-    """Return the statements, joined to long lines while there are too many lines (``surplus`` is minus the excess)."""
+    """Return the statements, joined to long lines while there are too many (``surplus`` is minus the excess)."""
     joined: list[str] = []
     for line in lines:
         statement = line.lstrip()
@@ -82,7 +82,7 @@ def _joined(lines: Sequence[str], surplus: int) -> list[str]:
 
 
 def _lines(program: Program, outcome: Outcome, framework: str, language: Language, body: Sequence[str]) -> list[str]:
-    """Return the file: leaves, the program, and its comparison with a single device."""
+    """Return the lines of the file: leaves, the program, and the comparison with a single device."""
     seed, number = program.seed
     headline = f"# hyper-parallel fuzz --seed {seed}, program {number}: {outcome.kind}: {outcome.text}"
     move = f"move = lambda x, p: {language.COPY.format(_MOVED)}"
@@ -120,7 +120,7 @@ def _plain(leaf: Leaf, language: Language) -> str:
 
 
 def _placed(program: Program, language: Language) -> list[str]:
-    """Return the leaves on a rank as source; of pending ones every rank has its own part."""
+    """Return the leaves on a rank as source; each rank has its own partial value of a pending leaf."""
     mesh, texts = mesh_of(program.mesh), []
     for index, leaf in enumerate(program.leaves.values()):
         places = _places(leaf.placements)
@@ -170,7 +170,7 @@ def _step(step: Step, language: Language) -> str:
 
 
 def fails(path: Path, seconds: float = SHOWN_SECONDS) -> bool:
-    """Whether a reproducer ends with a non-zero status, or not at all."""
+    """Whether a reproducer ends with a non-zero status, or exceeds its time limit."""
     try:
         ended = subprocess.run(  # noqa: S603 - this interpreter, our own file
             [sys.executable, str(path)],

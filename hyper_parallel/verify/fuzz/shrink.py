@@ -1,4 +1,4 @@
-"""Makes a failing program smaller while it fails in the same way: fewer steps, smaller tensors, a smaller mesh."""
+"""Reduces a failing program while it fails in the same way: fewer steps, smaller tensors, a smaller mesh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["SECONDS", "shrink"]
 
 SECONDS = 30.0
-"""For one finding; what is smallest then is reported."""
+"""Time limit of the reduction of one finding; the smallest program found so far is reported."""
 
 Judge = Callable[[Program], "Outcome"]
 
@@ -33,14 +33,14 @@ Judge = Callable[[Program], "Outcome"]
 def shrink(
     program: Program, outcome: Outcome, judge: Judge, framework: str, seconds: float = SECONDS
 ) -> tuple[Program, Outcome]:
-    """Return the smallest program that was found to have an outcome of the same kind, and its outcome.
+    """Return the smallest program found with an outcome of the same kind, and its outcome.
 
     Args:
         program: a program that fails.
         outcome: its outcome.
-        judge: runs a program.
+        judge: runs a program and returns its outcome.
         framework: name of the framework.
-        seconds: after which no further change is tried.
+        seconds: time after which no further change is tried.
     """
     until = time.monotonic() + seconds
     changed = True
@@ -57,7 +57,7 @@ def shrink(
 
 
 def _smaller(program: Program, framework: str) -> Iterator[Program]:
-    """Yield changed programs, those first that leave out most."""
+    """Yield smaller programs, those with the largest reduction first."""
     for candidate in (
         *_without_steps(program),
         *_cut(program, framework),
@@ -72,7 +72,7 @@ def _smaller(program: Program, framework: str) -> Iterator[Program]:
 
 
 def _is_whole(program: Program) -> bool:
-    """Whether everything that is read is there, and something runs."""
+    """Whether every tensor that is read exists, and at least one step runs."""
     known = set(program.leaves)
     for step in program.steps:
         if not set(operands(step)) <= known:
@@ -85,7 +85,7 @@ def _is_whole(program: Program) -> bool:
 
 
 def _without_steps(program: Program) -> Iterator[Program]:
-    """Yield the program without a run of steps that nothing reads, the longest first."""
+    """Yield the program without a sequence of steps whose results are unused, the longest sequence first."""
     count = len(program.steps)
     size = count
     while size:
@@ -98,7 +98,7 @@ def _without_steps(program: Program) -> Iterator[Program]:
 
 
 def _without_outputs(program: Program, gone: set[int]) -> Program:
-    """Return the program without the outputs ``gone``, and without what they were differentiated with."""
+    """Return the program without the outputs ``gone`` and their cotangents."""
     kept = [
         (number, seed) for number, seed in zip(program.outputs, program.cotangents, strict=True) if number not in gone
     ]
@@ -111,12 +111,12 @@ def _without_outputs(program: Program, gone: set[int]) -> Program:
 
 
 def _cut(program: Program, framework: str) -> Iterator[Program]:
-    """Yield the program with the results of its first steps as leaves."""
+    """Yield programs in which the results of the first steps are leaves instead."""
     platform, language = platform_named(framework), language_of(framework)
     for count in range(len(program.steps), 0, -1):
         head = replace(program, steps=program.steps[:count], mode="forward", outputs=(), cotangents=(), second=())
         values = attempt(execute, head, plain_leaves(head, platform, language), platform, language)
-        if isinstance(values, Raised):  # a single device refuses these steps
+        if isinstance(values, Raised):  # a single device rejects these steps
             continue
         leaves = dict(program.leaves)
         for (_, number), tensor in values.items():
@@ -163,7 +163,7 @@ def _simpler_placements(program: Program) -> Iterator[Program]:
 
 
 def _smaller_dims(program: Program) -> Iterator[Program]:
-    """Yield the program with a size made smaller, in all leaves and arguments that have this size."""
+    """Yield programs with one size reduced, in all leaves and arguments that have this size."""
     sizes = sorted({size for leaf in program.leaves.values() for size in leaf.array.shape if size > 1}, reverse=True)
     for size in sizes:
         for smaller in sorted({1, 2, size // 2, size - 1} - {0}):
@@ -199,7 +199,7 @@ def _resized(program: Program, size: int, smaller: int) -> Program:
 
 
 def _smaller_mesh(program: Program) -> Iterator[Program]:
-    """Yield the program without an axis, and with an axis of fewer ranks."""
+    """Yield programs without a mesh axis, and with fewer ranks on an axis."""
     for axis, size in enumerate(program.mesh):
         if len(program.mesh) > 1:
             yield _without_axis(program, axis)

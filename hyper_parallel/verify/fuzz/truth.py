@@ -1,9 +1,9 @@
-"""What a single device computes, and how far a correct distributed run may be from it.
+"""Reference results of a single device, and the tolerance of a correct distributed run.
 
 A program is exact if its leaves are small integers and everything that it computes is a small multiple of 1/64: then
-nothing was rounded, and results are compared to the bit. Otherwise bounds are measured as in
-:mod:`hyper_parallel.verify.engine.noise`: the program runs again with leaves, results of steps and gradients moved by
-a unit in the last place. These repeats run only where a result is not equal to the bit.
+nothing is rounded, and results are compared bitwise. Otherwise tolerances are measured as in
+:mod:`hyper_parallel.verify.engine.noise`: the program runs again with leaves, results of steps and gradients perturbed
+by one unit in the last place. These repeats run only if a result is not bitwise equal.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16"
         "complex128": 2.0**-52, "complex64": 2.0**-23}  # fmt: skip
 _HALF = ("bfloat16", "float16")
 _ROUNDING = re.compile("mean|var|std|norm|loss|entropy|kl_div|det|vander|cumprod", re.IGNORECASE)
-"""Calls that divide, by a number of elements or in a decomposition or gradient: they round although the result of a
-single device is an integer."""
+"""Calls that divide, possibly only in a decomposition or gradient: they round even if the result is an integer."""
 _SHARED = (Partial("avg"), Partial("min"), Partial("max"))
 _PAIRS = (2, 10)
-"""Antithetic pairs of repeats: at first, and before a result is called wrong."""
+"""Numbers of antithetic pairs of repeats: at first, and before a result is reported as wrong."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Result:
     """A tensor as data.
 
     Attributes:
-        array: its values; of bfloat16 in float32.
+        array: its values; bfloat16 is stored as float32.
         dtype: name of its dtype.
     """
 
@@ -70,9 +69,9 @@ class Truth:
         program: the program.
         platform: the framework.
         language: its language.
-        results: by key; None for a gradient that does not exist.
-        error: what the single device raised, instead of results.
-        exact: nothing was rounded.
+        results: results by key; None for a gradient that does not exist.
+        error: the error that the single device raised instead of returning results.
+        exact: whether nothing was rounded.
     """
 
     program: Program
@@ -100,12 +99,12 @@ class Truth:
         return truth
 
     def difference(self, key: Key, actual: Any, box: tuple[slice, ...]) -> str:
-        """Return how part of a result differs from the single device's; nothing if it is right.
+        """Return how a shard of a result differs from the single device's; empty if it is correct.
 
         Args:
-            key: of the result.
-            actual: the part.
-            box: where it belongs.
+            key: key of the result.
+            actual: the shard.
+            box: its index ranges in the global result.
         """
         result = self.results[key]
         assert result is not None
@@ -118,7 +117,7 @@ class Truth:
         return problem
 
     def _allowed(self, key: Key, result: Result, pairs: int) -> Any:
-        """Return how far each element may be off; infinity where repeats disagree on integers, or on what is finite."""
+        """Return the tolerance per element; infinity where repeats disagree on integers or on finiteness."""
         while len(self._repeats) < 2 * pairs:
             seed = len(self._repeats) // 2
             for sign in (1, -1):
@@ -148,7 +147,7 @@ class Truth:
 
     def _repeat(self, sign: int, seed: int) -> Mapping[Key, Result | None]:
         results = attempt(self._run, sign, seed)
-        return {} if isinstance(results, Raised) else results  # moved values may leave the domain of a function
+        return {} if isinstance(results, Raised) else results  # perturbed values may leave the domain of a function
 
     def _run(self, sign: int | None, seed: int) -> dict[Key, Result | None]:
         leaves = plain_leaves(self.program, self.platform, self.language)
@@ -170,17 +169,17 @@ class Truth:
 
 
 class _Mover:
-    """Moves tensors, and gradients that pass them, by a unit in the last place, in random directions."""
+    """Perturbs tensors, and the gradients that pass them, by one unit in the last place in random directions."""
 
     def __init__(self, platform: Platform, language: Language, sign: int, seed: int) -> None:
         self.platform, self.language, self.sign, self.seed = platform, language, sign, seed
 
     def __call__(self, number: int, tensor: Any) -> Any:
-        """Return result ``number`` of a step, moved."""
+        """Return result ``number`` of a step, perturbed."""
         return self.moved(number, tensor, gradient=True)
 
     def moved(self, number: int, tensor: Any, *, gradient: bool) -> Any:
-        """Return a tensor, moved; what is not floating stays as it is."""
+        """Return a tensor, perturbed if it has a floating-point dtype."""
         result = result_of(tensor, self.platform)
         assert result is not None
         if result.dtype not in _EPS or not result.array.size or not np.isfinite(result.array).all():
@@ -195,15 +194,16 @@ class _Mover:
         return self.language.moved(tensor, change, back)
 
     def _change(self, array: Any, dtype: str, seed: tuple[int, ...]) -> Any:
-        """Return a unit in the last place of each element, up or down."""
+        """Return one unit in the last place of each element, with random signs."""
         directions = self.sign * np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=array.shape)
         return np.asarray(array * (_EPS[dtype] * directions))
 
 
 def _shares_round(program: Program) -> bool:
-    """Whether a leaf is an average, minimum or maximum over other than a power of two ranks.
+    """Whether a leaf is an average, minimum or maximum over a number of ranks that is not a power of two.
 
-    Gradients of replicas that meet it are shared out: a sixth for each of six ranks adds up to one less a unit.
+    The gradient of a replicated tensor that is combined with it is divided among the ranks: six sixths add up to one
+    minus one unit in the last place.
     """
     return any(
         placement in _SHARED and size & (size - 1)
@@ -213,5 +213,5 @@ def _shares_round(program: Program) -> bool:
 
 
 def _any(shape: tuple[int, ...], masks: list[Any]) -> Any:
-    """Return where one of the masks is true; nowhere without masks."""
+    """Return where any of the masks is true; all False without masks."""
     return np.logical_or.reduce([np.zeros(shape, dtype=bool), *masks])

@@ -1,4 +1,4 @@
-"""Runs a batch of programs on the ranks of one simulated world, and judges every program."""
+"""Runs a batch of programs on the ranks of one simulated world, and determines the outcome of every program."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 __all__ = ["SECONDS", "rows_used", "run_programs"]
 
 SECONDS = 300.0
-"""After which a world that does not end is given up; ranks that wait for each other are noticed at once."""
+"""Time limit of a world; a deadlock of its ranks is detected at once."""
 
 _SOME_RANKS = "on some ranks only"
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """This rank's part of a result.
+    """This rank's shard of a result.
 
     Attributes:
         array: its values.
         dtype: name of the dtype.
-        shape: of the whole result.
-        box: which part it is.
-        problem: why it cannot be compared.
+        shape: global shape of the result.
+        box: its index ranges in the global result.
+        problem: the reason why it cannot be compared.
     """
 
     array: Any
@@ -62,12 +62,12 @@ class _Piece:
 
 @dataclass
 class _RankRun:
-    """What became of one program on one rank.
+    """Outcome of one program on one rank.
 
     Attributes:
-        error: what it raised; empty if it ended.
-        refused: it was refused by an error of this library.
-        pieces: of its results; None for a gradient that does not exist.
+        error: the error that it raised; empty if it completed.
+        refused: whether an error of this library refused it.
+        pieces: shards of its results; None for a gradient that does not exist.
     """
 
     error: str = ""
@@ -76,11 +76,11 @@ class _RankRun:
 
 
 def run_programs(framework: str, programs: Sequence[Program], *, timeout: float = SECONDS) -> list[Outcome]:
-    """Run programs for the same number of ranks, one after the other in one world, and judge them.
+    """Run programs for the same number of ranks one after the other in one world, and return their outcomes.
 
     Args:
         framework: name of the framework.
-        programs: what to run.
+        programs: the programs to run.
         timeout: seconds for all of them together.
     """
     platform, language = platform_named(framework), language_of(framework)
@@ -107,16 +107,16 @@ def _failure(failed: Failed, truth: Truth) -> Outcome:
 
 
 def rows_used(framework: str, program: Program) -> tuple[RowsOfCall, ...]:
-    """Return the rows that the calls of a program use, as its first rank plans them; none if it does not run alone.
+    """Return the rows that the calls of a program use, as planned by its first rank; none if that cannot run alone.
 
-    What other ranks send is zero, so a program whose calls depend on values may not run.
+    Data from other ranks is replaced by zeros, so a program whose calls depend on values may fail.
     """
     from hyper_parallel.verify.explain import rehearsed_transport
     from hyper_parallel.verify.prove.table import rows_of_call
 
     plans: list[OpPlan] = []
     with use_transport(rehearsed_transport(framework, program.world_size, 0)):
-        empty_layout_caches()  # a call with a plan of an earlier run would not be noted
+        empty_layout_caches()  # a call that reuses a plan of an earlier run would not be recorded
         with observing_plans(plans.append):
             run = _prepare(framework)(program)
     return () if run.error else tuple(dict.fromkeys(map(rows_of_call, plans)))
@@ -126,7 +126,7 @@ def rows_used(framework: str, program: Program) -> tuple[RowsOfCall, ...]:
 
 
 def _prepare(framework: str) -> Callable[[Program], _RankRun]:
-    """Return what runs one program on this rank."""
+    """Return the function that runs one program on this rank."""
     platform, language = platform_named(framework), language_of(framework)
     meshes: dict[tuple[int, ...], Any] = {}
 
@@ -170,7 +170,7 @@ def _leaves(program: Program, mesh: Any, platform: Platform, language: Language)
 
 
 def _piece(tensor: Any, mesh: Any, platform: Platform, *, reduced: bool) -> _Piece | None:
-    """Return this rank's part of a result; pending reductions are made first, unless a later step reads it."""
+    """Return this rank's shard of a result; pending reductions are done first, unless a later step reads it."""
     if tensor is None:
         return None
     if not isinstance(tensor, platform.DTensorBase):
@@ -191,7 +191,7 @@ def _piece(tensor: Any, mesh: Any, platform: Platform, *, reduced: bool) -> _Pie
 
 
 def _judged(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
-    """Return the outcome of a program that all ranks finished."""
+    """Return the outcome of a program that all ranks completed."""
     errors = [run.error for run in ranks]
     if truth.error:
         if any(errors):
@@ -207,7 +207,7 @@ def _judged(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
 
 
 def _compared(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
-    """Return the outcome of a program that gave results on all ranks and on the single device."""
+    """Return the outcome of a program that has results on all ranks and on the single device."""
     compared = gradients = 0
     for key in truth.results:
         having = [rank for rank, run in enumerate(ranks) if run.pieces[key] is not None]
@@ -230,12 +230,12 @@ def _compared(truth: Truth, ranks: Sequence[_RankRun]) -> Outcome:
 def _problem(truth: Truth, key: Key, piece: _Piece | None) -> str:
     expected = truth.results[key]
     if expected is None and (piece is None or (piece.array is not None and not np.any(piece.array))):
-        return ""  # a gradient that does not exist is zero
+        return ""  # a missing gradient counts as zero
     if expected is None:
         return "exists, and a single device has none"
     if piece is None:
         missing = key[0] != "second gradient" or truth.difference(key, np.zeros_like(expected.array), ())
-        return "is missing" if missing else ""  # a second gradient may be missing where rounding alone makes it
+        return "is missing" if missing else ""  # a second gradient that consists of rounding errors only may be missing
     if piece.problem or piece.shape != expected.array.shape:
         return piece.problem or f"has shape {list(piece.shape)}, should have {list(expected.array.shape)}"
     if piece.dtype != expected.dtype:
