@@ -1,1 +1,1 @@
-"""One checker of placements: run a function on ranks, gather, compare with one device."""
+"""Checks placements: runs a function on ranks, gathers its results, and compares them with one device."""

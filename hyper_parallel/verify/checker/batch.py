@@ -1,4 +1,4 @@
-"""Runs many checks on the ranks of one simulated world; a check that ends the world costs that check alone."""
+"""Runs many checks on the ranks of one simulated world; a check that ends the world loses only its own result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyper_parallel.verify.simulate import simulate
 __all__ = ["Failed", "World", "run_batch"]
 
 _STATE = "_hyper_parallel_batch_state"
-"""Attribute of an error that ended a rank: the number of items that it had passed, and its result of the next one."""
+"""Attribute of an error that ended a rank: the number of items it had completed, and its result for the next one."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class World:
         platform: name of the framework.
         size: number of ranks.
         timeout: seconds for all items together.
-        device: that ranks compute on.
-        in_step: ranks wait for each other after each item. Otherwise they do so only after a world has failed, to find
-            the item at which it did.
+        device: device that ranks compute on.
+        in_step: whether ranks wait for each other after each item. Otherwise they do so only after a world has failed,
+            to find the item that failed.
     """
 
     platform: str
@@ -41,8 +41,8 @@ class Failed:
     """An item that ended the world.
 
     Attributes:
-        error: how it did.
-        results: of the ranks that came to one before.
+        error: the error that ended the world.
+        results: results of the ranks that completed the item before.
     """
 
     error: RankFailedError
@@ -50,7 +50,7 @@ class Failed:
 
     @property
     def failures(self) -> Mapping[int, BaseException]:
-        """The exception of each failed rank, where it is known."""
+        """The exception of each failed rank, if it is known."""
         failures: Mapping[int, BaseException] = getattr(self.error, "failures", {})
         return failures
 
@@ -66,13 +66,14 @@ def run_batch(
 
     Args:
         world: the ranks.
-        prepare: called once per rank.
-        arguments: of it.
-        items: what the function is called with, one after the other.
-        failures: items that may end their world before the rest is left out; None for any number.
+        prepare: called once per rank; returns the function that checks an item.
+        arguments: arguments of ``prepare``.
+        items: arguments of the function, which is called with one after the other.
+        failures: number of items that may end their world before the remaining items are skipped; None for no limit.
 
     Returns:
-        per item the results of all ranks, or how it ended the world; fewer than ``items`` after too many failures.
+        for each item the results of all ranks, or the failure that ended the world; fewer than ``items`` after too many
+        failures.
     """
     done: list[list[Any] | Failed] = []
     in_step = world.in_step
@@ -90,11 +91,11 @@ def run_batch(
 def _run_until_failure(
     world: World, prepare: Any, arguments: Sequence[Any], items: Sequence[Any], *, in_step: bool
 ) -> list[list[Any] | Failed] | None:
-    """Return the results of the first items, at least of one, of which the last may have failed.
+    """Return the results of the first items, at least one; the last of them may have failed.
 
-    None where an item failed and it is not known which one, since ranks were not in step.
+    Returns None if an item failed but it is unknown which one, because ranks were not in step.
     """
-    shared: list[list[Any]] = [[] for _ in range(world.size)]  # threads fill these, processes copies
+    shared: list[list[Any]] = [[] for _ in range(world.size)]  # threads fill these lists, processes fill copies
     passed = [0] * world.size
     given = (prepare, arguments, items, shared, passed, in_step)
     try:
@@ -103,13 +104,13 @@ def _run_until_failure(
         if not in_step and len(items) > 1:
             return None
         states = [getattr(failed, _STATE) for failed in Failed(error, ()).failures.values() if hasattr(failed, _STATE)]
-        # All ranks have finished an item after which any of them went on.
+        # If any rank has continued after an item, all ranks have completed it.
         finished = min(max([*passed, *(number for number, _ in states)]), len(items) - 1)
         if any(passed) or (not finished and (states or len(items) == 1)):
             made = [result for number, result in states if number == finished and result is not None]
             return [*([results[number] for results in shared] for number in range(finished)), Failed(error, made)]
-        # What rank processes had finished is lost with them: the items before the failed one run again without it, half
-        # of them where it is not known which one failed.
+        # Results of rank processes are lost when they die: the items before the failed one run again without it. If it
+        # is unknown which one failed, half of the items run again.
         before = items[: finished or len(items) // 2]
         return _run_until_failure(world, prepare, arguments, before, in_step=True)
     return [list(results) for results in zip(*per_rank, strict=True)]

@@ -1,8 +1,8 @@
 """Checks a function on distributed tensors: compares its values and gradients with those of one device.
 
-Every operand is placed, the function and its backward run on every rank under random cotangents, results are gathered,
-and each output and the gradient of each operand is compared. Values are exact or within the rounding bound of
-:mod:`hyper_parallel.verify.checker.difference`; no scale factor is accepted.
+Every operand is placed, and the function and its backward run on every rank under random cotangents. Results are
+gathered, and each output and the gradient of each operand is compared. Values must be exact or within the rounding
+bound of :mod:`hyper_parallel.verify.checker.difference`; a wrong scale factor fails.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ __all__ = [
 EXTREMA = ("max", "min")
 UNDIFFERENTIATED = ("prod", "all", "any")
 Places = tuple[tuple["Placement", ...], ...]
-"""Per operand a placement per axis."""
+"""For each operand, one placement per axis."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What one device computes.
+    """The results of one device.
 
     Attributes:
         outputs: arrays.
-        cotangents: per output, None where it has none.
-        grads: per operand, None where none is compared.
-        exact: nothing was rounded, so that values are compared to the bit, unless the placements themselves round.
-        eps: rounding unit of the coarsest dtype on the way.
+        cotangents: arrays per output; None for an output without cotangent.
+        grads: arrays per operand; None if no gradient is compared.
+        exact: whether nothing was rounded; values are then compared bitwise, unless the placements themselves round.
+        eps: rounding unit of the coarsest dtype in the computation.
         tolerance: relative bound instead of the default.
-        output_scales: per output the magnitude that its rounding is relative to; None measures it by the values.
+        output_scales: magnitude that the rounding is relative to, per output; None derives it from the values.
         grad_scales: the same per operand.
     """
 
@@ -81,7 +81,7 @@ class Operand:
     """One operand in one placement.
 
     Attributes:
-        layout: of the operand on the mesh.
+        layout: layout of the operand on the mesh.
         shards: local array of every rank.
         wanted: whether its gradient is compared.
     """
@@ -96,9 +96,9 @@ class Problem:
     """One wrong value.
 
     Attributes:
-        index: of the output, or of the operand whose gradient it is; -1 for all outputs.
+        index: index of the output, or of the operand of a gradient; -1 for all outputs.
         gradient: whether it is a gradient.
-        text: how it differs.
+        text: the difference.
     """
 
     index: int
@@ -106,7 +106,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        """Return which value is wrong, and how."""
+        """Return the name of the value and its difference."""
         if self.index < 0:
             return self.text
         return f"{'gradient of operand' if self.gradient else 'output'} {self.index} {self.text}"
@@ -130,7 +130,7 @@ class Checked:
 
 
 class DistributedTensors(abc.ABC):
-    """A kind of distributed tensor, as one rank uses it.
+    """Interface of a kind of distributed tensor, on one rank.
 
     Attributes:
         rank: position of this rank in the mesh, row-major.
@@ -142,15 +142,15 @@ class DistributedTensors(abc.ABC):
     def results(
         self, call: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Operand], cotangents: Sequence[Any]
     ) -> Iterator[list[Any]]:
-        """Yield the outputs, each a pair of the gathered array and its placements, and then the gradients.
+        """Yield the outputs, each as a pair of gathered array and placements, and then the gradients.
 
-        A gradient is an array that must equal :meth:`expected_gradient`, or None. If no output can be
+        A gradient is None, or an array that is compared with :meth:`expected_gradient`. If no output can be
         differentiated, only the outputs are yielded.
         """
 
     @abc.abstractmethod
     def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
-        """Return what the gradient of an operand must be here; ``gradient`` is that of one device."""
+        """Return the expected gradient of an operand on this rank; ``gradient`` is that of one device."""
 
 
 class DTensors(DistributedTensors):
@@ -171,7 +171,7 @@ class DTensors(DistributedTensors):
     def results(
         self, call: Callable[[Sequence[Any]], list[Any]], operands: Sequence[Operand], cotangents: Sequence[Any]
     ) -> Iterator[list[Any]]:
-        """Differentiate with respect to local shards."""
+        """Differentiate with respect to local shards, and yield outputs and gradients."""
         platform = self.platform
         outputs: list[Any] = []
 
@@ -200,14 +200,14 @@ class DTensors(DistributedTensors):
         yield [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
 
     def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
-        """Return the local part in the dual layout, with the factors of an average or an extremum applied."""
+        """Return the local shard in the dual layout, with the factors of an average or an extremum applied."""
         layout = operand.layout
         if any(op in EXTREMA for _, op in layout.partials):
             return extremum_gradients(gradient, layout, operand.shards)[self.rank]
         return np.asarray(self._box(gradient, layout) / average_divisor(layout), gradient.dtype)
 
     def _box(self, array: Any, layout: Layout) -> Any:
-        """Return this rank's part of a cotangent or gradient of a tensor with ``layout``."""
+        """Return this rank's shard of a cotangent or gradient of a tensor with ``layout``."""
         assert self.coordinate is not None
         return local_box(array, dual(layout), self.coordinate)
 
@@ -220,14 +220,14 @@ class PlacementChecker:
     """Checks one function on one mesh, in many placements.
 
     Args:
-        call: takes a sequence of operands, plain or distributed, and returns a list of tensors.
+        call: function of a sequence of operands, plain or distributed, that returns a list of tensors.
         arrays: global values of the operands.
-        expected: what one device computes.
+        expected: results of one device.
         mesh: of the operands; its axes may have any sizes.
         tensors: the kind of distributed tensor.
-        integral: values are small integers, and so are partial ones.
-        values: False compares shapes and dtypes of outputs only.
-        first_only: stop at the first wrong value, before the backward where it is an output.
+        integral: whether values, partial ones included, are small integers.
+        values: whether to compare values; False compares only shapes and dtypes of outputs.
+        first_only: stop at the first wrong value; if that is an output, backward does not run.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class PlacementChecker:
         try:
             return self._checked(operands)
         except (CollectiveMismatchError, ShardMismatchError):
-            raise  # ranks took different paths, or a local result contradicts the rule: an error, not a refusal
+            raise  # ranks diverged, or a local result contradicts the rule: an error, not a refusal
         except HyperParallelError as error:
             return Checked(refusal=str(error), refused_by=type(error).__name__)
 
@@ -291,13 +291,13 @@ class _Comparison:
 
     @cached_property
     def exact(self) -> bool:
-        """False where division by three rounds: averages, and gradients shared by three tied ranks."""
+        """False if a division by three rounds: averages, and gradients that three tied ranks share."""
         rounding = ("avg", *EXTREMA)
         partials = [op for operand in self.operands for _, op in operand.layout.partials]
         return self.expected.exact and not any(op in rounding for op in partials)
 
     def outputs(self, outputs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
-        """Yield what is wrong with gathered outputs."""
+        """Yield the problems of gathered outputs."""
         scales = self.expected.output_scales
         for index, ((actual, placements), expected) in enumerate(zip(outputs, self.expected.outputs, strict=True)):
             if self.checker.values:
@@ -309,7 +309,7 @@ class _Comparison:
                 yield Problem(index, False, f"{list(placements)} {problem}")
 
     def gradient(self, index: int, actual: Any) -> Iterator[Problem]:
-        """Yield what is wrong with one gradient."""
+        """Yield the problems of one gradient."""
         expected = self.checker.tensors.expected_gradient(self.expected.grads[index], self.operands[index])
         scales = self.expected.grad_scales
         if actual is None:
@@ -327,7 +327,7 @@ class _Comparison:
 
 
 def seedable(outs: Sequence[Any]) -> list[Any]:
-    """Return outputs of a function of DTensors in layouts whose local cotangent is known on each rank.
+    """Return a function's output DTensors in layouts whose local cotangent is known on each rank.
 
     Raises:
         TypeError: an output is not a DTensor.
@@ -336,16 +336,16 @@ def seedable(outs: Sequence[Any]) -> list[Any]:
         if not isinstance(out, DTensor):
             msg = f"returned a plain {type(out).__name__} instead of a DTensor"
             raise TypeError(msg)
-    # The gradient of an average or an extremum is more than a dual layout (``core/dtensor/README.md``): reduce those.
+    # A dual layout does not describe the gradient of an average or extremum (``core/dtensor/README.md``): reduce them.
     return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
 
 
 def on_other_device(tensors: Sequence[Any], device: str) -> str:
-    """Return which of the tensors is on another device than one of this type, or nothing.
+    """Return the first tensor that is not on a device of this type, as text; empty if there is none.
 
     Args:
-        tensors: of the framework.
-        device: ``cpu`` is not checked: that is where tensors are anyway.
+        tensors: tensors of the framework.
+        device: type of device; ``cpu`` is not checked, because tensors are there by default.
     """
     for index, tensor in enumerate(tensors if device != "cpu" else ()):
         elsewhere = platform_of(tensor).device_beside(tensor, device)

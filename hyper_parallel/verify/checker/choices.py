@@ -1,4 +1,4 @@
-"""The placements that an operand can have: all of them, of a tensor or on a mesh, or some drawn at random."""
+"""Enumerates the placements that an operand can have, or draws some at random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPLICATED, _SHARDED = 0.25, 0.85
 
 
 def possible_placements(array: Any, partial: Sequence[str]) -> list[Placement]:
-    """Return every placement of an array on one axis: Partial of those reductions that its values can be split by."""
+    """Return every placement of an array on one axis; Partial only with reductions that its values can be split by."""
     shards = (Shard(dim) for dim in range(array.ndim))
     return [Replicate(), *shards, *(Partial(op) for op in partial if can_be_partial(array, op))]
 
@@ -54,12 +54,12 @@ def random_placements(
     Args:
         array: the values.
         mesh: sizes of the axes.
-        rng: draws.
-        partial: whether Partial may be among them.
+        rng: random number generator.
+        partial: whether Partial is allowed.
     """
     reductions = [op for op in _REDUCTIONS.get(array.dtype.kind, ()) if can_be_partial(array, op)]
     if not np.isfinite(array).all():
-        reductions = [op for op in reductions if op in {"max", "min"}]  # parts of an infinity add up to no number
+        reductions = [op for op in reductions if op in {"max", "min"}]  # terms of an infinity may add up to NaN
     reduction = reductions[int(rng.integers(len(reductions)))] if reductions and partial else ""
     return tuple(_random_placement(array.ndim, reduction, rng) for _ in mesh)
 

@@ -1,4 +1,4 @@
-"""Compares arrays with what they should be: to the bit, or within the rounding that the engine's multiple allows."""
+"""Compares arrays with their expected values: bitwise, or within a multiple of the rounding unit."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def is_dyadic(arrays: Iterable[Any]) -> bool:
 
 
 def difference(actual: Any, expected: Any, allowed: Any = 0.0) -> str:
-    """Return how ``actual`` differs from ``expected``, or nothing. NaN equals NaN.
+    """Return how ``actual`` differs from ``expected``, empty if it does not. NaN equals NaN.
 
     Args:
-        actual: an array.
-        expected: what it should be, in the same shape and dtype.
-        allowed: what each element may be off by: a number, or an array of the same shape. Infinity accepts any value;
-            nothing else is accepted of integers, booleans and numbers that are not finite.
+        actual: the array.
+        expected: expected values, of the same shape and dtype.
+        allowed: tolerance per element: a number, or an array of the same shape. Infinity accepts any value. For
+            integers, booleans and non-finite numbers any other tolerance counts as zero.
     """
     if actual.shape != expected.shape:
         return f"has shape {list(actual.shape)}, should have {list(expected.shape)}"
@@ -77,13 +77,13 @@ def _same(actual: Any, expected: Any, allowed: Any) -> Any:
 def rounding_bound(
     expected: Any, *, eps: float = 0.0, scale: float | None = None, summed: float = 0.0, tolerance: float | None = None
 ) -> float:
-    """Return what each element of an array may be off by where sums run in another order.
+    """Return the tolerance per element of an array for sums in another order.
 
     Args:
         expected: the array.
-        eps: rounding unit of the coarsest dtype that was involved, if coarser than the array's own.
+        eps: rounding unit of the coarsest dtype in the computation, if coarser than the array's own.
         scale: magnitude that rounding is relative to; None takes the largest of the array, at least 1.
-        summed: largest sum of magnitudes that was added up to the array: terms that cancel round as well.
+        summed: largest sum of magnitudes of the terms of the array: terms that cancel round as well.
         tolerance: relative bound that replaces the multiple of the rounding unit.
     """
     if not is_floating(expected):
@@ -94,7 +94,7 @@ def rounding_bound(
 
 
 def is_floating(array: Any) -> bool:
-    """Whether there is an array, of real or complex floating numbers."""
+    """Whether the argument is an array of real or complex floating-point numbers."""
     return array is not None and array.dtype.kind in "fc"
 
 
@@ -112,7 +112,7 @@ def coarsest_eps(arrays: Iterable[Any]) -> float:
 
 
 def is_single_precision(arrays: Iterable[Any]) -> bool:
-    """Whether an array of doubles was computed in single precision: long fractions, none of which needs a double."""
+    """Whether an array of doubles was computed in single precision: all its values fit float32, with long fractions."""
     for array in arrays:
         if array is None or array.dtype not in (np.float64, np.complex128):
             continue
@@ -127,11 +127,11 @@ def is_single_precision(arrays: Iterable[Any]) -> bool:
 
 
 def is_uninformative(outputs: Iterable[Any], *, constant: bool) -> bool:
-    """Whether a wrong result could equal ``outputs`` by accident: all empty, zero, constant or NaN.
+    """Whether a wrong result could equal ``outputs`` by chance: all of them are empty, zero, constant or NaN.
 
     Args:
-        outputs: arrays.
-        constant: a constant result is what the sample means.
+        outputs: arrays of the results.
+        constant: whether the sample intends a constant result.
     """
     arrays = [output for output in outputs if output.size]
     if constant:

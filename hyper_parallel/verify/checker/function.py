@@ -1,7 +1,7 @@
-"""``check_function``: compare a function on DTensors with the plain function, for all placements.
+"""``check_function`` compares a function on DTensors with the plain function, for all placements.
 
-Every operand is given every placement asked for; outputs and the gradient of every input are compared with the plain
-run on every rank, under random cotangents. No scale factor is applied, and a run that compared nothing is not ok.
+Every operand gets every requested placement. Outputs and the gradient of every input are compared with the plain run on
+every rank, under random cotangents. No scale factor is applied, and a run that compared nothing does not pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckReport", "all_placements", "check_function"]
 
 _PERTURBED_RUNS = 2
-"""Repetitions of the plain run with other roundings."""
+"""Number of repetitions of the plain run with perturbed values."""
 
 
 @dataclass
@@ -48,8 +48,9 @@ class CheckReport:
     Attributes:
         forward: number of combinations of placements whose outputs were compared with the plain run.
         backward: number of gradients compared with the plain run.
-        rejected: placements refused with a :class:`~hyper_parallel.errors.HyperParallelError`, and the error.
-        wrong: placements whose values or gradients differ, and how.
+        rejected: placements that were refused with a :class:`~hyper_parallel.errors.HyperParallelError`, with the
+            error.
+        wrong: placements whose values or gradients differ, with the difference.
     """
 
     forward: int = 0
@@ -88,20 +89,20 @@ def check_function(
         arrays: global values; a gradient is checked for floating ones.
         mesh_shape: sizes of the mesh's axes; the world size is their product.
         platform: ``torch`` or ``mindspore``.
-        placements: per operand the tuples to try, one placement per axis each; all of them by default.
+        placements: tuples of placements to try per operand, each with one placement per axis; all by default.
         partial: reductions to try as Partial operands (floating operands only): sum, avg, max, min.
-        limit: at most so many combinations, chosen at random.
-        seed: of the choice, the partial values and the cotangents.
+        limit: maximum number of combinations, chosen at random.
+        seed: seed of the choice, the partial values and the cotangents.
         tolerance: relative bound; by default 64 units in the last place of the dtype, times the magnitude of the
             result, or of the terms where large terms cancel.
-        device: ``cpu``, ``cuda`` or ``npu``: where the plain run and all ranks compute; see :func:`simulate`.
+        device: device that the plain run and all ranks compute on: ``cpu``, ``cuda`` or ``npu``; see :func:`simulate`.
 
     Returns:
-        how many outputs and gradients were compared, which placements were refused, and what differs.
+        the numbers of compared outputs and gradients, the refused placements, and the differences.
 
     Raises:
-        RankFailedError: ``fn`` raised anything but a refusal of its placements, returned a plain tensor for DTensors,
-            its ranks joined different collectives, or its plain outputs are all zero or not finite.
+        RankFailedError: ``fn`` raised an error other than a refusal of its placements, returned a plain tensor for
+            DTensors, called different collectives on its ranks, or its plain outputs are all zero or not finite.
     """
     arrays = [np.asarray(array) for array in arrays]
     if placements is None:
@@ -126,7 +127,7 @@ def check_function(
 
 
 def _merge(per_rank: Sequence[CheckReport]) -> CheckReport:
-    """Return one report: the fewest comparisons of any rank, and what is wrong on every rank."""
+    """Return one report: the minimum number of comparisons over ranks, and the problems of all ranks."""
     forward, backward = min(report.forward for report in per_rank), min(report.backward for report in per_rank)
     wrong = [f"rank {rank}: {line}" for rank, report in enumerate(per_rank) for line in report.wrong]
     return CheckReport(forward, backward, per_rank[0].rejected, wrong)
@@ -162,7 +163,7 @@ def _check_rank(
 
 
 class _PlainRuns:
-    """Runs a function on plain tensors of one device: what it computes, and how its rounding shows."""
+    """Runs a function on plain tensors of one device, for its results and the size of its rounding errors."""
 
     def __init__(
         self, platform: Platform, fn: Callable[..., Any], arrays: Sequence[Any], seed: int, tolerance: float | None
@@ -206,12 +207,12 @@ class _PlainRuns:
         ]  # type: ignore[return-value] # two
 
     def _scales(self, expected: Sequence[Any], cotangents: Sequence[Any]) -> list[float]:
-        """Return per array the magnitude that its rounding errors are relative to.
+        """Return the magnitude that rounding errors are relative to, per array.
 
-        Where large terms cancel, that is the magnitude of the terms and not of the result. The terms are unknown, but
-        their rounding shows when the plain run is repeated in double precision, and with operands and cotangents
-        changed by a unit in the last place. Results in double precision are not perturbed: they are compared as
-        numbers of magnitude 1 or more.
+        If large terms cancel, this is the magnitude of the terms instead of the result. The terms are unknown, but
+        their rounding errors are measured by repeating the plain run in double precision, and with operands and
+        cotangents perturbed by one unit in the last place. Results in double precision are not perturbed: they are
+        compared as numbers of magnitude 1 or more.
         """
         scales = [magnitude(array) if _is_single([array]) else math.inf for array in expected]
         perturb: list[Any] = [_in_double, *[functools.partial(_nudged, self.rng)] * _PERTURBED_RUNS]
@@ -222,7 +223,7 @@ class _PlainRuns:
                 break
             noise = map(_rounding_scale, [*results[0], *results[1]], expected)
             scales = [max(*pair) for pair in zip(scales, noise, strict=True)]
-        # Capped at that of numbers around one: a function that jumps changes by more than rounding.
+        # Capped at the rounding of numbers around one: a discontinuous function changes by more than rounding.
         return [min(scale, max(1.0, magnitude(array))) for scale, array in zip(scales, expected, strict=True)]
 
 
@@ -241,18 +242,18 @@ def _reject_degenerate(expected: Sequence[Any]) -> None:
 
 
 def _is_single(arrays: Sequence[Any]) -> bool:
-    """Return whether no floating array has double precision."""
+    """Whether no floating-point array has double precision."""
     return all(not is_floating(array) or array.dtype not in (np.float64, np.complex128) for array in arrays)
 
 
 def _in_double(arrays: Sequence[Any]) -> list[Any]:
-    """Return the arrays, floating ones in double precision."""
+    """Return the arrays, with floating-point ones converted to double precision."""
     wide = {"f": np.float64, "c": np.complex128}
     return [array if array is None else array.astype(wide.get(array.dtype.kind, array.dtype)) for array in arrays]
 
 
 def _nudged(rng: Any, arrays: Sequence[Any]) -> list[Any]:
-    """Return the arrays, every element of floating ones changed by a unit in its last place, up or down."""
+    """Return the arrays; every floating-point element is perturbed by one unit in the last place, up or down."""
     return [
         np.asarray(array * (1 + np.finfo(array.dtype).eps * rng.choice((-1, 1), array.shape))).astype(array.dtype)
         if is_floating(array)
@@ -262,7 +263,7 @@ def _nudged(rng: Any, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _rounding_scale(actual: Any, expected: Any) -> float:
-    """Return the magnitude of which the difference is one rounding; infinite if even the shape depends on values."""
+    """Return the magnitude whose rounding error equals the difference; infinite if even the shape depends on values."""
     if not is_floating(expected):
         return 0.0
     if actual.shape != expected.shape:

@@ -27,7 +27,7 @@ __all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "lea
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3))
 QUICK_MESHES = ((2,), (3,), (2, 2))
 SHAPE = (7, 5)
-"""Not divisible by any mesh, so that shards differ: five columns on four ranks are 2, 2, 1 and 0."""
+"""Global shape that no mesh divides, so that shards are uneven: five columns on four ranks are 2, 2, 1 and 0."""
 
 PARTIAL = ("sum", "avg", "max", "min")
 
@@ -42,14 +42,14 @@ class RedistributionReport(Report):
         shape: global shape of the tensor.
         transitions: number of pairs of placements that were run.
         gradients: number of gradients that were compared.
-        refused: pairs without a plan, and why.
-        wrong: pairs whose values or gradients differ, and how.
-        bounded: number of pairs with a known lower bound: all but those that make new partial values.
-        received: elements that all ranks together receive, over those pairs.
-        least: the lower bound of ``received``.
-        above: pairs that receive more than their lower bound.
-        seconds: duration.
-        device: on which ranks compute.
+        refused: pairs without a plan, with the reason.
+        wrong: pairs whose values or gradients differ, with the difference.
+        bounded: number of pairs with a known lower bound: all except those that create new partial values.
+        received: number of elements that all ranks together receive, over the pairs with a bound.
+        least: lower bound of ``received``.
+        above: pairs that receive more elements than their lower bound.
+        seconds: duration of the run.
+        device: device that ranks compute on.
     """
 
     platform: str
@@ -92,17 +92,17 @@ class RedistributionReport(Report):
 def verify_redistribution(
     platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0, device: str = "cpu"
 ) -> RedistributionReport:
-    """Run every change of placement of a tensor on a simulated mesh, forward and backward.
+    """Run every redistribution of a tensor on a simulated mesh, forward and backward.
 
     Args:
         platform: ``torch`` or ``mindspore``.
         mesh: sizes of its axes.
         shape: global shape of the tensor.
-        seed: of the values, partial values and cotangents.
-        device: ``cpu``, ``cuda`` or ``npu``: where ranks compute; all share one device.
+        seed: seed of the values, partial values and cotangents.
+        device: device that all ranks share: ``cpu``, ``cuda`` or ``npu``.
 
     Returns:
-        what was compared, and how many elements were received. A redistribution that raises is reported as wrong.
+        the numbers of comparisons and of received elements. A redistribution that raises is reported as wrong.
     """
     report = RedistributionReport(platform, tuple(mesh), tuple(shape), device=device)
     started = time.perf_counter()
@@ -131,14 +131,14 @@ def verify_redistribution(
 def first_wrong(
     platform: str, mesh: Sequence[int], shape: Sequence[int] = SHAPE, *, seed: int = 0, targets: int | None = None
 ) -> str:
-    """Return the first wrong change of placement that is found, or an empty string.
+    """Return the first wrong redistribution that is found, or an empty string.
 
     Args:
         platform: ``torch`` or ``mindspore``.
         mesh: sizes of its axes.
         shape: global shape of the tensor.
-        seed: of the values and of the order of the targets.
-        targets: at most so many target placements, each from every placement; None for all.
+        seed: seed of the values and of the order of the targets.
+        targets: maximum number of target placements, each reached from every placement; None for all.
     """
     every_placement = all_placements(len(shape), len(mesh), partial=PARTIAL)
     rng = np.random.default_rng(seed)
@@ -204,13 +204,14 @@ def _received(steps: Transition) -> int:
 
 
 def least_received(source: Layout, target: Layout) -> int | None:
-    """Return the fewest elements that all ranks together must receive, counted element by element.
+    """Return the minimum number of elements that all ranks together must receive, counted element by element.
 
-    A rank that needs an element and does not have it receives it once. Where an element is the sum of partial values,
-    the ranks that reduce receive all of them but one, and then all ranks but one that need the result receive it.
+    A rank that needs an element and does not have it receives it once. If an element is the sum of partial values, the
+    reducing ranks receive all of them except one, and then every rank that needs the result receives it, except one.
 
     Returns:
-        None where the target has partial values that the source has not: they can be chosen, so there is no bound.
+        None if the target has partial values that the source does not have: they can be chosen freely, so there is no
+        bound.
     """
     kept = _summed(target)
     if not kept <= _summed(source):
@@ -232,7 +233,7 @@ def least_received(source: Layout, target: Layout) -> int | None:
 
 
 def _summed(layout: Layout) -> set[tuple[int, str]]:
-    """Return the pending reductions; an average counts as a sum, because every rank knows its factor."""
+    """Return the pending reductions; an average counts as a sum, because its factor is known on every rank."""
     return {(axis, "sum" if op == "avg" else op) for axis, op in layout.partials}
 
 

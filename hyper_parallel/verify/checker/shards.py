@@ -1,8 +1,8 @@
-"""Local shards of a global array under a layout, and the values that ranks with partial values have together.
+"""Local shards of a global array under a layout, partial values, and their reductions.
 
-Partial values are sampled per element and rank: numbers of both signs, zeros of both signs; what is below a maximum
-lies on both sides of zero, and several ranks may attain the maximum. Random programs, whose leaves are printed, have
-partial values by formulas instead, which add up to the bit in every dtype.
+Partial values are sampled per element and rank: numbers of both signs, and zeros of both signs. Values below a maximum
+lie on both sides of zero, and several ranks may attain the maximum. Random programs, whose leaves are printed, compute
+partial values by formulas instead, which add up exactly in every dtype.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def can_be_partial(array: Any, op: str) -> bool:
 
 
 def local_box(array: Any, layout: Layout, at: Coordinate) -> Any:
-    """Return the part of a global array on the rank at coordinate ``at``."""
+    """Return the slice of a global array that belongs to the rank at coordinate ``at``."""
     return array[tuple(slice(start, stop) for start, stop in layout.box_at(at))]
 
 
 def local_shard(array: Any, layout: Layout, seed: int | Sequence[int], *, integral: bool = False) -> Any:
-    """Return the local shard of the rank that holds ``layout``; partial values are sampled, equally on all ranks."""
+    """Return the local shard of the rank that ``layout`` belongs to; all ranks sample the same partial values."""
     at = layout.mesh.coordinate
     assert at is not None
     parts = partial_values(array, partial_axes(layout), np.random.default_rng(seed), integral=integral)
@@ -86,13 +86,13 @@ def partial_axes(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def partial_coordinate(layout: Layout, at: Coordinate) -> Coordinate:
-    """Return the key in :func:`partial_values` of the rank at ``at``: its steps along the axes with partial values."""
+    """Return the key of the rank at ``at`` in :func:`partial_values`: its positions along axes with partial values."""
     return tuple(at[axis] for axis, _ in layout.partials)
 
 
 def partial_values(array: Any, kinds: Sequence[tuple[str, int]], rng: Any, *, integral: bool) -> dict[Coordinate, Any]:
-    """Return global arrays that reduce to ``array`` axis by axis, keyed by the steps along these axes."""
-    # The gradient that each of several tied ranks gets depends on the order of axes: ties on one axis only.
+    """Return global arrays that reduce to ``array`` axis by axis, keyed by the positions along these axes."""
+    # The gradients of several tied ranks depend on the order of axes, so ties occur on one axis only.
     ties = len(kinds) == 1
     parts: dict[Coordinate, Any] = {(): array}
     for op, count in kinds:
@@ -109,7 +109,7 @@ def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, 
     if op in {"sum", "avg"}:
         noise = [_noise(array, rng, integral=integral) for _ in range(count - 1)]
         total = array * count if op == "avg" else array
-        # The first part has no negative zero, so no sum is one either.
+        # The first array has no negative zero, so no sum is a negative zero.
         first = np.asarray(total - sum(noise, np.zeros_like(array)) + 0).astype(array.dtype)
         return [first, *(_signed_zeros(part, rng) for part in noise)]
     if op in {"max", "min"}:
@@ -121,7 +121,7 @@ def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, 
                 reduce(np.multiply, factors, array), *factors]  # fmt: skip
     other = rng.integers(0, 2, (count, *array.shape)).astype(bool)
     winner = np.asarray(rng.integers(0, count, array.shape)) == np.arange(count).reshape(-1, *(1 for _ in array.shape))
-    # Of `all`, at least one rank has False where the value is False; of `any`, one has True where it is True.
+    # For `all`, at least one rank has False where the value is False; for `any`, one has True where it is True.
     return list((array | (other & ~winner)) if op == "all" else (array & (other | winner)))
 
 
@@ -129,7 +129,7 @@ def _noise(array: Any, rng: Any, *, integral: bool) -> Any:
     if integral or array.dtype.kind not in "fc":
         return rng.integers(-4, 5, array.shape).astype(array.dtype)
     finite = np.where(np.isfinite(array), np.abs(array), 0.0)
-    scale = min(1.0, float(finite.max(initial=0.0)) or 1.0) + finite  # small numbers must not drown in rounding
+    scale = min(1.0, float(finite.max(initial=0.0)) or 1.0) + finite  # small numbers must not be lost to rounding
     return np.asarray(rng.standard_normal(array.shape) * scale).astype(array.dtype)
 
 
@@ -140,7 +140,7 @@ def _signed_zeros(array: Any, rng: Any) -> Any:
 
 
 def _extremes(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool) -> list[Any]:
-    """Return parts of which one attains the extremum; the others miss it by up to eight units, or tie (integers)."""
+    """Return arrays of which one attains the extremum; the others miss it by up to eight units, or tie (integers)."""
     winner = rng.integers(0, count, array.shape)
     parts = []
     for rank in range(count):
@@ -152,7 +152,7 @@ def _extremes(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties
 
 
 def reduction_groups(layout: Layout, axes: Sequence[int]) -> list[tuple[Coordinate, list[int]]]:
-    """Return groups of ranks that differ along ``axes`` only: the first coordinate, and all rank numbers, row-major."""
+    """Return the groups of ranks that differ only along ``axes``: first coordinate, and all rank numbers, row-major."""
     by_rest: dict[Coordinate, tuple[Coordinate, list[int]]] = {}
     for number, at in enumerate(coordinates(layout.mesh)):
         rest = tuple(step for axis, step in enumerate(at) if axis not in axes)
@@ -164,7 +164,7 @@ def reduce_group(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) -> Any:
     """Return the reduction over the ranks of one group, the last axis first.
 
     Args:
-        parts: of the ranks, row-major.
+        parts: arrays of the ranks, row-major.
         kinds: reduction and number of ranks per axis.
     """
     for op, size in reversed(kinds):
@@ -178,7 +178,7 @@ def _reduce_axis(parts: Sequence[Any], op: str) -> Any:
 
 
 def extremum_gradients(gradient: Any, layout: Layout, shards: Sequence[Any]) -> list[Any]:
-    """Return the gradient of every rank: ranks that attain the extremum share it evenly, the others get zero."""
+    """Return the gradient of every rank: ranks that attain the extremum share it equally, the others get zero."""
     dual_layout = dual(layout)
     gradients: list[Any] = [None] * len(shards)
     for at, ranks in reduction_groups(layout, [axis for axis, _ in layout.partials]):
@@ -196,9 +196,9 @@ def printable_shard(array: Any, layout: Layout, coordinate: Sequence[int], *, in
 
     Args:
         array: the global values.
-        layout: where they are.
-        coordinate: of the rank, one per axis.
-        integral: the values are small integers.
+        layout: layout of the tensor.
+        coordinate: coordinate of the rank, one number per axis.
+        integral: whether the values are small integers.
     """
     for axis, op in layout.partials:
         array = _printable_part(array, op, layout.mesh.shape[axis], coordinate[axis], integral=integral)
@@ -206,7 +206,7 @@ def printable_shard(array: Any, layout: Layout, coordinate: Sequence[int], *, in
 
 
 def _printable_part(array: Any, op: str, count: int, step: int, *, integral: bool) -> Any:
-    """Return the part of rank ``step`` of ``count``; all of them reduce to ``array``."""
+    """Return the partial value of rank ``step`` of ``count``; all of them reduce to ``array``."""
     places = np.arange(array.size).reshape(array.shape)
     if op in {"any", "all"}:
         mine = (places + step) % count == 0
