@@ -1,1 +1,1 @@
-"""A model, its training and a plan, verified as a program: `verify model`."""
+"""Verifies the training of a model under a plan (`verify model`)."""

@@ -1,7 +1,7 @@
-"""``--harden`` of a model verification: the case is changed before it is trained, so that it hides fewer errors.
+"""``--harden`` of `verify model`: changes the case before it is trained, so that it hides fewer errors.
 
-Equal axis sizes, rows that divide evenly, one step and constant parameters hide errors. They are changed where the
-user's functions allow it; the report lists every change, and the blind spots that remain.
+Equal axis sizes, evenly divisible rows, a single step and constant parameters hide errors. They are changed if the
+user's functions allow it; the report lists every change and the blind spots that remain.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Attempt:
 
     Attributes:
         shape: sizes of the mesh.
-        rows: whether batches may lose rows.
-        weights: whether constant parameters are spread.
-        changes: of mesh and steps, in words.
+        rows: whether rows may be removed from batches.
+        weights: whether constant parameters are replaced by varied values.
+        changes: changes of mesh and steps, in words.
         blind: the blind spot that remains if it fails, for the report.
     """
 
@@ -48,11 +48,11 @@ class Attempt:
 
 
 def attempts(axes: Mapping[str, int], steps: int) -> tuple[list[Attempt], int]:
-    """Return the hardened runs to try, the most changed one first, and the number of their steps.
+    """Return the hardened runs to try, the one with most changes first, and their number of steps.
 
     Args:
-        axes: sizes by name, as the user gave them.
-        steps: as the user gave them.
+        axes: sizes of the axes by name, as the user gave them.
+        steps: number of steps, as the user gave it.
     """
     shape, unequal = tuple(axes.values()), unequal_sizes(axes)
     longer = (f"{STEPS} steps are made instead of {steps}",) if steps == 1 else ()
@@ -72,14 +72,14 @@ def _product(mesh: Mapping[str, int]) -> str:
 
 
 def fewer_rows(rows: int, sizes: Sequence[int]) -> int:
-    """Return the greatest number of rows, below ``rows``, that no axis divides and that leaves no rank without a row.
+    """Return the largest number of rows below ``rows`` that no axis divides and that gives every rank a row.
 
     Args:
-        rows: of the batch.
-        sizes: of the axes over which it is split.
+        rows: number of rows of the batch.
+        sizes: sizes of the axes that it is sharded over.
 
     Returns:
-        ``rows`` itself if they are uneven already, or no fewer rows are.
+        ``rows`` itself if it is not divisible already, or if no smaller number fits.
     """
     proper = [size for size in sizes if size > 1]
     candidates = range(rows, max(proper, default=1) - 1, -1)
@@ -87,7 +87,7 @@ def fewer_rows(rows: int, sizes: Sequence[int]) -> int:
 
 
 def with_fewer_rows(platform: Platform, case: ModelCase, sizes: Sequence[int]) -> ModelCase:
-    """Return a case whose batches are uneven over axes of these ``sizes``; the case itself if there are none."""
+    """Return a case whose batches are uneven over axes of these ``sizes``; the case itself without axes."""
     if not sizes:
         return case
     return replace(case, batches=[_shorter(platform, batch, sizes) for batch in case.batches])
@@ -102,9 +102,9 @@ class CaseInspection:
         attempt: what may be changed.
         axes: sizes of the mesh by name.
         seed: of the random values.
-        rows_over: sizes of the axes over which batches were made uneven.
-        changes: that were made, in words.
-        blind: what could not be changed, and why.
+        rows_over: sizes of the axes over which the batches are uneven now.
+        changes: changes made, in words.
+        blind: changes that were not possible, with the reason.
     """
 
     platform: Platform
@@ -116,11 +116,11 @@ class CaseInspection:
     blind: list[str] = field(default_factory=list)
 
     def case(self, case: ModelCase, plan: ParallelPlan) -> ModelCase:
-        """Return the case, its batches uneven if they may be.
+        """Return the case, with uneven batches if the attempt allows them.
 
         Args:
-            case: SPEC's.
-            plan: says over which axes batches are split.
+            case: the case that SPEC returned.
+            plan: plan that declares the axes over which batches are sharded.
         """
         for index, item in enumerate(case.batches[0]):
             _require_readable(partial(_array, self.platform), item, index)
@@ -142,7 +142,7 @@ class CaseInspection:
         return case
 
     def weights(self, state: dict[str, Any], trainable: Sequence[str]) -> dict[str, Any]:
-        """Return the initial state, its constant parameters spread if they may be.
+        """Return the initial state, with varied values for constant parameters if the attempt allows them.
 
         Args:
             state: arrays by path.
@@ -156,14 +156,14 @@ class CaseInspection:
         return {**state, **{path: spread[path] for path in constant}}
 
     def _splitting(self, plan: ParallelPlan) -> dict[str, int]:
-        """Return the axes over which rows are split: as the plan says, or any where a function does it."""
+        """Return the axes over which rows are sharded: those of the plan, or all axes if a function shards them."""
         proper = {axis: size for axis, size in self.axes.items() if size > 1}
         if plan.batch is None:
             return proper if callable(plan.styles) else {}
         return {axis: size for axis, size in proper.items() if plan.batch.get(axis) == Shard(0)}
 
     def _why_untrainable(self, case: ModelCase) -> str:
-        """Return why the first rank cannot train the case on one device; empty if it can."""
+        """Return the reason why the first rank cannot train the case on one device; empty if it can."""
         transport = self.platform.transport()
         why = why_untrainable(self.platform, case, self.seed) if transport.rank == 0 else ""
         answers: list[str] = transport.all_gather_object(why, tuple(range(transport.world_size)))

@@ -1,4 +1,4 @@
-"""The training of a model as a program: what is looked at first, its single-device form, and that of the ranks."""
+"""The training of a model as a program: inspection of the case, single-device training, and parallel training."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 __all__ = ["CaseFacts", "ModelProgram", "Trained", "trained"]
 
 _NOTE = "model"
-"""Subject under which a rank's notes have its :class:`Trained`."""
+"""Key of :class:`Trained` in the notes of a rank."""
 
 
 @dataclass(frozen=True)
 class CaseFacts:
-    """What is known of a case before anything is trained.
+    """Facts about a case before the training.
 
     Attributes:
-        state: initial parameters and buffers by path, with which every run starts.
-        digests: of the batches, by step, until they repeat.
+        state: initial parameters and buffers of every run, by path.
+        digests: digests of the batches by step, until they repeat.
         dtype: the coarsest floating dtype of the model.
-        settings: what is trained and how, in words.
-        rows_over: sizes of the axes by which batches lost rows, so that they are uneven; empty where they did not.
-        changes: of the case, in words.
+        settings: settings of the training, in words.
+        rows_over: sizes of the axes for which rows were removed to make batches uneven; empty if none were removed.
+        changes: changes of the case, in words.
         blind: blind spots of the case, in words.
     """
 
@@ -69,17 +69,17 @@ class CaseFacts:
 
 @dataclass
 class Trained:
-    """What a rank notes in addition to the values that are recorded.
+    """Facts that a rank reports in addition to its recorded values.
 
     Attributes:
-        losses: of the whole world, per step.
+        losses: global loss per step.
         random_states: seed and number of draws of the stream of DTensors, after each step.
-        shapes: of the plain tensors that the single device drew for, by number of the draw.
-        draws: for plain tensors on a rank, by step.
+        shapes: shapes of the plain tensors that the single device filled with random numbers, by number of the draw.
+        draws: draws of random numbers for plain tensors on a rank, by step.
         events: collectives of the training steps.
-        layouts: of the parallel model's parameters.
-        plan_notes: what is probably unintended about the plan, in words.
-        calls: operator calls on DTensors in the training steps, each once.
+        layouts: layouts of the parallel model's parameters.
+        plan_notes: probably unintended properties of the plan, in words.
+        calls: distinct operator calls on DTensors in the training steps.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Trained:
 
 
 def trained(notes: Mapping[str, Any]) -> Trained:
-    """Return what a rank noted."""
+    """Return the facts that a rank reported."""
     found: Trained = notes[_NOTE]
     return found
 
@@ -103,16 +103,16 @@ class ModelProgram:
     """A model, its training and its plan.
 
     Attributes:
-        make_case: SPEC.
-        make_plan: PLAN; called with the mesh.
-        attempt: sizes of the axes, and what may be changed about the case.
-        names: of the axes.
-        steps: of training.
+        make_case: the user's function SPEC.
+        make_plan: the user's function PLAN; called with the mesh.
+        attempt: sizes of the axes, and the changes of the case that are allowed.
+        names: names of the axes.
+        steps: number of training steps.
         fault: injected into the parallel run, if any.
         seed: of all random numbers.
-        device: ``cpu``, ``cuda`` or ``npu``; both models are on it.
-        facts: of the case; None until it has been looked at.
-        shapes: that the single device drew for, as in :class:`Trained`.
+        device: device of both models: ``cpu``, ``cuda`` or ``npu``.
+        facts: facts about the case; None until it has been inspected.
+        shapes: shapes that the single device drew for, as in :class:`Trained`.
     """
 
     make_case: Callable[[], Any]
@@ -127,7 +127,7 @@ class ModelProgram:
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def look(self) -> CaseFacts | None:
-        """Look at the case on every rank of the world; rank 0 returns what is known.
+        """Inspect the case on every rank of the world; rank 0 returns the facts.
 
         Raises:
             InputError: SPEC or PLAN cannot be verified.
@@ -141,7 +141,7 @@ class ModelProgram:
         case = look.case(case, plan)
         model = build_model(platform, case, self.seed)
         parameters = first_paths(platform.parameters_dict(model))
-        plan_notes(model, mesh, plan)  # refuses one that does not fit the model
+        plan_notes(model, mesh, plan)  # refuses a plan that does not fit the model
         _check_device(parameters, self.device)
         _require_values(parameters, platform.is_meta)
         _require_precision(parameters)
@@ -173,12 +173,12 @@ class ModelProgram:
         platform, case = current_platform(), self._case()
         mesh, plan = self._plan()
         model = self._model(platform, case)
-        run = ParallelRun(platform, case, model, mesh, plan, copy.copy(self.fault))  # which counts its hits
+        run = ParallelRun(platform, case, model, mesh, plan, copy.copy(self.fault))  # the fault counts its hits
         run.training.keeps_gradients, run.draws.shapes = False, self.shapes
         notes = _noted()
         notes.layouts, notes.plan_notes = parameter_layouts(run.parameters()), run.plan_notes
         calls = list[StepCall]()
-        empty_layout_caches()  # a call with a plan of an earlier run would not be noted
+        empty_layout_caches()  # a call that reuses a plan of an earlier run would not be recorded
         for number in range(self.steps):
             with (
                 record_events() as log,
@@ -197,16 +197,16 @@ class ModelProgram:
         return calls
 
     def notes_on_failure(self) -> list[str]:
-        """Return what may be the reason why the model fails under the plan."""
+        """Return possible reasons why the model fails under the plan."""
         platform = current_platform()
         mesh, plan = self._plan()
         return plan_notes(build_model(platform, as_case(self.make_case()), 0), mesh, plan, failed=True)
 
     def _case(self) -> ModelCase:
-        """Return the case as it was looked at.
+        """Return the case as it was inspected.
 
         Raises:
-            InputError: its batches are others than they were then.
+            InputError: its batches differ from those of the inspection.
         """
         assert self.facts is not None
         platform = current_platform()
@@ -230,7 +230,7 @@ class ModelProgram:
 
 
 def _require_parallel(plan: ParallelPlan, names: Sequence[str]) -> None:
-    """Raise an InputError if the plan leaves the model and the batch as they are on a mesh of axes ``names``."""
+    """Raise an InputError if the plan parallelizes neither the model nor the batch on a mesh of axes ``names``."""
     if callable(plan.styles) or plan.batch is not None:
         return
     if not any(flat_plan(resolve_plan(None, plan.styles))):
@@ -243,7 +243,7 @@ def _require_parallel(plan: ParallelPlan, names: Sequence[str]) -> None:
 
 
 def _check_device(parameters: Mapping[str, Any], device: str) -> None:
-    """Raise an InputError if the model is not on the device that the run is to verify; CPU is not checked."""
+    """Raise an InputError if the model is not on the device to verify; CPU is not checked."""
     if device == "cpu":
         return
     platform = current_platform()
@@ -273,7 +273,7 @@ def _optimizer_text(case: ModelCase) -> str:
 
 
 def _noted() -> Trained:
-    """Return what this rank notes of its training, new; it is kept where the rank is recorded."""
+    """Return new, empty facts of this rank's training; they are stored in its recording."""
     notes, log = Trained(), active_log()
     if log is not None:
         log.notes[_NOTE] = notes
@@ -316,7 +316,7 @@ def _require_precision(parameters: Mapping[str, Any]) -> None:
 
 
 def _settings(case: ModelCase, plan: ParallelPlan) -> dict[str, str]:
-    """Return what is trained and how, in words."""
+    """Return the settings of the training, in words."""
     settings = {
         "optimizer": _optimizer_text(case),
         "plan": _function_name(plan.styles)
@@ -350,7 +350,7 @@ def _digest(platform: Platform, item: Any) -> tuple[Any, ...]:
 
 
 def _require_equal_batches(first: list[Any], other: list[Any], rank: int, steps: int) -> None:
-    """Refuse batches that differ between ranks, because they would make a correct plan look wrong.
+    """Reject batches that differ between ranks, because they would make a correct plan fail.
 
     Raises:
         InputError: rank ``rank`` has different batches.

@@ -1,4 +1,4 @@
-"""Verifies that a parallel plan trains exactly like the single-device model; the entry point of `verify model`."""
+"""Verifies that a parallel plan trains like the single-device model; the entry point of `verify model`."""
 
 from __future__ import annotations
 
@@ -60,25 +60,26 @@ def verify_model(
     Args:
         spec: ``module:function``, ``file.py:function`` or a function; it returns a
             :class:`~hyper_parallel.verify.model_case.ModelCase`, a mapping of its fields or ``(model, batches, loss)``.
-        plan: likewise, called with the mesh; it returns the plan of ``parallelize_module``, or a
-            :class:`~hyper_parallel.verify.model_case.ParallelPlan`.
-        mesh_shape: sizes of the axes.
-        mesh_names: their names.
+        plan: function, given like ``spec`` and called with the mesh; it returns the plan of ``parallelize_module``, or
+            a :class:`~hyper_parallel.verify.model_case.ParallelPlan`.
+        mesh_shape: sizes of the mesh's axes.
+        mesh_names: names of the mesh's axes.
         platform: ``torch`` or ``mindspore``.
         launch: ``simulated`` or ``processes``.
-        steps: training steps, at least one.
+        steps: number of training steps, at least one.
         inject: a fault of ``hyper_parallel.verify.faults.FAULTS`` to inject, optionally ``name@module.path``.
-        name: of the run in the report; SPEC by default.
-        seed: of the frameworks' generators, of DTensors' random numbers and of the perturbations; the same seed gives
-            the same numbers.
-        harden: change what hides errors: axes of equal sizes, rows that divide evenly, one step, constant parameters.
-            A change under which ranks fail is taken back, and listed. Without it, what hides errors is listed only.
-        device: ``cpu``, ``cuda`` or ``npu``: where both models are; see :func:`simulate` and :func:`launch`.
-        timeline: run the ranks once more, unrecorded, to take the times of their calls into the transport.
+        name: name of the run in the report; SPEC by default.
+        seed: seed of the frameworks' generators, of DTensors' random numbers and of the perturbations; the same seed
+            gives the same numbers.
+        harden: change properties that hide errors: axes of equal sizes, evenly divisible rows, a single step, constant
+            parameters. A change under which ranks fail is reverted and listed. Without this option the properties are
+            only listed.
+        device: device of both models: ``cpu``, ``cuda`` or ``npu``; see :func:`simulate` and :func:`launch`.
+        timeline: run the ranks once more, unrecorded, to measure the times of their transport calls.
 
     Returns:
         every comparison, the first divergence and its cause, losses, and the collectives of each module. A rank that
-        raises or dies is in the report, not an exception.
+        raises or dies is reported there instead of raising an exception.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, or SPEC and PLAN contradict each other or the mesh.
@@ -166,10 +167,10 @@ class _Verification:
 
     Attributes:
         program: the model, its training and its plan.
-        world: of the ranks.
-        report: to fill.
-        failed: what was tried before, and failed.
-        timeline: whether the ranks run once more to take the time.
+        world: world of the ranks.
+        report: report to fill.
+        failed: earlier attempts that failed.
+        timeline: whether the ranks run once more to measure times.
     """
 
     program: ModelProgram
@@ -179,7 +180,7 @@ class _Verification:
     timeline: bool
 
     def run(self, scratch: Scratch) -> None:
-        """Look at the case, run it in all its forms, and fill the report.
+        """Inspect the case, run all its variants, and fill the report.
 
         Raises:
             InputError: the case cannot be verified.
@@ -218,7 +219,7 @@ class _Verification:
         report.blind = [*verdict.blind, *facts.blind, *_without_work(first), *self.failed]
 
     def _timeline(self, program: ModelProgram) -> list[list[StepCall]]:
-        """Return the ranks' calls in the last step of a run that nobody records."""
+        """Return the ranks' transport calls in the last step of an unrecorded run."""
         world = self.world
         launched = simulate if world.launch == "simulated" else launch_processes
         calls = launched(ModelProgram.train_parallel, world.size, world.platform, (program,), timeout=world.timeout,
@@ -232,7 +233,7 @@ def _nothing(part: str) -> None:
 
 @contextlib.contextmanager
 def _plain_input_errors() -> Iterator[None]:
-    """Raise what a form of the program says about SPEC and PLAN in its own words."""
+    """Re-raise errors about SPEC and PLAN without the context of the rank that raised them."""
     try:
         yield
     except InputError as error:
@@ -245,19 +246,19 @@ def _plain_input_errors() -> Iterator[None]:
 
 
 def _without_work(rank: Trained) -> list[str]:
-    """Return that the plan neither shards nor communicates, if it does not."""
+    """Return a remark if the plan neither shards nor communicates."""
     if rank.events or any(any(layout.dim_axes) for layout in rank.layouts):
         return []
     return ["mistakes in a plan: this one shards no parameter and needs no collective; shard a module"]
 
 
 def _operator_threads(platform: str) -> contextlib.AbstractContextManager[Any]:
-    """Run operators of PyTorch in this process in one thread, as those of ranks that are processes do."""
+    """Run operators of PyTorch in this process in one thread, like rank processes do."""
     return harness_of(platform_named(platform)).single_threaded() if platform == "torch" else contextlib.nullcontext()
 
 
 def _plan_notes(program: ModelProgram, platform: str) -> list[str]:
-    """Return what is probably unintended about a plan under which the model failed; nothing if that fails, too."""
+    """Return probably unintended properties of a plan under which the model failed; empty if this search fails too."""
     program = replace(program, device="cpu")
     try:
         notes: list[str] = simulate(
@@ -269,7 +270,7 @@ def _plan_notes(program: ModelProgram, platform: str) -> list[str]:
 
 
 def _reraise_input_error(error: RankFailedError) -> None:
-    """Raise an error about the input that a rank reported as the caller's own."""
+    """Re-raise an error about the input that a rank reported, as an error of this call."""
     cause = error.__cause__
     if isinstance(cause, (PlanError, InputError)):
         raise InputError(str(cause)) from error
