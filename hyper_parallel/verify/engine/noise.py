@@ -108,8 +108,8 @@ def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
             the numbers.
 
     Returns:
-        a new array of the same shape and dtype. Numbers of bfloat16 and float16 in a float32 array stay numbers of that
-            dtype.
+        A new array of the same shape and dtype. Numbers of bfloat16 and float16 in a float32 array stay numbers of that
+        dtype.
     """
     if array.dtype.kind not in "fc" or not array.size:
         return array.copy()

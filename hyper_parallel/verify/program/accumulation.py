@@ -1,9 +1,10 @@
-"""`--accumulate`: k micro-batches give the gradient of one batch.
+"""`--accumulate`: checks that k micro-batches give the gradient of one batch.
 
-Both runs are on one rank: the program with its own arguments, which ran as the reference already, and the program with
-arguments by which it takes the batch at once, with perturbed repeats of its own. Losses and outputs are those of
-micro-batches, so gradients, norms, optimizer states and weights are compared. Why a gradient differs is read from the
-gradients of the single micro-batches, of a run that keeps them.
+Both runs are on one rank. The first one is the program with its own arguments, which already ran as the reference. The
+second one has arguments with which the program processes the batch at once, and perturbed repeats of its own. Losses
+and outputs differ between micro-batches and one batch, so only gradients, norms, optimizer states and weights are
+compared. The cause of a different gradient is inferred from the gradients of the single micro-batches, in a run that
+keeps them.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ __all__ = ["explain_micro_batches", "own_draws", "require_one_batch", "verify_ac
 
 _COMPARED = ("gradient", "norm", "rate", "state", "weight")
 _ALONE = 1e-3
-"""Weights of micro-batches that differ by less than this share of the largest are equal."""
+"""Weights of micro-batches are equal if they differ by less than this share of the largest one."""
 
 
 @dataclass(frozen=True)
 class _Accumulation:
-    """The two programs, and how they run; attributes are those of :func:`verify_accumulation`."""
+    """The two programs and their runs; attributes are those of :func:`verify_accumulation`."""
 
     program: Program
     one_batch: Program
@@ -61,14 +62,14 @@ def verify_accumulation(
 
     Args:
         program: with its own arguments.
-        one_batch: the same with arguments by which it takes the batch at once.
-        world: of the ranks; both runs are on one.
+        one_batch: the same program with arguments with which it processes the batch at once.
+        world: of the ranks; both runs use one rank.
         reference: the run of ``program`` on one rank.
         seed: of the perturbations.
         progress: called with the name of each run before it starts.
 
     Raises:
-        InputError: the arguments make no single batch of the same samples, or the run fails.
+        InputError: the arguments do not give a single batch of the same samples, or the run fails.
     """
     arguments = " ".join(one_batch.arguments)
     with run_reference(one_batch, world, seed, progress, reference.scratch) as whole:
@@ -91,14 +92,14 @@ def verify_accumulation(
 def verify_sum(
     program: Program, world: World, reference: Reference, progress: Callable[[str], None]
 ) -> HardenedCase | None:
-    """Return the case that compares the first step's gradients with those of its micro-batches; None if unknown.
+    """Return the case that compares the first step's gradients with the sum of its micro-batches'; None if unknown.
 
-    It is for programs without a way to take one batch. It shows that every micro-batch is in the optimizer's gradient,
-    not that each weighs what it should.
+    It is used for programs that cannot process the batch at once. It checks that every micro-batch contributes to the
+    optimizer's gradient, but not that its weight is right.
 
     Args:
         program: with its own arguments.
-        world: of the ranks; the run is on one.
+        world: of the ranks; the run uses one rank.
         reference: the run of ``program`` on one rank.
         progress: called with the name of each run before it starts.
     """
@@ -132,7 +133,7 @@ def verify_sum(
 
 
 def _other_samples(run: Run) -> bool:
-    """Return whether each call of a model in the first step has samples of its own, as micro-batches do."""
+    """Return whether each call of a model in the first step has different samples, as micro-batches do."""
     notes = run.ranks[0].notes
     inputs: Sequence[tuple[int, Any, Any]] = notes.get("inputs", ())
     calls = [rows_of_first_step([{"inputs": [each for each in inputs if each[0] == call]}]) for call in
@@ -144,7 +145,7 @@ def _other_samples(run: Run) -> bool:
 
 
 def _common(runs: PairedRuns, step: int, parts: Sequence[Mapping[str, Any]]) -> list[Key]:
-    """Return the gradients of a step to which every micro-batch adds."""
+    """Return the gradients of a step to which every micro-batch contributes."""
     return [
         key for key in runs.bounds.reference
         if key[0] == "gradient" and key[2:] == (step, 0) and key in runs.ranks[0]
@@ -162,7 +163,7 @@ def _lost_words(lost: Sequence[int], count: int, weights: Any) -> str:
 
 
 def _only_compared(run: Run) -> Run:
-    """Return a run without what belongs to single micro-batches."""
+    """Return a run without the values of single micro-batches."""
     rank = run.ranks[0]
     records = [record for record in rank.records if record.kind in _COMPARED or record.step < 0]
     return Run([replace(rank, records=records)], run.settings)
@@ -173,12 +174,12 @@ def require_one_batch(program: Program, arguments: str, own: Run, whole: Run) ->
 
     Args:
         program: with its own arguments.
-        arguments: the others.
-        own: its run.
-        whole: the run with the others.
+        arguments: the arguments for one batch.
+        own: the run with the program's own arguments.
+        whole: the run with ``arguments``.
 
     Raises:
-        InputError: the other arguments make no larger batch, or one of other samples.
+        InputError: ``arguments`` do not give a larger batch, or give one of other samples.
     """
     calls, other = (calls_of_first_step(run.ranks[0].notes) for run in (own, whole))
     if calls <= other:
@@ -223,7 +224,7 @@ def own_draws(own: RankRecords, whole: RankRecords) -> str:
 
 
 def _explain(case: _Accumulation, runs: PairedRuns, verdict: Verdict) -> None:
-    """Put into the verdict why the first gradient differs, from the gradients of the single micro-batches."""
+    """Add the cause of a difference in the first gradient to the verdict, from the gradients of the micro-batches."""
     first = next((each for each in verdict.differences if each.kind == "gradient"), None)
     if first is None:
         return
@@ -240,7 +241,7 @@ def _explain(case: _Accumulation, runs: PairedRuns, verdict: Verdict) -> None:
 
 
 def _contributions(case: _Accumulation, step: int) -> Sequence[Mapping[str, Any]] | None:
-    """Return by micro-batch what its backward added to each gradient; None where a recorder cannot keep that."""
+    """Return, by micro-batch, the gradients that its backward added; None if a recorder cannot keep them."""
     case.progress("reference, gradients of micro-batches")
     with KeepSink(case.reference.scratch, "the gradients of micro-batches") as sink:
         world = case.world.alone("nothing")
@@ -258,8 +259,8 @@ def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[s
 
     Args:
         runs: one batch as the reference, and micro-batches on rank 0.
-        step: in which a gradient differs.
-        parts: by micro-batch, what its backward added to each parameter's gradient.
+        step: the step in which a gradient differs.
+        parts: by micro-batch, the gradients that its backward added to each parameter's gradient.
     """
     keys = _common(runs, step, parts)
     if len(parts) < 2 or not keys:
@@ -291,7 +292,7 @@ def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[s
 def _weights(
     runs: PairedRuns, keys: Sequence[Key], parts: Sequence[Mapping[str, Any]], *, reference: bool
 ) -> Any | None:
-    """Return weights by which the micro-batches' gradients add up to a run's within the bounds; None if none do."""
+    """Return weights with which the micro-batches' gradients add up to a run's, within tolerance; None if none do."""
     values = {key: np.asarray(runs.bounds.reference[key].value if reference else runs.value(key, 0)) for key in keys}
     columns = [np.concatenate([np.asarray(part[key[1]], np.float64).reshape(-1) for key in keys]) for part in parts]
     target = np.concatenate([values[key].astype(np.float64).reshape(-1) for key in keys])

@@ -1,7 +1,7 @@
-"""Advice on what to pass to `verify program`: after errors of stacks, for programs that start ranks, on further checks.
+"""Advice on calls of `verify program`: after errors, for programs that start ranks, and on further checks.
 
-Errors are found by their text, programs that start their own ranks by their file, which is read and not run, and
-checks that fit a program and were not requested by what it has recorded.
+Errors are recognised by their text. Programs that start their own ranks are recognised by reading their file, without
+running it. Further checks are proposed from the records of the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hyper_parallel.verify.program.program import Program
 __all__ = ["advice_on_error", "advice_on_launches", "error_text", "untested_relations"]
 
 _STUBBED = ("triton", "flash_attn", "transformer_engine", "apex")
-"""Packages replaced by stubs if the CPU stands in for a device."""
+"""Packages that are replaced by stubs if the CPU stands in for a device."""
 
 _CUDA = (
     "not compiled with CUDA enabled",
@@ -55,10 +55,10 @@ _INSTEAD = {
     "0 active drivers": _OF_TRITON,
     "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
 }
-"""Advice by a part of the error's text, if the CPU already stands in for the device or that does not help."""
+"""Advice by a part of the error's text, for errors where a stand-in device is already used or does not help."""
 
 _OF_FUNCTIONS = {"notebook_launcher", "Process"}
-"""Functions that may run another function on each rank, and may do other work; see ``launches.py`` for the others."""
+"""Functions that may run another function on each rank but may also do other work; ``launches.py`` has the others."""
 
 
 def advice_on_error(text: str, pretended: str = "") -> str:
@@ -72,7 +72,7 @@ def advice_on_error(text: str, pretended: str = "") -> str:
 
 
 def _advice(has: Callable[[str], bool], pretended: str) -> Iterator[str]:
-    """Yield advice, the likeliest first; ``has`` says whether the text has a sign."""
+    """Yield advice, the most likely first; ``has`` returns whether the text contains a string."""
     if not pretended:
         for device, signs in (("cuda", _CUDA), ("npu", _NPU)):
             if any(map(has, signs)):
@@ -91,7 +91,7 @@ def error_text(text: str) -> str:
 
 
 def advice_on_launches(program: Program) -> str:
-    """Return which line of a program starts ranks, and what to verify instead; empty if none does."""
+    """Return which line of a program starts ranks, and what to verify instead; empty if no line does."""
     if not program.path:
         return ""
     name = Path(program.path).name
@@ -113,13 +113,13 @@ def _launches(tree: ast.Module, file: str) -> Iterator[str]:
 
 
 def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes: bool) -> list[str]:
-    """Return what one rank and several may get wrong alike, and how to test it; a sentence each.
+    """Return errors that one rank and several may share, and how to test for them; a sentence each.
 
     Args:
-        program: a function has no arguments by which it could run in another way.
-        run: on one rank.
+        program: a function has no arguments with which it could run differently.
+        run: the run on one rank.
         accumulates: whether its micro-batches are compared with one batch.
-        resumes: whether it is started again.
+        resumes: whether a restart is compared.
     """
     rank = run.ranks[0]
     lines: list[str] = []

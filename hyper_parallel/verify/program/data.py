@@ -1,8 +1,8 @@
-"""`--data`: in each epoch all ranks together draw every sample of the training data once.
+"""`--data`: checks that in each epoch all ranks together draw every sample of the training data once.
 
-One rank that repeats or omits samples trains like several ranks that do the same, so comparing them does not expose
-it. This compares the indices that the samplers of data loaders return with the size of the dataset. Ranks that draw
-the same indices in the same order count as one part.
+One rank that repeats or omits samples trains like several ranks that do the same, so comparing them does not expose it.
+This compares the indices that the samplers of data loaders return with the size of the dataset. Ranks that draw the
+same indices in the same order count once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMED = 4
 
 
 class _Part(NamedTuple):
-    """The samples that a set of ranks all draw in one epoch."""
+    """The samples that each rank of a set draws in one epoch."""
 
     ranks: tuple[int, ...]
     made: LoaderPass
@@ -34,11 +34,11 @@ class _Part(NamedTuple):
 def compare_data(run: Run) -> HardenedCase:
     """Return the case of epochs in which a sample is drawn twice or not at all.
 
-    An epoch that the program leaves before its end is compared for repetitions only. What fills up the last batches of
-    equal parts, and what is left out because an incomplete last batch is dropped, is listed, not counted.
+    An epoch that the program leaves before its end is compared for repetitions only. Samples that fill up the last
+    batches to equal sizes, and samples of a dropped incomplete last batch, are listed but are not errors.
 
     Args:
-        run: of the ranks, whose recorders noted the passes over data loaders.
+        run: of the ranks, with the recorded passes over data loaders.
     """
     verdict, lines = Verdict(run.world_size), _Lines()
     streams = set()
@@ -62,7 +62,7 @@ def compare_data(run: Run) -> HardenedCase:
 
 
 class _Lines:
-    """Lines on epochs; equal ones of several are merged."""
+    """Lines about epochs; equal lines of several epochs are merged."""
 
     def __init__(self) -> None:
         self._epochs: dict[tuple[str, str], list[int]] = {}
@@ -75,13 +75,13 @@ class _Lines:
 
 
 def _trained(rank: RankRecords) -> Iterator[LoaderPass]:
-    """Yield the passes of a rank whose samples train its model."""
+    """Yield the passes of a rank over samples that train its model."""
     notes: list[LoaderPass] = rank.notes.get(DRAWS, [])
     return (made for made in notes if made.trains and made.indices)
 
 
 def _passes(run: Run) -> dict[tuple[int, int], dict[int, LoaderPass]]:
-    """Return by loader and number the passes of all ranks."""
+    """Return the passes of all ranks by loader and number."""
     passes: dict[tuple[int, int], dict[int, LoaderPass]] = {}
     for rank in run.ranks:
         for made in _trained(rank):
@@ -98,13 +98,13 @@ def _parts(passes: Mapping[int, LoaderPass]) -> list[_Part]:
 
 @dataclass
 class _Epoch:
-    """What the ranks draw in one epoch.
+    """The samples that the ranks draw in one epoch.
 
     Attributes:
         data: the dataset and its loader, in words.
-        number: of the epoch, from 1.
-        parts: what different ranks draw.
-        lines: receives what is not an error.
+        number: number of the epoch, from 1.
+        parts: the samples of different ranks.
+        lines: receives findings that are not errors.
     """
 
     data: str
@@ -124,7 +124,7 @@ class _Epoch:
         self._add(f"{samples}, drawn by {by}{'' if self.complete else '; the program leaves it before its end'}")
 
     def differences(self) -> list[Difference]:
-        """Return what is drawn several times or not at all, unless that is how the sampler makes equal batches."""
+        """Return samples that are drawn several times or never, unless the sampler does this to make batches equal."""
         return [*self._repeated(), *self._lost()]
 
     def _repeated(self) -> list[Difference]:
@@ -181,7 +181,7 @@ def _listed(indices: Sequence[Any]) -> str:
 
 
 def _orders(run: Run) -> list[str]:
-    """Return a line if a sampler has the same order in every epoch, for want of `set_epoch`."""
+    """Return a line if a sampler has the same order in every epoch because `set_epoch` is not called."""
     for rank in run.ranks:
         orders: dict[int, list[LoaderPass]] = {}
         for made in _trained(rank):

@@ -1,4 +1,4 @@
-"""`--dtypes`: parameters, gradients, reductions, optimizer states and master weights have the declared dtypes.
+"""`--dtypes`: checks that parameters, gradients, reductions, optimizer states and masters have the declared dtypes.
 
 Comparing one rank with several cannot expose a dtype that is too narrow: both compute in it. This checks the dtypes of
 all recorded values, on every rank, in every step.
@@ -25,7 +25,7 @@ __all__ = ["DeclaredDtype", "compare_dtypes", "parse_dtypes"]
 _KINDS = ("parameters", "gradients", "reductions", "states", "masters")
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _OWN = "optimizer "
-"""Starts the names of weights that an optimizer has in addition to the model's."""
+"""Prefix of the names of weights that an optimizer has in addition to the model's."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class DeclaredDtype:
     """One declaration.
 
     Attributes:
-        kind: of the values: ``parameters``, ``gradients``, ``reductions``, ``states`` or ``masters``.
-        pattern: of the names of parameters.
-        dtype: such as ``float32``.
-        text: as it was given.
+        kind: kind of the values: ``parameters``, ``gradients``, ``reductions``, ``states`` or ``masters``.
+        pattern: pattern of the names of parameters.
+        dtype: name of the dtype, such as ``float32``.
+        text: the declaration as it was given.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class DeclaredDtype:
 
 
 class _Seen(NamedTuple):
-    """A dtype that a rank had: the declared kind of value, the record's kind, its names, step, line, and dtype."""
+    """A dtype on a rank: the declared kind of value, the record's kind, its names, step, line, and dtype."""
 
     kind: str
     recorded: str
@@ -80,7 +80,7 @@ def parse_dtypes(texts: Sequence[str]) -> list[DeclaredDtype]:
 
 
 def compare_dtypes(run: Run, declared: Sequence[DeclaredDtype]) -> HardenedCase:
-    """Return the case of values without their declared dtype; of several declarations of a name the last wins.
+    """Return the case of values without their declared dtype; the last declaration that matches a name counts.
 
     Args:
         run: of the ranks.
@@ -136,12 +136,12 @@ def _seen(rank: RankRecords) -> Iterator[_Seen]:
 
 
 def _kind(record: Record) -> str:
-    """Return the kind of a declaration that a record belongs to; empty if none."""
+    """Return the kind of declaration for a record; empty if there is none."""
     value: Any = record.value
     if record.kind == "weight":
         return "masters" if record.name.startswith(_OWN) else "parameters"
     if record.kind == "gradient" and not record.name.startswith(_OWN):
         return "gradients"
-    if record.kind == "state" and len(value.shape):  # counts of steps are numbers without dims
+    if record.kind == "state" and len(value.shape):  # counts of steps are zero-dimensional
         return "masters" if "master" in record.name.rpartition(":")[2] else "states"
     return ""

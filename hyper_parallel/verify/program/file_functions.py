@@ -1,8 +1,8 @@
-"""Redirects what a program's functions do with files into the private copy of its run.
+"""Redirects the file functions of a program into the private copy of its run.
 
-Replaced are Python's functions that take a path, wherever a module has bound them, and those of native libraries that
-open a path by themselves. What cannot be redirected, such as another native library or a subprocess that writes, is
-stopped by :mod:`~hyper_parallel.verify.program.write_guard`.
+Python's functions that take a path are replaced wherever a module has bound them, and so are those of native libraries
+that open a path themselves. Writes that cannot be redirected, such as those of other native libraries or of
+subprocesses, are stopped by :mod:`~hyper_parallel.verify.program.write_guard`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NATIVE = {
     ("safetensors._safetensors_rust", "safe_open"): (0, False),
     ("_sqlite3", "connect"): (0, True),
 }
-"""Functions of native code, with the position of their path, and whether they write there."""
+"""Functions of native code, with the position of their path argument, and whether they write to the path."""
 
 _HOLDERS = (("mindspore.train.serialization", "_ckpt_fs"),)
 """Objects of modules that have bound functions."""
@@ -56,21 +56,21 @@ _IMPORTING = ("posix", "importlib._bootstrap", "importlib._bootstrap_external", 
 
 @contextmanager
 def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
-    """Inside, threads of this process that write files write those of ``files``.
+    """Redirect the files that this process's threads write to those of ``files``, inside this context.
 
     Args:
         files: of the run.
-        this_thread: whether the thread that calls belongs to the run, too. Others do that start inside.
+        this_thread: whether the calling thread belongs to the run as well; threads that start inside always do.
     """
     others = set(threading.enumerate())
     if this_thread:
         others.discard(threading.current_thread())
     functions = _Functions(files, others)
     with ExitStack() as stack:
-        stack.callback(setattr, functions, "active", False)  # who has kept a replacement calls the plain function
+        stack.callback(setattr, functions, "active", False)  # callers that kept a replacement use the plain function
         _bind(stack, functions.replacements())
         _bind_mapped(stack, functions)
-        _set(stack, shutil, "_use_fd_functions", value=False)  # they name files by folders that are open
+        _set(stack, shutil, "_use_fd_functions", value=False)  # they address files by descriptors of open folders
         _set(stack, tempfile, "tempdir", value=files.temporary)
         _forget_folder_of_processes(stack)
         for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
@@ -81,7 +81,7 @@ def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
 
 
 def _forget_folder_of_processes(stack: ExitStack) -> None:
-    """Let multiprocessing make another folder of sockets: its own may be of an earlier run, or the user's."""
+    """Make multiprocessing create another folder of sockets: its own may be the user's, or that of an earlier run."""
     known: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
     before = known.pop("tempdir", None)
     stack.callback(known.pop, "tempdir", None)
@@ -101,7 +101,7 @@ def _restore_variable(name: str, value: str | None) -> None:
 
 
 def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
-    """Put replacements wherever a module has bound the plain functions, but for the machinery of imports."""
+    """Put replacements wherever a module has bound the plain functions, except in the machinery of imports."""
     by_identity = {id(plain): replacement for plain, replacement in replacements}
     stack.callback(_unbind, {id(replacement): plain for plain, replacement in replacements})
     for names in (getattr(os, supported) for supported in _SETS):
@@ -122,7 +122,7 @@ def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
 
 
 def _unbind(plain: dict[int, Any]) -> None:
-    """Put the plain functions into modules that were imported meanwhile, which have bound replacements."""
+    """Restore the plain functions in modules that were imported meanwhile and have bound replacements."""
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in plain:
@@ -141,7 +141,7 @@ class _Functions:
     """The replacements, for one run.
 
     Attributes:
-        active: whether they redirect.
+        active: whether the replacements redirect.
     """
 
     def __init__(self, files: PrivateFiles, others: set[threading.Thread]) -> None:
@@ -169,7 +169,7 @@ class _Functions:
         return [(plain, self._replacement(plain, kind)) for plain, kind in pairs]
 
     def mapped(self, plain: Any) -> Any:
-        """Return ``UntypedStorage.from_file``, redirected; it writes if it is shared."""
+        """Return ``UntypedStorage.from_file``, redirected; it writes if the storage is shared."""
 
         def redirect(plain: Any, filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
             place = self._find(filename)
@@ -197,7 +197,7 @@ class _Functions:
         return replacement
 
     def _find(self, path: Any, dir_fd: int | None = None, *, follow: bool = True) -> Place | None:
-        """Return where a path leads; None for a number of an open file, and for what is used as it is."""
+        """Return the place of a path; None for a descriptor of an open file, and for a path that is used unchanged."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return None
         if dir_fd is not None:
@@ -239,7 +239,7 @@ class _Functions:
         actual = self._opened(place, wanted | (os.O_RDWR if "+" in mode else 0))
         if len(args) > 5:
             args = args[:5]
-        # An opener, so that the file has the program's name for it.
+        # An opener keeps the program's own name of the file.
         return plain(file, mode, *args, **{**kwargs, "opener": lambda _, flags: os.open(actual, flags, 0o666)})
 
     def _native(self, position: int, *, writes: bool) -> Callable[..., Any]:
@@ -320,7 +320,7 @@ class _Functions:
             if target.exists and _is_folder(target.seen):
                 if files.names(target) and _is_folder(actual):
                     raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), src, None, dst)
-                files.writable(target)  # an empty folder, which a folder replaces, and a file does not
+                files.writable(target)  # an empty folder: a folder can replace it, but a file cannot
             plain(actual, files.writable(target, _TRUNCATES))
             files.remove(target)
         if source is not None:
@@ -357,7 +357,7 @@ class _Functions:
 
 
 class _Scan:
-    """What ``os.scandir`` returns, of a folder with files of the run."""
+    """The result of ``os.scandir`` for a folder with files of the run."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = entries
@@ -375,11 +375,11 @@ class _Scan:
         self.close()
 
     def close(self) -> None:
-        """Do nothing: no folder is open."""
+        """Do nothing: there is no open folder."""
 
 
 class _Entry:
-    """What ``os.scandir`` yields: like ``os.DirEntry``, which has no constructor."""
+    """An entry of ``os.scandir``: like ``os.DirEntry``, which has no constructor."""
 
     def __init__(self, name: Any, path: Any) -> None:
         self.name, self.path = name, path
@@ -408,7 +408,7 @@ class _Entry:
         return self._is(stat.S_ISLNK, follow_symlinks=False)
 
     def is_junction(self) -> bool:
-        """Return False: junctions are folders of Windows. ``os.walk`` asks from Python 3.12 on."""
+        """Return False: junctions are folders of Windows. ``os.walk`` calls this from Python 3.12 on."""
         return False
 
     def _is(self, kind: Callable[[int], bool], *, follow_symlinks: bool) -> bool:
@@ -423,7 +423,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _native(module: str, name: str) -> Any:
-    """Return a native function; None if its package is missing, or PyTorch's and not imported."""
+    """Return a native function; None if its package is missing, or if it is PyTorch's and not imported."""
     with suppress(ImportError):
         import safetensors  # noqa: F401 - imported by the program later, it would bring its own functions
     with suppress(ImportError):

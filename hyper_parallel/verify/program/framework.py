@@ -1,4 +1,4 @@
-"""The framework that a program trains with, read from the imports of its file; nothing is run for it."""
+"""Determines the framework of a program from the imports of its file, without running it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _STACKS = {
     },
     "mindspore": {"mindformers", "mindnlp", "mindone"},
 }  # fmt: skip
-"""Packages that train with one framework."""
+"""Packages that use one framework for training."""
 
 
 def program_framework(program: Program) -> str:
-    """Return the framework of a program: the one that its file imports, or that a function's module has.
+    """Return the framework of a program: that of its file's imports, or of the function's module.
 
     Raises:
-        InputError: (a ValueError) the file imports both or none, both are installed, and the environment chooses none.
+        InputError: (a ValueError) the file imports both or none, both are installed, and the environment does not
+            choose one.
         MissingFrameworkError: (an ImportError) neither is installed.
     """
     if callable(program.function):
@@ -52,19 +53,19 @@ def program_framework(program: Program) -> str:
 
 
 def other_framework(program: Program, platform: str) -> str:
-    """Return the only framework that a program's file imports if it is not ``platform``; empty if it is, or unknown."""
+    """Return the only framework of a program's imports if it is not ``platform``; empty if it is, or if unknown."""
     named = [] if callable(program.function) else imported_frameworks(Path(program.path), program.folder)
     return named[0] if len(named) == 1 and named != [platform] else ""
 
 
 def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
-    """Return the frameworks that a file imports, or else those that files next to it import for it.
+    """Return the frameworks that a file imports, or else those that files next to it import.
 
-    A library that trains with one framework stands for it in a file that imports neither itself.
+    If a file imports neither framework, a library that trains with one framework counts as importing it.
 
     Args:
-        path: of a file that compiles.
-        folder: where it finds other modules; its own by default.
+        path: path of a file that compiles.
+        folder: folder of the other modules that it imports; its own by default.
     """
     everything: set[str] = set()
     for modules in _layers(path, folder):
@@ -77,11 +78,11 @@ def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
 
 
 def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
-    """Return what a file, or files next to it, import anywhere of installed packages: modules, and names in them.
+    """Return the installed packages that a file, or files next to it, import anywhere: modules, and names in them.
 
     Args:
-        path: of a file that compiles.
-        folder: where it finds other modules; its own by default.
+        path: path of a file that compiles.
+        folder: folder of the other modules that it imports; its own by default.
     """
     names = {module for modules in _layers(path, folder) for module in modules if module}
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
@@ -90,13 +91,13 @@ def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
 
 
 def _found(name: str) -> bool:
-    """Whether an installed package has this name, wherever it is; nothing is imported for it."""
+    """Return whether an installed package has this name, in any location; nothing is imported."""
     spec = importlib.machinery.PathFinder.find_spec(name) if name else None
     return spec is not None and spec.origin is not None and is_installed(spec.origin)
 
 
 def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:
-    """Yield the modules that a file imports, then those that files next to it import for it, and so on."""
+    """Yield the modules that a file imports, then those that the imported files next to it import, and so on."""
     seen, waiting = {path}, [path]
     while waiting:
         modules = [module for file in waiting for module in _imports(file)]
@@ -108,10 +109,10 @@ def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield the names of the modules that a file imports anywhere in it, without the dots of relative imports."""
+    """Yield the names of all modules that a file imports, without the dots of relative imports."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # a file next to it, which running the program will complain about
+    except (OSError, SyntaxError, ValueError):  # does not compile; running the program reports it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

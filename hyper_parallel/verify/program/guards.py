@@ -1,4 +1,4 @@
-"""What a program must not do to the process that verifies it: end it, fork it, or take its signals."""
+"""Prevents a program from ending or forking the verifying process, and from taking its signals."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _GRACE_SECONDS = 2.0
 def guarded(name: str) -> Iterator[None]:
     """Guard this process while a program runs in its threads.
 
-    ``os._exit`` ends the rank like ``sys.exit``. A forked child may do work of its own, as workers of data loaders do;
-    one that goes on with the program as if it were a rank is ended. Children still alive at the end are ended, too.
-    Handlers of signals are not installed, which only the main thread may do; timers that would raise one are not set,
+    ``os._exit`` ends the rank like ``sys.exit``. A forked child may do separate work, as workers of data loaders do. A
+    child that continues the program as if it were a rank is ended, and so are children still alive at the end. Handlers
+    of signals are not installed, because only the main thread may do so. Timers that would raise a signal are not set,
     and a signal that the program sends to itself ends its rank. Calls that start ranks, or RPC, are refused.
 
     Args:
         name: of the program, for messages.
 
     Raises:
-        InputError: (a ValueError) a forked child went on with the program.
+        InputError: (a ValueError) a forked child continued the program.
     """
     forks = _Forks()
     with contextlib.ExitStack() as stack:
@@ -61,7 +61,7 @@ def guarded(name: str) -> Iterator[None]:
 
 
 class _Forks:
-    """The children of this process that a program forks."""
+    """The child processes that a program forks."""
 
     def __init__(self) -> None:
         self._fork, self._exit = os.fork, os._exit
@@ -72,7 +72,7 @@ class _Forks:
         self._tell: Callable[..., Any] = self.leave
 
     def fork(self) -> int:
-        """Fork; a child that returns to the program, not to Python's own multiprocessing, is watched."""
+        """Fork; a child that returns to the program, instead of Python's multiprocessing, is watched."""
         site = _program_site()
         pid = self._fork()
         if pid:
@@ -82,7 +82,7 @@ class _Forks:
         return pid
 
     def _watch(self, site: str) -> None:
-        """End this child when the thread that it continues returns to the simulation, or communicates."""
+        """End this child when the thread that it continues returns to the simulation or communicates."""
         write, leave = self._write, self._exit
 
         def tell(*_: Any) -> NoReturn:
@@ -93,7 +93,7 @@ class _Forks:
 
         world: Any = simulated_threads._ThreadWorld  # noqa: SLF001 - in a child, whose other ranks do not exist
         world.pause = world._pass_on = tell  # noqa: SLF001 - as above
-        LEAVE_FORKED.append(tell)  # of a rank that is a process
+        LEAVE_FORKED.append(tell)  # in a rank that is a process
         self._tell = tell
 
     def leave(self, status: int) -> None:
@@ -103,7 +103,7 @@ class _Forks:
         sys.exit(status)
 
     def kill(self, plain: Callable[[int, int], None], others: tuple[int, ...] = ()) -> Callable[[int, int], None]:
-        """Return ``plain``, which sends a signal, for processes that are neither this one nor one of ``others``."""
+        """Return ``plain``, which sends a signal, restricted to processes other than this one and ``others``."""
 
         def kill(process: int, number: int) -> None:
             if process in (self._owner, 0, -1, *others) and number and os.getpid() == self._owner and not _is_main():
@@ -117,7 +117,7 @@ class _Forks:
         return lambda number: plain(number) if _is_main() else self.leave(128 + number)
 
     def end(self) -> None:
-        """End the remaining children, and read their messages; a child that gets here has continued as a rank."""
+        """End the remaining children, and read their messages; a child with a message has continued as a rank."""
         if os.getpid() != self._owner:
             self._tell()
         os.close(self._write)
@@ -141,7 +141,7 @@ class _Forks:
 
 @contextlib.contextmanager
 def _default_child_signal() -> Iterator[None]:
-    """Inside, SIGCHLD has no handler: that of PyTorch's data loaders raises when a worker is ended."""
+    """Remove the handler of SIGCHLD inside this context: PyTorch's data loaders raise in it when a worker is ended."""
     if not _is_main():
         yield
         return
@@ -153,7 +153,7 @@ def _default_child_signal() -> Iterator[None]:
 
 
 def _program_site() -> str:
-    """Return ``file:line`` where the program calls ``fork``; empty where Python's multiprocessing does."""
+    """Return ``file:line`` of the program's call of ``fork``; empty if Python's multiprocessing calls it."""
     frame: Any = inspect.currentframe()
     frame = frame.f_back.f_back  # the caller of os.fork
     if "multiprocessing" in frame.f_code.co_filename:
@@ -169,7 +169,7 @@ def _signal(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unset(plain: Callable[..., Any], previous: Any) -> Callable[..., Any]:
-    """Return ``plain``, which sets a timer, for the main thread; others set none, and get the ``previous`` one."""
+    """Return ``plain``, which sets a timer, for the main thread; in others it sets none and returns ``previous``."""
 
     def install(*arguments: Any) -> Any:
         return plain(*arguments) if _is_main() else previous

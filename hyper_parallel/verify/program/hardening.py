@@ -32,7 +32,7 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["Hardening"]
 
 _DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
-"""Changes in the order in which they are dropped where a program does not take them."""
+"""Changes, in the order in which they are dropped if a program does not support them."""
 
 _UNSUPPORTED = {
     "mindspore": {
@@ -41,29 +41,29 @@ _UNSUPPORTED = {
         "equal-masks": "parts of a batch are copies in MindSpore",
     }
 }
-"""Changes that the recorder of a framework cannot make, and why."""
+"""Changes that the recorder of a framework cannot make, and the reasons."""
 
 _SIZES = ("equal-sizes", "even-dims")
-"""What other numbers of ranks repair."""
+"""Blind spots that other numbers of ranks remove."""
 
 _DRAWS = 4
-"""How often masks are drawn until the ranks' parts select different numbers of elements."""
+"""Number of attempts to draw masks for which the ranks' shards select different numbers of elements."""
 
 
 @dataclass
 class Hardening:
-    """One hardening of a program that passed.
+    """Hardens a program that passed.
 
     Attributes:
-        program: that runs on the ranks.
-        alone: that runs on one rank.
+        program: the program that runs on the ranks.
+        alone: the program that runs on one rank.
         world: of the ranks.
         mesh: sizes of the axes, if the user named them.
         declared: placements by pattern.
         seed: of perturbations and changes.
         progress: called with the name of each run.
-        spots: that are not repaired.
-        cases: that were run.
+        spots: blind spots that are not repaired.
+        cases: the hardened cases that were run.
     """
 
     program: Program
@@ -80,7 +80,7 @@ class Hardening:
         """Run the hardened cases: other values on the same ranks, then other numbers of ranks.
 
         Args:
-            runs: of the case as it is, which were equal.
+            runs: the runs of the unchanged case, which were equal.
             spots: of that case.
             reference: the run on one rank, with its bounds.
         """
@@ -91,7 +91,7 @@ class Hardening:
                 self._change_sizes(spot, runs, reference)
 
     def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Reference) -> None:
-        """Run the program on other numbers of ranks, until it is equal on one of them.
+        """Run the program on other numbers of ranks, until it passes on one of them.
 
         A program may be correct on some numbers of ranks only, so a difference counts if it passes on none.
         """
@@ -145,7 +145,7 @@ class Hardening:
         return case, ""
 
     def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot], scratch: Scratch) -> None:
-        """Run the program with other values, without unsupported ones."""
+        """Run the program with other values, without unsupported changes."""
         dropped = dict(_UNSUPPORTED.get(self.world.platform, {}))
         draw = 0
         while True:
@@ -170,7 +170,7 @@ class Hardening:
     def _run_changed(
         self, repairs: Repairs, before: PairedRuns, scratch: Scratch
     ) -> tuple[HardenedCase, str, list[BlindSpot]]:
-        """Return the case, why it cannot be used (empty if it can), and its own blind spots."""
+        """Return the case, why it cannot be used (empty if it can be), and its own blind spots."""
         case = HardenedCase(list(repairs.words.values()))
         try:
             reference = run_reference(self.alone, self.world, self.seed, self.progress, scratch, repairs.reference)
@@ -212,7 +212,7 @@ class Hardening:
         return case, "", verdict.spots
 
     def _keep_unrepaired(self, repairs: Repairs, after: Sequence[BlindSpot]) -> None:
-        """Keep the blind spots that the hardened case still has."""
+        """Keep the blind spots that remain in the hardened case."""
         still = {(spot.kind, spot.subject) for spot in after}
         if not self.cases[-1].ok:
             return
@@ -228,12 +228,12 @@ def _key(spot: BlindSpot) -> tuple[str, str]:
 
 
 def _equal_by_chance(repairs: Repairs, after: Sequence[BlindSpot]) -> bool:
-    """Return whether masks that were thinned out select equally many elements on every rank again."""
+    """Return whether thinned masks by chance select the same number of elements on every rank again."""
     return "equal-masks" in repairs.words and any(spot.kind == "equal-masks" for spot in after)
 
 
 def _with_reason(spot: BlindSpot, reasons: Mapping[str, str]) -> BlindSpot:
-    """Return a blind spot that says why it could not be repaired."""
+    """Return a blind spot with the reason why it could not be repaired."""
     why = reasons.get(spot.kind)
     return spot if why is None else replace(spot, repair=f"{spot.repair} (not repaired: {why})")
 

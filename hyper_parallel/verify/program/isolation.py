@@ -1,4 +1,4 @@
-"""The files of one run: a private copy for its threads or for one of its processes, and the guard around it."""
+"""The files of one run: a private copy for its threads or for one of its processes, and its protection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DENIED = (
     "cannot be redirected is denied: files that native code (other than torch.save, safetensors and sqlite3) or a "
     "subprocess writes. Save by Python's open(), or in a temporary folder (tempfile.gettempdir())"
 )
-"""Why a permission may have been denied."""
+"""Reasons why a permission may have been denied."""
 
 
 @contextmanager
@@ -33,10 +33,10 @@ def run_folder() -> Iterator[Path]:
 
 @contextmanager
 def files_of_threads(folder: Path, written: str = "") -> Iterator[PrivateFiles | None]:
-    """Inside, threads that are started write to ``folder``; this library writes its records to ``written``.
+    """Make threads that start inside this context write to ``folder``; this library writes its records to ``written``.
 
     Yields:
-        what each of them is to pass to ``denied_by_kernel`` first; None where the kernel cannot deny.
+        the argument with which each thread must call ``denied_by_kernel`` first; None if the kernel cannot deny writes.
     """
     files, denies = PrivateFiles(folder, written), kernel_denies()
     with redirected(files, this_thread=False), nullcontext() if denies else audited(files, this_thread=False):
@@ -45,12 +45,13 @@ def files_of_threads(folder: Path, written: str = "") -> Iterator[PrivateFiles |
 
 @contextmanager
 def files_of_process(folder: Path, *, ends: bool, written: str = "", temporary_root: str = "") -> Iterator[None]:
-    """Inside, this process writes to ``folder``, which other ranks of the run may share.
+    """Make this process write to ``folder`` inside this context; other ranks of the run may share the folder.
 
     Args:
         folder: of the run.
-        ends: whether the process ends with the run, so that the kernel may deny it to write the user's files for good.
-        written: folder that this library writes its records to; empty if there is none.
+        ends: whether the process ends with the run, so that the kernel may permanently deny it to write the user's
+            files.
+        written: folder of this library's records; empty if there is none.
         temporary_root: as in :class:`PrivateFiles`.
     """
     files = PrivateFiles(folder, written, temporary_root)
@@ -62,11 +63,11 @@ def files_of_process(folder: Path, *, ends: bool, written: str = "", temporary_r
 
 
 def keep(folder: Path, target: Path) -> None:
-    """Copy what a run has written in its working folder to ``target``.
+    """Copy the files that a run has written in its working folder to ``target``.
 
     Args:
         folder: of the run.
-        target: is made if needed.
+        target: the folder to copy to; it is created if needed.
     """
     written = PrivateFiles(folder).written_in(Path.cwd())
     if written.is_dir():

@@ -32,17 +32,17 @@ _ELSEWHERE = {
     "msrun": "the ranks are started here: leave it out",
     "deepspeed": "the ranks are started here: leave it out",
 }
-"""Why an option of a launcher is refused, and what to do."""
+"""Options of launchers that are refused, with the reason and the fix."""
 
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """What a command starts.
+    """The program that a launch command starts.
 
     Attributes:
         target: a file, or ``-m`` and a module.
-        arguments: for it.
-        ranks: their number; None if the command does not say.
+        arguments: arguments of the target.
+        ranks: number of ranks; None if the command does not determine it.
     """
 
     target: str
@@ -51,10 +51,10 @@ class LaunchLine:
 
 
 def read_launch_line(words: Sequence[str]) -> LaunchLine:
-    """Return what a command starts: Python, torchrun, msrun, ``accelerate launch`` or deepspeed on a program.
+    """Return the program that a command of Python, torchrun, msrun, ``accelerate launch`` or deepspeed starts.
 
     Raises:
-        InputError: (a ValueError) it does not start a Python script, or has an unsupported option.
+        InputError: (a ValueError) the command does not start a Python script, or has an unsupported option.
     """
     launcher, rest = _launcher(words)
     options, target, arguments = _parts(rest, shlex.join(words))
@@ -76,14 +76,14 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
 
 
 def with_program(words: Sequence[str], module: str) -> list[str]:
-    """Return a command that starts a module with the program of ``words``, and its arguments, as arguments.
+    """Return a command that starts a module, with the program of ``words`` and its arguments as arguments.
 
     Args:
         words: Python, torchrun, msrun or ``accelerate launch`` on a script or module; options stay as they are.
-        module: with its own first arguments, as ``python -m`` takes them.
+        module: the module and its own first arguments, as for ``python -m``.
 
     Raises:
-        InputError: (a ValueError) the command starts something else.
+        InputError: (a ValueError) the command does not start a script or module.
     """
     launcher, rest = _launcher(words)
     options, target, arguments = _parts(rest, shlex.join(words))
@@ -98,16 +98,16 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         raise InputError(msg)
     if "--no-python" in options:
         raise InputError("--no-python starts no script of Python; leave it out")
-    options += ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []  # it starts what it is given
+    options += ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []  # it starts its arguments
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
 
 
 def starts_program(words: Sequence[str], *, anywhere: bool) -> bool:
-    """Return whether a command starts a script or module by a launcher.
+    """Return whether a command starts a script or module with a launcher.
 
     Args:
-        words: of the command.
-        anywhere: whether the launcher may follow other words, as in a line of a shell.
+        words: the words of the command.
+        anywhere: whether the launcher may follow other words, as in a line of a shell script.
     """
     for place in range(len(words) if anywhere else min(1, len(words))):
         launcher, rest = _launcher(words[place:])
@@ -143,7 +143,7 @@ def module_file(name: str, source: str) -> Path:
     """Return the file of a module that ``python -m`` would run in this folder; nothing is imported.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such module.
     """
     path: list[str] | None = [str(Path.cwd()), *filter(None, sys.path)]
     spec: importlib.machinery.ModuleSpec | None = None

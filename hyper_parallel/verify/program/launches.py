@@ -1,4 +1,4 @@
-"""Refuses calls by which a program starts ranks itself, and RPC: at the call, with what to verify instead."""
+"""Refuses calls with which a program starts ranks itself, and RPC; the error names what to verify instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE = "docs/stacks.md"
 
 @contextlib.contextmanager
 def refused_launches() -> Iterator[None]:
-    """Inside, calls that start ranks, or RPC, raise an :class:`InputError`."""
+    """Make calls that start ranks, or RPC, raise an :class:`InputError` inside this context."""
     with contextlib.ExitStack() as stack:
         replace(stack, subprocess.Popen, "__init__", functools.partial(_checked, "args"))
         replace(stack, os, "system", functools.partial(_checked, "command"))
@@ -38,10 +38,10 @@ def replace(stack: contextlib.ExitStack, owner: Any, name: str, changed: Callabl
     """Replace an attribute until the stack closes.
 
     Args:
-        stack: of contexts.
+        stack: stack of contexts.
         owner: a module or class.
         name: of the attribute.
-        changed: returns the replacement of the present value.
+        changed: function that returns the replacement of the current value.
     """
     plain = getattr(owner, name)
     stack.callback(setattr, owner, name, plain)
@@ -54,7 +54,7 @@ def _instead(refuse: Callable[..., NoReturn], plain: Any) -> Callable[..., NoRet
 
 
 def _checked(parameter: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, which runs a command, for commands that start no ranks."""
+    """Return ``plain``, which runs a command, but refuse commands that start ranks."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -73,7 +73,7 @@ def _words(command: Any) -> list[str]:
         return [os.fsdecode(word) for word in command]
     try:
         return shlex.split(os.fsdecode(command))
-    except ValueError:  # quotes that do not end: the shell says so
+    except ValueError:  # unbalanced quotes: the shell reports them
         return []
 
 
@@ -116,11 +116,11 @@ _OF_TORCH: tuple[tuple[str, str, Callable[..., NoReturn]], ...] = (
     ("torch.distributed.launcher.api", "launch_agent", _refuse_agent),
     ("torch.distributed.rpc", "init_rpc", _refuse_rpc),
 )
-"""Functions of PyTorch, and what takes their place."""
+"""Functions of PyTorch, and their replacements."""
 
 
 def _refuse(words: str) -> NoReturn:
-    """Raise an error about the call that is running, at its line in the program."""
+    """Raise an error about the running call, with its line in the program."""
     frame: Any = inspect.currentframe()
     while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -129,5 +129,5 @@ def _refuse(words: str) -> NoReturn:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a code's file is the program's: not installed, not this one, not frozen into Python."""
+    """Return whether a code's file is the program's: not installed, not this file, and not frozen into Python."""
     return bool(file) and file != __file__ and not file.startswith("<") and not is_installed(file)

@@ -1,8 +1,8 @@
-"""`--logged`: the numbers that rank 0 prints or writes to text files, against those of the single device.
+"""`--logged`: compares the numbers that rank 0 prints or writes to text files with those of the single device.
 
-Lines are aligned by their text without numbers. This compares decimal numbers that are equal in the reference and its
-perturbed repeats, that change during the run or are a recorded number, and that have no unit of time, rate or memory
-near them: times differ between repeats, and settings never change.
+Lines are aligned by their text without numbers. The compared numbers are decimal, and equal in the reference and its
+perturbed repeats, in which times differ. They change during the run, unlike settings, or are a recorded number. They
+have no unit of time, rate or memory near them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _COST = re.compile(
     r"\b[kmgt]i?b\b|bytes|samples",
     re.IGNORECASE,
 )
-"""Words before a number, up to the one before it, that make it a time, a rate, a count or a size."""
+"""Words directly before a number that mark it as a time, a rate, a count or a size."""
 
 _UNIT = re.compile(r"\s*(?:[muµn]?s|min|h|sec\w*|\w*/\w+|[kmgt]?i?b|tok\w*|samples)\b", re.IGNORECASE)
-"""The same after a number."""
+"""The same for words after a number."""
 
 _WINDOWS = 32
-"""Losses over which a mean may be logged; all so far are tried, too."""
+"""Number of losses over which a mean may be logged; the mean of all losses so far is tried as well."""
 
 _DIGITS = 3
 _STABLE, _MULTIPLE, _ROUNDING = 1e-3, 16.0, 1e-5
@@ -52,9 +52,9 @@ class LoggedNumber:
 
     Attributes:
         value: as a float.
-        unit: of the last digit that is shown.
-        step: optimizer steps that were complete when the line was printed; -1 in a file.
-        digits: significant digits that are shown.
+        unit: unit of the last printed digit.
+        step: number of optimizer steps completed when the line was printed; -1 in a file.
+        digits: number of printed significant digits.
         cost: whether a unit of time, rate or memory is near it.
     """
 
@@ -66,13 +66,13 @@ class LoggedNumber:
 
 
 def compare_logged(reference: Reference, run: Run, notes: list[str], *, strict: bool) -> HardenedCase | None:
-    """Return the case of logged numbers that differ, or of those that are equal; None if none could be compared.
+    """Return the case of the logged numbers, with their differences; None if no number could be compared.
 
     Args:
         reference: with the lines of its repeats.
-        run: of the ranks, whose training is equal.
-        notes: receives what differs and is not an error.
-        strict: whether a number that differs and that no hypothesis explains counts as an error.
+        run: of the ranks, whose training is equal to the reference's.
+        notes: receives differences that are not errors.
+        strict: whether a different number that no hypothesis explains counts as an error.
     """
     own, ranks = reference.run.ranks[0], run.ranks
     first, other = logged_numbers(own.notes), logged_numbers(ranks[0].notes)
@@ -109,7 +109,7 @@ def compare_logged(reference: Reference, run: Run, notes: list[str], *, strict: 
 
 
 def logged_numbers(notes: Mapping[str, Any]) -> dict[Key, LoggedNumber]:
-    """Return the decimal numbers of a rank's lines by source, text without numbers, occurrence of it, and place in it.
+    """Return the decimal numbers of a rank's lines by source, text without numbers, occurrence, and place in the text.
 
     Args:
         notes: of the rank.
@@ -130,7 +130,7 @@ def logged_numbers(notes: Mapping[str, Any]) -> dict[Key, LoggedNumber]:
 
 
 def _number(line: str, match: re.Match[str], step: int) -> LoggedNumber | None:
-    """Return a number with a decimal point or an exponent; None of an integer."""
+    """Return a number with a decimal point or an exponent; None for an integer."""
     mantissa, _, exponent = match.group().lower().partition("e")
     if "." not in mantissa and not exponent:
         return None
@@ -145,7 +145,7 @@ def _number(line: str, match: re.Match[str], step: int) -> LoggedNumber | None:
 def _comparable(
     first: Mapping[Key, LoggedNumber], repeats: Sequence[Mapping[Key, LoggedNumber]], own: RankRecords
 ) -> Iterator[tuple[Key, float]]:
-    """Yield the numbers that can be compared, each with what it may be off by."""
+    """Yield the numbers that can be compared, each with its tolerance."""
     values: dict[tuple[str, str, int], set[float]] = {}
     for key, number in first.items():
         values.setdefault((key[0], key[1], key[3]), set()).add(number.value)
@@ -182,7 +182,7 @@ def _judge(
     *,
     strict: bool,
 ) -> None:
-    """Put numbers of one place in one line that differ into the verdict: as a difference, or as a note."""
+    """Add different numbers of one place in one line to the verdict: as a difference or as a note."""
     source, text, occurrence, place = keys[0]
     expected, actual = numbers[0][keys[0]], numbers[1][keys[0]]
     name = f"{text!r}, number {place + 1}" + (f", in {source.rpartition('/')[2]}" if source else "")
@@ -214,11 +214,11 @@ def _is_own_loss(expected: LoggedNumber, actual: LoggedNumber, own: RankRecords,
 
 
 def _statistics(rank: RankRecords, step: int) -> Iterator[float]:
-    """Yield what a program may log of its losses at a step: the last ones, their sums, means, and exponentials.
+    """Yield the statistics of its losses that a program may log at a step: last losses, sums, means, exponentials.
 
     Args:
-        rank: whose losses.
-        step: optimizer steps that were complete then, of which the last loss may be one before; -1 for any.
+        rank: the rank that has the losses.
+        step: number of completed optimizer steps, before the last of which the last loss may be; -1 for any.
     """
     losses = [(record.step, float(np.asarray(record.value))) for record in rank.records if record.kind == "loss"]
     for end in range(1, len(losses) + 1):
@@ -236,7 +236,7 @@ def _shows(number: LoggedNumber, value: float) -> bool:
 def _cause(
     pairs: Sequence[tuple[LoggedNumber, LoggedNumber]], records: tuple[RankRecords, RankRecords], size: int
 ) -> Cause:
-    """Return why logged numbers differ: a norm of one rank's part, or a factor of the number of ranks."""
+    """Return why logged numbers differ: a norm of one rank's shard, or a factor of the number of ranks."""
     if all(_is_own_norm(*pair, *records) for pair in pairs):
         expected, actual = pairs[0]
         return Cause(
@@ -256,7 +256,7 @@ def _cause(
 
 
 def _is_own_norm(expected: LoggedNumber, actual: LoggedNumber, own: RankRecords, rank: RankRecords) -> bool:
-    """Return whether both numbers are the norms of the gradients that each has in some step, before clipping."""
+    """Return whether both numbers are the norms of the run's own gradients in some step, before clipping."""
     for step in {record.step for record in own.records if record.kind == "gradient"}:
         mine, theirs = _norm(own, step), _norm(rank, step)
         if abs(expected.value - mine) <= max(expected.unit, _SAME_FACTOR * mine) and abs(actual.value - theirs) <= max(

@@ -1,8 +1,9 @@
-"""Finds the arguments by which a script that accumulates micro-batches takes its batch at once.
+"""Finds the arguments with which a script that accumulates micro-batches processes its batch at once.
 
-An option whose name has ``accum`` in it, such as ``--gradient_accumulation_steps 4``, says how many micro-batches there
-are: with 1 a script that cuts its batch takes the whole. One whose batch option is the size of a micro-batch needs that
-many times the size, too. Which of them is right shows in the samples of the first step.
+An option whose name contains ``accum``, such as ``--gradient_accumulation_steps 4``, is the number of micro-batches.
+With 1, a script that splits its batch processes the complete one. A script whose batch option is the size of a
+micro-batch also needs a batch size multiplied by that number. The samples of the first step reveal which of the two is
+right.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _ACCUMULATES, _BATCH = re.compile("accum", re.IGNORECASE), re.compile("batch", r
 def find_one_batch(
     program: Program, world: World, reference: Reference, progress: Callable[[str], None]
 ) -> Program | None:
-    """Return the program with arguments by which it takes the batch of a step at once; None if none are found.
+    """Return the program with arguments with which it processes a step's batch at once; None if none are found.
 
     Args:
         program: a script, with its own arguments.
-        world: of the ranks; the attempts are runs of one step on one rank.
+        world: of the ranks; each attempt runs one step on one rank.
         reference: the run of ``program`` on one rank.
         progress: called with the name of each run before it starts.
     """
@@ -47,17 +48,18 @@ def find_one_batch(
             try:
                 run = run_world(other, replace(alone, limits=limits))
                 require_one_batch(program, " ".join(arguments), reference.run, run)
-            except (InputError, RankFailedError):  # these are not the right ones
+            except (InputError, RankFailedError):  # the arguments are not the right ones
                 continue
         return other
     return None
 
 
 def candidate_arguments(program: Program) -> Iterator[list[str]]:
-    """Yield arguments by which a script may take its batch at once, those with fewer changes first.
+    """Yield arguments with which a script may process its batch at once, those with fewer changes first.
 
     Args:
-        program: whose options are read from its arguments, and from its calls of ``add_argument`` with a default.
+        program: the script; its options are read from its arguments, and from its calls of ``add_argument`` with a
+            default.
     """
     arguments = list(program.arguments)
     for name, value in _defaults(program):
@@ -75,7 +77,7 @@ def candidate_arguments(program: Program) -> Iterator[list[str]]:
 
 
 def _numbers(arguments: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the options whose value is a whole number: the place of the word with the value, the name, the value."""
+    """Yield the options with an integer value: the position of the word with the value, the name, the value."""
     for place, word in enumerate(arguments):
         match = _OPTION.fullmatch(word)
         if match is None:
@@ -94,7 +96,7 @@ def _with_number(arguments: Sequence[str], place: int, value: int) -> list[str]:
 
 
 def _defaults(program: Program) -> Iterator[tuple[str, str]]:
-    """Yield name and default of the options of accumulation and batches that a script declares by ``add_argument``."""
+    """Yield name and default of the options for accumulation and batches, from a script's calls of ``add_argument``."""
     for node in ast.walk(ast.parse(Path(program.path).read_bytes())):
         if not (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"

@@ -1,8 +1,8 @@
-"""The perturbed repeats of a reference, by which the allowed difference of each value is measured.
+"""The perturbed repeats of a reference, which measure the tolerance of each value.
 
-Few repeats come first, and suffice for a program whose ranks stay within them; the others follow where a value does
-not. A repeat may have two perturbations: values before the first displaced gradient show the effect
-of inputs and weights, values after it that of the displacement.
+A few repeats run first. They suffice if the ranks stay within the resulting tolerances; otherwise, the other repeats
+follow. A repeat may have two perturbations: values before the first displaced gradient measure the effect of inputs and
+weights, and later values that of the displacement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyper_parallel.verify.engine.sinks import FoldSink
 __all__ = ["HALF_PRECISION", "Repeat", "first_repeats", "further_repeats"]
 
 HALF_PRECISION = "half precision"
-"""The note of a recorder that a module returned numbers of bfloat16 or float16."""
+"""Recorder's note: a module returned numbers of bfloat16 or float16."""
 
 _WORDS: dict[MovementKind, str] = {
     "moved": "inputs and weights in the last place", "rounded": ROUNDED, "displaced": DISPLACED,
@@ -29,11 +29,11 @@ _WORDS: dict[MovementKind, str] = {
 
 @dataclass
 class Repeat:
-    """One repeat: what is perturbed, and where its records go.
+    """One repeat: its perturbation and the destination of its records.
 
     Attributes:
-        bounds: of the reference, which receive what the repeat measures.
-        moved: seed and sign of the directions in which inputs and weights move by a unit in the last place.
+        bounds: tolerances of the reference, to which the repeat's measurements are added.
+        moved: seed and sign of the directions in which inputs and weights move by one ULP.
         rounded: the same of outputs of modules in half precision, and of their gradients.
         displaced: the same of gradients, which move by their tolerance; without a seed they all move the
             same way. The two signs of one seed are antithetic.
@@ -46,14 +46,14 @@ class Repeat:
     sink: FoldSink = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make the sink."""
+        """Create the sink."""
         kind: MovementKind = "moved" if self.moved_by else "rounded" if self.rounded_by else "displaced"
         self.sink = FoldSink(self.bounds, kind)
 
     def computes_exact_norms(self) -> bool:
-        """Return whether norms are computed in float64, and note that one is: their float32 sums are in error.
+        """Return whether norms are computed in float64, and note that one is, because their float32 sums are inexact.
 
-        PyTorch's norm on CPU adds squares one after the other in float32: it is off by 1e-5 at a million elements.
+        PyTorch's norm on CPU adds squares sequentially in float32: its error is 1e-5 for a million elements.
         """
         if self.displaced_by is None:
             return False
@@ -62,7 +62,7 @@ class Repeat:
 
     @property
     def words(self) -> str:
-        """What is perturbed, for reports."""
+        """Description of the perturbation, for reports."""
         return _WORDS[self.sink.kind]
 
     def moved(self, name: str, array: Any, dtype: str = "") -> Any:
@@ -92,7 +92,7 @@ class Repeat:
 
 
 def first_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
-    """Return the repeats that every verification runs: two, or three of a reference in half precision."""
+    """Return the repeats of every verification: two, or three for a reference in half precision."""
     directions, gradients = seed_of(seed, "pair", 0), seed_of(seed, "gradients")
     if not half:
         return [
@@ -108,11 +108,12 @@ def first_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
 
 
 def further_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
-    """Return the repeats that follow where a value is out of the bounds of the first ones.
+    """Return the repeats that follow if a value exceeds the tolerances from the first ones.
 
-    With these, inputs and weights have moved in two antithetic pairs, half-precision outputs as well, and gradients in
-    one pair of random directions per element and one of the same direction everywhere. The opposite of the first
-    repeats' displacement comes first: the square of a gradient that was moved to about its negative has not moved.
+    After these, inputs and weights have moved in two antithetic pairs, half-precision outputs as well, and gradients in
+    one pair with random directions per element and one pair with the same direction everywhere. The opposite of the
+    first repeats' displacement comes first: the square of a gradient that was moved to about its negative has not
+    moved.
     """
     gradients = seed_of(seed, "gradients")
     pairs = [(seed_of(seed, "pair", number), sign) for number in (0, 1) for sign in (1, -1)]

@@ -1,4 +1,4 @@
-"""What rank 0 prints or writes to text files while its program runs, line by line with the step."""
+"""Records the lines that rank 0 prints or writes to text files while its program runs, with the step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, acti
 __all__ = ["PRINTED", "WRITTEN", "noting_output", "written_lines"]
 
 PRINTED = "printed lines"
-"""The note of a rank: pairs of the optimizer steps that were complete and a line that it printed then."""
+"""The note of a rank: pairs of the number of completed optimizer steps and a line that it printed then."""
 
 WRITTEN = "written lines"
-"""The same of the lines that all ranks wrote to text files, by path; the steps are not known."""
+"""The same for the lines that all ranks wrote to text files, by path; the steps are not known."""
 
 _MOST = 1 << 20
-"""Characters of a run's lines that are kept."""
+"""Largest number of characters of a run's lines that are kept."""
 
 _TEXT = (".jsonl", ".csv", ".tsv", ".log", ".txt")
 
 
 @contextmanager
 def noting_output(log: RecordLog) -> Iterator[None]:
-    """Note what the program prints inside, if this is rank 0; it is still printed.
+    """Record the lines that the program prints inside this context, if this is rank 0; they are still printed.
 
     Args:
         log: of the rank, which is the active one.
@@ -52,13 +52,13 @@ _LOCK = threading.Lock()
 
 
 class _Noting:
-    """A text stream whose lines are noted in the log of the rank that writes them."""
+    """A text stream whose lines are recorded in the log of the rank that writes them."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._open, self._size = stream, "", 0
 
     def write(self, text: str) -> int:
-        """Write ``text``, and note the lines that it ends."""
+        """Write ``text``, and record the lines that it completes."""
         log = active_log()
         lines = None if log is None else log.notes.get(PRINTED)
         if lines is not None and log is not None and self._size < _MOST:
@@ -72,7 +72,7 @@ class _Noting:
 
 
 def written_lines(folder: Path) -> dict[str, list[tuple[int, str]]]:
-    """Return the lines of the text files in a folder by path in it."""
+    """Return the lines of the text files in a folder, by their path in it."""
     found: dict[str, list[tuple[int, str]]] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in _TEXT and path.is_file() and path.stat().st_size <= _MOST:

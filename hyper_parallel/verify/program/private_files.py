@@ -1,8 +1,8 @@
-"""The private copy of the files that one run of a program writes: an overlay above the user's files.
+"""The private copy of the files that one run of a program writes: an overlay over the user's files.
 
-A file that the run opens for writing is copied into a scratch folder first, and read there from then on; everything
-else is read where it is. What the run removes is marked as removed. The overlay is a folder, so that ranks which are
-processes share it.
+A file that the run opens for writing is first copied into a scratch folder, and is read there from then on. All other
+files are read in their place. Removed files are marked as removed. The overlay is a folder, so ranks that are processes
+can share it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN = "hyper_parallel_"
 """Prefix of this library's own temporary files."""
 
 _COMPILED = "torchinductor_"
-"""Prefix of the folder in which PyTorch's compiler keeps what it has compiled, among temporary files."""
+"""Prefix of the folder of temporary files in which PyTorch's compiler keeps its results."""
 
 _GONE = ".removed"
 _MOST_LINKS = 40
@@ -40,14 +40,14 @@ _CREATES = os.O_CREAT | os.O_TRUNC
 
 @dataclass(frozen=True)
 class Place:
-    """Where a path of the program leads.
+    """The file that a path of the program refers to.
 
     Attributes:
-        path: absolute, without symbolic links.
-        upper: the same in the overlay.
-        written: whether the overlay has it.
-        hidden: whether the run has removed the user's.
-        direct: whether the system finds the same by itself.
+        path: absolute path without symbolic links.
+        upper: the path in the overlay.
+        written: whether the overlay has the file.
+        hidden: whether the run has removed the user's file.
+        direct: whether the system finds the same file without redirection.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def seen(self) -> str:
-        """The path of the file that the program sees, or of the one that is missing."""
+        """The path of the file that the program sees, or of the missing one."""
         return self.upper if self.written or self.hidden else self.path
 
     @property
@@ -70,19 +70,19 @@ class Place:
 class PrivateFiles:
     """The files of one run.
 
-    Every method is to be called inside :meth:`inside`, in which file functions are Python's own.
+    Every method must be called inside :meth:`inside`, where file functions are Python's own.
 
     Args:
         folder: an empty folder; each process of the run names the same one.
         written: a folder that this library writes to in the run; empty if there is none.
-        temporary_root: the user's folder of temporary files, if this process may have another; else empty.
+        temporary_root: the user's folder of temporary files if this process may have another one; else empty.
 
     Attributes:
         folder: the argument.
         temporary: the run's folder of temporary files, not redirected.
         temporary_root: the user's.
-        compiler_cache: the folder that PyTorch's compiler takes by default.
-        shared: folders that all runs write for real: caches of packages, compilers and downloads.
+        compiler_cache: the default folder of PyTorch's compiler.
+        shared: folders that all runs write without redirection: caches of packages, compilers and downloads.
     """
 
     def __init__(self, folder: Path, written: str = "", temporary_root: str = "") -> None:
@@ -101,7 +101,7 @@ class PrivateFiles:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Inside, this thread uses files as they are."""
+        """Let this thread use files without redirection inside this context."""
         before = self.is_inside
         self._busy.active = True
         try:
@@ -125,7 +125,7 @@ class PrivateFiles:
         return self.virtual(os.getcwd())
 
     def find(self, path: Any, *, follow: bool = True) -> Place | None:
-        """Return where ``path`` leads; None for one that is used as it is.
+        """Return the place of ``path``; None for one that is used without redirection.
 
         Args:
             path: relative to the working folder, or absolute.
@@ -144,7 +144,7 @@ class PrivateFiles:
         return None if self._is_real(place.path) else place
 
     def _is_real(self, path: str) -> bool:
-        """Whether a path is used as it is: the system's, this library's own, a cache."""
+        """Return whether a path is used without redirection: the system's, this library's own, a cache."""
         return path.startswith(self._own) or any(
             _within(path, folder) for folder in (*_SYSTEM, self.temporary, *self.shared)
         )
@@ -191,13 +191,13 @@ class PrivateFiles:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def writable(self, place: Place, flags: int = 0) -> str:
-        """Return the path at which the run may write, after ``os.open``'s ``flags``.
+        """Return the path at which the run may write, for the ``flags`` of ``os.open``.
 
-        What exists is copied first, unless the flags truncate it; what does not has its parent folders made. Devices,
-        pipes and sockets of the user are returned as they are.
+        An existing file is copied first, unless the flags truncate it; for a new file, the parent folders are created.
+        Devices, pipes and sockets of the user are returned as they are.
 
         Raises:
-            FileExistsError: the flags ask for a new file, and there is one.
+            FileExistsError: the flags require a new file, but it exists.
         """
         exists = place.exists
         if exists and flags & os.O_EXCL and flags & os.O_CREAT:
@@ -215,7 +215,7 @@ class PrivateFiles:
         return os.path.isdir(parent.seen)
 
     def _copy(self, place: Place, *, empty: bool) -> str:
-        """Copy what the user has into the overlay; two ranks may do so at once."""
+        """Copy the user's file into the overlay; two ranks may do so at the same time."""
         upper = Path(place.upper)
         mode = os.lstat(place.path).st_mode
         if stat.S_ISDIR(mode):
@@ -233,7 +233,7 @@ class PrivateFiles:
         return place.upper
 
     def copy_folder(self, place: Place) -> None:
-        """Copy a folder with everything in it that the program sees."""
+        """Copy a folder with all files in it that the program sees."""
         self._copy(place, empty=False) if not place.written else None
         for name in self.names(place):
             child = self._walk(f"{place.path}/{name}", follow=False)
@@ -253,7 +253,7 @@ class PrivateFiles:
         """Return the names in a folder.
 
         Raises:
-            OSError: it is not one.
+            OSError: it is not a folder.
         """
         if place.written and not os.path.isdir(place.upper):
             return os.listdir(place.upper)  # raises
@@ -266,7 +266,7 @@ class PrivateFiles:
         return list(dict.fromkeys([*theirs, *own]))
 
     def written_in(self, folder: Path) -> Path:
-        """Return the folder that has what the run has written in ``folder``."""
+        """Return the folder with the files that the run has written in ``folder``."""
         return Path(self._upper + str(folder.resolve()))
 
 
@@ -278,7 +278,7 @@ def _measurements() -> list[str]:
 
 
 def _shared_folders() -> tuple[str, ...]:
-    """Return the folders that all runs share, but for those around the working folder: caches, and flight records."""
+    """Return the folders that all runs share: caches and flight records, but none around the working folder."""
     home = os.path.expanduser("~")
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
     folders = [os.path.realpath(name) for name in (f"{home}/.cache", f"{home}/.triton", f"{home}/.nv", *named)]

@@ -1,4 +1,4 @@
-"""Runs a program on a rank that is a process of its own, warm from earlier runs: MindSpore's ranks, and real ones."""
+"""Runs a program on a rank that is a process, reused from earlier runs: MindSpore's ranks, and real ranks."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def run_in_process(
     ends: bool,
     temporary_root: str,
 ) -> RankRecords:
-    """Run the program on this rank as ``python FILE ARGS`` would, and leave nothing of it in the process.
+    """Run the program on this rank as ``python FILE ARGS`` would, and remove all traces of it from the process.
 
     Args:
-        program: what to run.
+        program: the program to run.
         mesh: names and sizes of the axes, for a function that takes a mesh.
-        limits: what is recorded.
+        limits: limits of the records.
         perturbation: of a reference, or None.
-        output: where it prints to, ``stderr`` or ``nothing``.
+        output: destination of its output, ``stderr`` or ``nothing``.
         changes: of the case, by rank.
         folder: of the files that the ranks write.
         ends: whether this process ends with the run.
-        temporary_root: the caller's folder of temporary files: this process was forked by a server that knows its own.
+        temporary_root: the caller's folder of temporary files; the server that forked this process may have another.
     """
     transport = get_platform().transport()
     ranks = "one rank" if transport.world_size == 1 else f"rank {transport.rank} of {transport.world_size}"
@@ -59,9 +59,9 @@ def run_in_process(
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Set what launchers tell ranks, and that MindSpore runs compiled functions as they are written.
+    """Set the environment variables of launchers, and make MindSpore run compiled functions without compiling them.
 
-    Compiled code calls collectives from C++, which no simulated rank can serve.
+    Compiled code calls collectives from C++, which simulated ranks do not support.
     """
     transport = get_platform().transport()
     rank, size = str(transport.rank), str(transport.world_size)

@@ -1,4 +1,4 @@
-"""The program that is verified: a script as torchrun starts it, or a function; and how one rank runs it."""
+"""The program that is verified: a script, as torchrun starts it, or a function; and its run on one rank."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ _OTHER_FILES = {
     ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
     ".sh": "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
 }
-"""Files that are no programs of Python, by suffix, and what to do."""
+"""Files that are not Python programs, by suffix, and how to fix that."""
 
 
 _NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
-"""Arguments of functions that are numbers of the rank or its world."""
+"""Function arguments that are the number of the rank or the size of its world."""
 
 
 class ProgramExitError(Exception):
-    """The program ended itself with an exit status other than 0."""
+    """The program exited with a status other than 0."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run.
+    """A program to run.
 
     Attributes:
         name: for messages.
-        path: of the file that is run as a script, or whose function is called; empty for a function object.
-        function: object, or its name in the file; empty for a script.
+        path: path of the file that is run as a script, or whose function is called; empty for a function object.
+        function: the function, or its name in the file; empty for a script.
         arguments: of a script, as ``sys.argv[1:]``.
-        module: by which ``python -m`` runs the file; empty if it is named itself.
-        moved: a folder, and another one that stands for it wherever Python looks for modules; empty: none.
+        module: name with which ``python -m`` runs the file; empty if the file is given by its path.
+        moved: a folder and its replacement in Python's search for modules; empty for none.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        """Where Python looks for the modules that the file imports first."""
+        """The first folder in which Python looks for the modules that the file imports."""
         return Path(self.in_place(str(Path.cwd()))) if self.module else Path(self.path).parent
 
     def in_place(self, path: str) -> str:
-        """Return the path that stands for one in the folder that was moved; others as they are."""
+        """Return the path that replaces one in the folder that was moved; other paths unchanged."""
         old, new = self.moved
         if not old:
             return path
@@ -95,7 +95,7 @@ class Program:
 
 
 def find_program(target: str | Callable[..., Any], arguments: Sequence[str], source: str) -> Program:
-    """Return the program that ``target`` names.
+    """Return the program of a target.
 
     Args:
         target: ``path/train.py``, ``path/train.py:function``, ``-m package.train``, or a function.
@@ -103,7 +103,7 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
         source: ``FILE`` or ``--single``, for messages.
 
     Raises:
-        InputError: (a ValueError) there is no such file, it is not Python, or arguments are given to a function.
+        InputError: (a ValueError) the file does not exist or is not Python, or arguments are given to a function.
     """
     if callable(target):
         program = Program(getattr(target, "__qualname__", type(target).__name__), "", target)
@@ -134,7 +134,7 @@ def _check_file(path: Path, source: str, *, is_file: bool) -> None:
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        number = getattr(error, "lineno", None)  # none of the whole file, where it has null bytes
+        number = getattr(error, "lineno", None)  # none for the complete file if it has null bytes
         line = f":{number}" if number else ""
         msg = f"{source}: {path}{line} is not Python: {error.args[0]}"
         raise InputError(msg) from None
@@ -148,18 +148,18 @@ def run_program(
     rank: int | None = None,
     changes: Sequence[CaseChanges] | None = None,
 ) -> RankRecords:
-    """Run the program on this rank and return what it leaves behind.
+    """Run the program on this rank and return its records.
 
     Args:
-        program: what to run.
+        program: the program to run.
         mesh: names and sizes of the axes, for a function that takes a mesh.
-        limits: what is recorded; the program is stopped after ``limits.steps``.
+        limits: limits of the records; the program is stopped after ``limits.steps``.
         perturbation: of a reference, or None.
         rank: of this process; that of the current transport by default.
         changes: of the case, by rank.
 
     Raises:
-        ProgramExitError: it exits with another status than 0.
+        ProgramExitError: the program exits with a status other than 0.
     """
     platform = get_platform()
     rank = platform.transport().rank if rank is None else rank
@@ -182,10 +182,10 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _check_imports(program: Program) -> None:
-    """Check that no module comes from the folder that was moved.
+    """Check that no module was loaded from the folder that was moved.
 
     Raises:
-        InputError: one does: something finds it that does not look where Python looks.
+        InputError: a module was loaded from there, because it was not found through Python's search path.
     """
     own = str(Path(__file__).parents[3])
     for name, module in list(sys.modules.items()):
@@ -199,11 +199,11 @@ def start_program(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
     """Run the program in this process, with the arguments and the search path that this process has.
 
     Args:
-        program: what to run.
+        program: the program to run.
         mesh: names and sizes of the axes, for a function that takes a mesh.
 
     Raises:
-        InputError: its file has no such function, or the function takes something else.
+        InputError: the file has no such function, or the function has other parameters.
     """
     if callable(program.function):
         _call(program.function, mesh)
@@ -213,7 +213,7 @@ def start_program(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
     module = types.ModuleType(name)
     module.__file__ = program.path
     module.__dict__["__builtins__"] = __builtins__
-    if program.module:  # as python -m: relative imports work, and the package is imported first
+    if program.module:  # as in python -m: relative imports work, and the package is imported first
         module.__package__ = program.module if Path(program.path).name == "__main__.py" else _parent(program.module)
         if module.__package__:
             importlib.import_module(module.__package__)
@@ -241,7 +241,7 @@ def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> No
     ]
     if not required:
         function()
-    elif set(required) <= set(_NUMBERS):  # what mp.spawn runs
+    elif set(required) <= set(_NUMBERS):  # mp.spawn runs such functions
         transport = get_platform().transport()
         function(**{name: getattr(transport, _NUMBERS[name]) for name in required})
     elif len(required) == 1:
@@ -251,19 +251,19 @@ def _call(function: Callable[..., Any], mesh: tuple[tuple[str, int], ...]) -> No
     else:
         name, known = getattr(function, "__qualname__", function), [name for name in required if name in _NUMBERS]
         msg = f"{name} takes {', '.join(required)}; it must take nothing, a mesh, or rank and world_size"
-        if known:  # what mp.spawn runs with more arguments
+        if known:  # mp.spawn runs such functions, with more arguments
             msg += f": verify a function that calls it, such as `def ranks({', '.join(known)}): {name}(...)`"
         raise InputError(msg)
 
 
 @contextlib.contextmanager
 def started_by_python(program: Program, output: str, ranks: str) -> Iterator[None]:
-    """Inside, arguments, search path and standard output of this process are the program's.
+    """Give this process the program's arguments, search path and standard output inside this context.
 
     Args:
         program: a script finds ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
-        output: where it prints to: ``stderr``, since stdout is the report's, ``nothing``, or where it does, ``stdout``.
-        ranks: who prints, such as ``2 ranks``: the title above what is printed.
+        output: destination of its output: ``stderr``, because stdout is for the report, ``nothing``, or ``stdout``.
+        ranks: the ranks that print, such as ``2 ranks``, for the title above the output.
     """
     argv, path = sys.argv, list(sys.path)
     with contextlib.ExitStack() as stack:
@@ -288,7 +288,7 @@ class _TitledOutput:
     """A text stream that writes a title before the first text."""
 
     def __init__(self, stream: TextIO, title: str) -> None:
-        """Write to ``stream``, and ``title`` once, if anything is written."""
+        """Write to ``stream``, and ``title`` once before the first text."""
         self._stream, self._title, self._lock = stream, title, threading.Lock()
 
     def write(self, text: str) -> int:
@@ -298,5 +298,5 @@ class _TitledOutput:
             return self._stream.write(title + text) - len(title)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the stream has, such as ``flush``."""
+        """Return an attribute of the stream, such as ``flush``."""
         return getattr(self._stream, name)

@@ -40,28 +40,28 @@ if TYPE_CHECKING:
 __all__ = ["Reference", "check_names", "check_recorded", "compare_with", "replaying", "run_reference"]
 
 _REPLAYS = 12
-"""How often ranks run again with more of what the reference drew and decided: a flip hides those that follow it."""
+"""Largest number of reruns of the ranks with more of the reference's draws and decisions: a flip hides later ones."""
 
 _LARGE = 64 << 20
-"""Bytes of records from which a finished run's model is freed at once, which takes a pass of the garbage collector."""
+"""Number of bytes of records from which a finished run's model is freed at once, by a pass of the garbage collector."""
 
 
 @dataclass
 class Reference:
-    """A reference, and the bounds that its repeats have measured so far.
+    """A reference, and the tolerances that its repeats have measured so far.
 
     Attributes:
-        program: what ran.
+        program: the program of the reference.
         world: of one rank, whose repeats print nothing.
         seed: of the perturbations.
         progress: called with the name of each run before it starts.
         changes: of the case, the same in every run.
         run: the reference; its arrays are on disk.
-        bounds: from the repeats.
+        bounds: tolerances from the repeats.
         complete: whether all repeats have run, not only the first ones.
-        printed: by repeat, what it printed and wrote to text files.
-        rounding: the first value that an unperturbed repetition rounded differently, in words.
-        runner: makes the runs, as :func:`run_world` does in this interpreter.
+        printed: by repeat, the text that it printed and wrote to text files.
+        rounding: description of the first value that an unperturbed repetition rounded differently.
+        runner: function that makes the runs, as :func:`run_world` does in this interpreter.
     """
 
     program: Program
@@ -110,7 +110,7 @@ class Reference:
             self.complete_bounds()
 
     def complete_bounds(self) -> None:
-        """Run all repeats that are left.
+        """Run all remaining repeats.
 
         Raises:
             InputError: as in :meth:`measure`.
@@ -118,10 +118,10 @@ class Reference:
         self.widen(lambda: False)
 
     def widen(self, within: Callable[[], bool]) -> bool:
-        """Run further repeats until values out of bounds are within them, or all have run.
+        """Run further repeats until all values are within their tolerances, or all repeats have run.
 
         Args:
-            within: whether every such value is within the bounds now; asked after each repeat.
+            within: function that returns whether all values are within the tolerances; called after each repeat.
 
         Returns:
             Whether a repeat was run.
@@ -156,7 +156,7 @@ class Reference:
         return rank
 
     def _run_again(self) -> None:
-        """Run the program once more as it is, and check that it leaves the same values but for rounding."""
+        """Run the program again without changes, and check that it leaves the same values except for rounding."""
         self.progress("reference, run again unchanged")
         sink = KeepSink(self.scratch, "the reference, run again")
         self.sinks.append(sink)
@@ -167,7 +167,7 @@ class Reference:
         self.run.settings = {**self.run.settings, ROUNDING: self.rounding}
 
     def free(self) -> None:
-        """Free the model of a run that has ended, where it is large: its reference cycles would keep it."""
+        """Free the model of a finished run if it is large, because its reference cycles would keep it alive."""
         if self.scratch.written > _LARGE:
             gc.collect()
 
@@ -181,19 +181,21 @@ def run_reference(
     changes: CaseChanges | None = None,
     runner: Callable[..., Run] = run_world,
 ) -> Reference:
-    """Return the reference with the bounds of its first repeats.
+    """Return the reference with the tolerances from its first repeats.
 
     Args:
-        program: what to run.
+        program: the program to run.
         world: of the ranks; the reference runs in a world of one.
         seed: of the perturbations.
         progress: called with the name of each run before it starts.
-        scratch: where arrays are kept.
+        scratch: folder of the arrays.
         changes: of the case, the same in every run.
-        runner: makes the runs, with the arguments of :func:`run_world`, which does so in this interpreter.
+        runner: function that makes the runs, with the arguments of :func:`run_world`, which does so in this
+            interpreter.
 
     Raises:
-        InputError: it fails, records nothing, or gives values in a second run that rounding does not explain.
+        InputError: the program fails, records nothing, or gives values in a second run whose difference is not
+            rounding.
     """
     progress("reference")
     case = None if changes is None else (changes,)
@@ -215,11 +217,11 @@ def run_reference(
 
 
 def _require_room(program: Program, scratch: Scratch, run: Run) -> None:
-    """Check that what the repeats measure and the ranks' arrays fit on the disk, before they run.
+    """Check that the measurements of the repeats and the ranks' arrays will fit on the disk.
 
     Raises:
-        InputError: they do not. A repeat measures a byte per element of two or three kinds; ranks have at least one
-            copy of the reference's arrays together.
+        InputError: they do not fit. A repeat takes one byte per element for each of two or three kinds; all ranks
+            together have at least one copy of the reference's arrays.
     """
     records = run.ranks[0].records
     kinds = 3 if HALF_PRECISION in run.ranks[0].notes else 2
@@ -242,22 +244,22 @@ def compare_with(
     listed: bool = False,
     again: Callable[[ReplayTable], Run | None] | None = None,
 ) -> tuple[PairedRuns, Verdict]:
-    """Compare ranks with a reference; further repeats are run while something differs.
+    """Compare ranks with a reference; run further repeats while something differs.
 
-    Ranks that draw dropout for their own samples, or decide near ties differently, run again with what the reference
-    drew and decided, before any repeat is added.
+    Ranks that draw dropout for their own samples, or decide near ties differently, first run again with the draws and
+    decisions of the reference. Repeats are added only afterwards.
 
-    A value that is out of the bounds of few repeats may be within those of more: of millions of elements, some moved
-    less than most of their kind.
+    A value may exceed the tolerance from a few repeats but not that from more: of millions of elements, some moved less
+    than most of their kind.
 
     Args:
-        reference: with the bounds of its first repeats.
+        reference: with the tolerances from its first repeats.
         run: of the ranks.
-        mesh: sizes of the axes; None takes the groups that the ranks made.
+        mesh: sizes of the axes; with None, the groups that the ranks made are used.
         declared: placements by pattern of names.
-        listed: whether the verdict lists what is equal, too.
-        again: runs the ranks with what they take from the reference, and returns None if they fail; None if they cannot
-            run again.
+        listed: whether the verdict also lists equal values.
+        again: function that reruns the ranks with draws and decisions of the reference, and returns None if they fail;
+            None if they cannot run again.
     """
     runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
     verdict = compare_paired(runs, listed=listed)
@@ -288,16 +290,17 @@ def replaying(
     run_ranks: Callable[[World], Run],
     progress: Callable[[str], None],
 ) -> Callable[[ReplayTable], Run | None] | None:
-    """Return a function that reruns ranks with what they take from the reference, or returns None if one fails.
+    """Return a function that reruns ranks with the reference's draws and decisions, or returns None if one fails.
 
     Args:
         world: of the ranks.
-        scratch: where their arrays are kept.
-        run_ranks: runs them.
+        scratch: folder of their arrays.
+        run_ranks: function that runs the ranks.
         progress: called with the name of the run.
 
     Returns:
-        None where nothing can be replayed: MindSpore's recorder does not, and processes of torchrun run once.
+        None if replays are not possible: MindSpore's recorder does not support them, and processes of torchrun run
+            once.
     """
     if world.platform != "torch" or world.launch == "torchrun":
         return None
@@ -311,7 +314,7 @@ def replaying(
         except RankFailedError:
             sink.close()
             return None
-        while earlier:  # whose arrays nobody reads any more
+        while earlier:  # whose arrays are not read any more
             earlier.pop().close()
         earlier.append(sink)
         return run
@@ -320,7 +323,7 @@ def replaying(
 
 
 def _within_bounds(runs: PairedRuns, verdict: Verdict) -> bool:
-    """Return whether all values that differed are within the bounds, which have grown."""
+    """Return whether all values that differed are within the tolerances, which have grown."""
     for difference in verdict.differences:
         key = (difference.kind, difference.name, difference.step, difference.call)
         if key not in runs.bounds.reference:
@@ -340,10 +343,10 @@ def half_of_the_digits(record: Record) -> float:
 
 
 def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repeat) -> bool:
-    """Return whether a repeat differs more than its perturbation explains, so a plain repetition must decide.
+    """Return whether a repeat differs more than its perturbation explains, so that a plain repetition is needed.
 
-    Signs are different records, data, masks, initial weights or integers, and outputs that agree in less than half of
-    their digits.
+    Such a repeat has different records, data, masks, initial weights or integers, or outputs that agree in less than
+    half of their digits.
     """
     if [record.key for record in reference.records] != repeat.sink.keys:
         return True
@@ -365,7 +368,7 @@ def _is_suspicious(reference: RankRecords, perturbed: RankRecords, repeat: Repea
 
 @contextmanager
 def _failures(program: Program, world: World) -> Iterator[None]:
-    """Raise the failure of a run on one rank as an error that says what to do."""
+    """Raise the failure of a run on one rank as an error that includes the fix."""
     try:
         yield
     except RankFailedError as error:
@@ -374,7 +377,7 @@ def _failures(program: Program, world: World) -> Iterator[None]:
 
 
 def _failure(program: Program, world: World, summary: str, report: str) -> str:
-    """Return what is wrong with a program whose run on one rank failed, and what to do."""
+    """Return the error of a program whose run on one rank failed, and the fix."""
     other, platform = other_framework(program, world.platform), world.platform
     if other:
         return f"{program.name} imports {other} and does not run on {platform} ({summary}); give --platform {other}"
@@ -387,10 +390,10 @@ def _failure(program: Program, world: World, summary: str, report: str) -> str:
 
 
 def check_recorded(program: Program, run: Run) -> None:
-    """Check that a run left something to compare.
+    """Check that a run recorded values to compare.
 
     Raises:
-        InputError: a rank recorded nothing; or ``record()`` took no values, and no rank made an optimizer step, or the
+        InputError: a rank recorded nothing. Or ``record()`` was not called, and no rank made an optimizer step or the
             reference's optimizers saw no gradient.
     """
     steps = any(rank.notes.get("optimizer steps") for rank in run.ranks)

@@ -1,13 +1,14 @@
-"""Checks that a reference is deterministic up to rounding: two unchanged runs leave the same values.
+"""Checks that a reference is deterministic up to rounding: two unchanged runs give the same values.
 
-Some kernels sum in another order in each run, so two equal runs differ in the last place, whatever the seed. Random
-draws differ by far more. So the first value that differs may be off by a few units of its dtype only, and all later
-values must agree in half of their digits and be within the bounds that the perturbed repeats measured. Those repeats
-run the same kernels, so the bounds include this noise; the repetition itself widens no bound.
+Some kernels sum in another order in each run, so two equal runs differ by an ULP for every seed. Random draws differ by
+far more. So the first value that differs may be off only by a few units of its dtype. All later values must agree in
+half of their digits and be within the tolerances that the perturbed repeats measured. Those repeats run the same
+kernels, so the tolerances include this noise; the repetition itself does not widen them.
 
-The bounds alone are not enough: the repeats of a program with unseeded draws differ as much as its repetition. Half of
-the digits is more than rounding loses in a few steps, and less than a draw changes. Weights and optimizer states are
-exempt: AdamW makes a full step in the direction of rounding noise; a draw's effect on them shows in the next outputs.
+The tolerances alone are not sufficient: the repeats of a program with unseeded draws differ as much as its repetition.
+Rounding loses less than half of the digits in a few steps, and a draw changes more than that. Weights and optimizer
+states are exempt, because AdamW makes a full step in the direction of rounding noise. The effect of a draw on them is
+detected in the next outputs.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from hyper_parallel.verify.program.program import Program
 __all__ = ["FEW_UNITS", "ROUNDING", "check_deterministic", "check_rounding"]
 
 FEW_UNITS = 16.0
-"""How many units in the last place of its array's largest number the first value that differs may be off."""
+"""Largest error of the first value that differs, in units in the last place of its array's largest number."""
 
 _SLOWER = 4
-"""How many times fewer steps are proposed than a run on one rank makes: simulated ranks take longer."""
+"""Factor by which fewer steps are proposed than a run on one rank makes: simulated ranks take longer."""
 
-_UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded when the optimizer has stepped
+_UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded after the optimizer's step
 
 ROUNDING = "differs from run to run"
-"""``Run.settings`` of a reference: the first value that its repetition rounded otherwise, in words."""
+"""``Run.settings`` of a reference: description of the first value that its repetition rounded differently."""
 
 
 def check_deterministic(program: Program, first: Run, second: Run) -> str:
-    """Check that two runs of the reference left the same values, or differ as rounding may.
+    """Check that two runs of the reference left the same values, or differ only by rounding.
 
     Returns:
-        the first value that differs, and by how many units in the last place; empty if all are equal bit for bit.
+        the first value that differs, and the difference in units in the last place; empty if all are bitwise equal.
 
     Raises:
-        InputError: it differs by more than :data:`FEW_UNITS`, is an initial weight, not a floating number, or missing
-            in one of the runs.
+        InputError: that value differs by more than :data:`FEW_UNITS`, is an initial weight, is not a floating number,
+            or is missing in one of the runs.
     """
     own, other = first.ranks[0].records, second.ranks[0].records
     if len(own) == len(other) and all(mine.key == again.key for mine, again in zip(own, other, strict=True)):
@@ -70,16 +71,16 @@ def check_deterministic(program: Program, first: Run, second: Run) -> str:
 
 
 def check_rounding(program: Program, reference: Run, again: Run, bounds: Bounds) -> None:
-    """Check that a repetition which differs is nowhere further off than a correct parallel run may be.
+    """Check that all differences of a repetition are within the tolerances of a correct parallel run.
 
     Args:
-        program: what ran.
+        program: the program of both runs.
         reference: its run on one rank.
-        again: the same without a change.
-        bounds: from the perturbed repeats.
+        again: the same run, repeated without changes.
+        bounds: tolerances from the perturbed repeats.
 
     Raises:
-        InputError: a value is further off.
+        InputError: a value exceeds its tolerance.
     """
     for mine, other in zip(reference.ranks[0].records, again.ranks[0].records, strict=True):
         if not _same(mine, other) and not (
@@ -105,8 +106,8 @@ def _units(mine: Record, again: Record, floor: float = 0.0) -> float:
 
     Args:
         mine: a value.
-        again: the same of the other run.
-        floor: least magnitude that counts as the largest number.
+        again: the value in the other run.
+        floor: smallest magnitude that is used as the largest number.
     """
     value, other = np.asarray(mine.value), np.asarray(again.value)
     if value.dtype.kind not in "fc" or value.shape != other.shape or value.dtype != other.dtype:

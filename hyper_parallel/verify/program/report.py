@@ -15,27 +15,27 @@ from hyper_parallel.verify.report import Report
 __all__ = ["REFUSED", "UNPLACED", "WIDE_BOUNDS", "HardenedCase", "ProgramReport"]
 
 REFUSED = 3
-"""Exit status of a program that is equal, in an inconclusive case."""
+"""Exit status of a program that passes in an inconclusive case."""
 
 WIDE_BOUNDS = "wide-bounds"
-"""What --allow accepts where most of the gradients could not be judged."""
+"""Value of --allow that accepts a program most of whose gradients could not be judged."""
 
 UNPLACED = "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
-"""What is said of a program all of whose other values are equal."""
+"""Description of a program whose other values are all equal."""
 
 
 @dataclass(frozen=True)
 class HardenedCase:
-    """The program again, with fewer blind spots.
+    """A run of the program with fewer blind spots.
 
     Attributes:
-        words: what was changed, each change in a sentence.
-        verdict: of the comparison; None if the parallel run failed.
+        words: the changes, a sentence each.
+        verdict: result of the comparison; None if the parallel run failed.
         failure: of the parallel run, with every rank's traceback.
         cause: the failure in one line.
-        title: the prefix of its lines: ``hardened``, or the option that asks for it.
-        skipped: why it could not be run; the case is then ignored.
-        asked: whether the caller asked for it.
+        title: the prefix of its lines: ``hardened``, or the option that requested it.
+        skipped: the reason why it could not be run; the case is then ignored.
+        asked: whether the caller requested it.
     """
 
     words: list[str]
@@ -56,7 +56,7 @@ class HardenedCase:
         return f"FAILED: {self.cause}"
 
     def lines(self) -> list[str]:
-        """Return what was changed and found, as lines of the report."""
+        """Return the changes and results, as lines of the report."""
         lines = [f"{self.title}: {line}" for line in self.words]
         if self.skipped:
             return [*lines, f"{self.title}: not run: {self.skipped}"]
@@ -88,7 +88,7 @@ _RANKS = {
 
 @dataclass
 class ProgramReport(Report):
-    """What was run, and the verdict.
+    """The runs of a program, and the verdict.
 
     Attributes:
         name: of the program.
@@ -96,20 +96,20 @@ class ProgramReport(Report):
         launch: ``simulated``, ``processes`` or ``torchrun``.
         world_size: number of ranks.
         seed: of the perturbations.
-        mesh: sizes of the axes that were named.
-        steps: optimizer steps that were compared.
-        verdict: of the comparison; None if the parallel run failed.
-        calls: what the ranks called, with the lines, where their calls do not fit.
+        mesh: sizes of the named axes.
+        steps: number of compared optimizer steps.
+        verdict: result of the comparison; None if the parallel run failed.
+        calls: the ranks' calls that do not match, with their lines in the program.
         failure: of the parallel run, with every rank's traceback; empty if it ended.
-        cause: of the failure: the error's type and message.
-        advice: what to do about the failure, where that is known.
-        kind: of ``verify/engine/causes.py``, where the failure shows it: ``unequal-calls``.
-        seconds: how long the whole took.
+        cause: the failing error's type and message.
+        advice: the fix for the failure, if known.
+        kind: kind of ``verify/engine/causes.py`` if the failure determines it: ``unequal-calls``.
+        seconds: duration of the verification.
         hardened: the cases that ``--harden`` made, in order.
-        allowed: kinds of blind spots with which the program is verified nevertheless.
+        allowed: kinds of blind spots that do not make the result inconclusive.
         rounding: the first value that the single device rounds differently in each run; empty if its runs are equal.
-        device: where the ranks, and the single one, made their tensors.
-        pretended: rank 0's calls of the device that the CPU stood in for, and the stub packages.
+        device: device of the tensors, on the ranks and in the reference.
+        pretended: rank 0's calls of the device for which the CPU stood in, and the stub packages.
         defects: calls on rank 0 that the framework is known to compute wrongly.
         untested: checks that fit the program and were not requested, a sentence each.
     """
@@ -152,7 +152,7 @@ class ProgramReport(Report):
 
     @property
     def inconclusive(self) -> str:
-        """Why a program that is equal is inconclusive; empty if enough was judged, here or in float32."""
+        """Why a program that passes is inconclusive; empty if enough was judged, here or in float32."""
         power = None if self.verdict is None else self.verdict.power
         lacking = next((case for case in self.hardened if case.asked and case.skipped), None)
         if self.equal and lacking is not None:
@@ -177,13 +177,13 @@ class ProgramReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status, 0 if all is well, 3 (``REFUSED``) if inconclusive, else 1."""
+        """The exit status: 0 if the program passes, 3 (``REFUSED``) if inconclusive, else 1."""
         if self.ok:
             return 0
         return REFUSED if self.equal else 1
 
     def heading(self) -> str:
-        """Return in one line what ran, where, against what, and for how long."""
+        """Return one line about the run: program, place, reference and duration."""
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         axes = f" ({mesh})" if mesh else ""
         ranks = _RANKS[self.launch].format(self.world_size)
@@ -240,7 +240,7 @@ class ProgramReport(Report):
         return "\n".join(lines)
 
     def _pretended(self) -> list[str]:
-        """Return the calls of a device that the CPU stood in for."""
+        """Return the calls of a device for which the CPU stood in."""
         if not self.pretended:
             return []
         counts = ", ".join(f"{what} {count}" for what, count in sorted(self.pretended["counts"].items()))

@@ -1,9 +1,8 @@
 """`--resume`: checks that a restarted program continues like an uninterrupted one.
 
-The program runs on its ranks until it has made some steps, in a folder of files of its own. Then it is started again
-in the same folder with other arguments, on the same number of ranks or another one. Its records from then on are
-appended to the beginning of an uninterrupted run, so that placements, bounds, comparison and step numbers are those of
-any program.
+The program runs on its ranks for some steps, in a private folder. It is then restarted in the same folder with other
+arguments, on the same number of ranks or another one. The records of the restart are appended to the beginning of an
+uninterrupted run, so that placements, tolerances, comparison and step numbers are those of any program.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _MUCH_CLOSER = 1e-3
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a program is stopped and started again.
+    """How a program is stopped and restarted.
 
     Attributes:
-        again: the program with the arguments of its second start.
-        after: optimizer steps after which it is stopped; None takes half of those of the reference.
-        size: number of ranks of the second start; None takes the same as before.
+        again: the program with the arguments of the restart.
+        after: number of optimizer steps after which it is stopped; with None, half of those of the reference.
+        size: number of ranks of the restart; with None, the same as before.
     """
 
     again: Program
@@ -60,18 +59,18 @@ def verify_resumption(
     progress: Callable[[str], None],
     declared: Mapping[str, str] | None,
 ) -> HardenedCase:
-    """Return the case that compares a program which is stopped and started again with one that is not.
+    """Return the case that compares a stopped and restarted program with an uninterrupted one.
 
     Args:
         program: with its own arguments.
-        resumption: how it is stopped and started again.
+        resumption: how it is stopped and restarted.
         world: of the ranks.
         reference: the uninterrupted run on one rank.
         progress: called with the name of each run before it starts.
         declared: placements by pattern.
 
     Raises:
-        InputError: it makes too few steps, saves nothing, or its second start begins from the initial weights.
+        InputError: the program makes too few steps, saves nothing, or restarts from the initial weights.
         RankFailedError: a rank fails.
     """
     total = reference.run.ranks[0].notes.get("optimizer steps", 0)
@@ -134,7 +133,7 @@ def _run(
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Return the names of the files that a run has written, but for the harness's own."""
+    """Return the names of the files that a run has written, except the harness's own."""
     return sorted({path.name for path in folder.rglob("*") if path.is_file() and path.stat().st_size})
 
 
@@ -142,9 +141,9 @@ def resumed_step(first: RankRecords, second: RankRecords, expected: int) -> int:
     """Return the step of an uninterrupted run after which a restart continues; -1 if it starts over.
 
     Args:
-        first: records of a rank of the uninterrupted run.
-        second: of the same rank, started again.
-        expected: the step after which it should be saved; another must be much closer.
+        first: records of a rank in the uninterrupted run.
+        second: records of the same rank after the restart.
+        expected: the step after which it should be saved; another step is returned only if it matches much better.
     """
     weights = {record.name: np.asarray(record.value) for record in second.records if record.is_initial_weight}
     distances: dict[int, float] = {}
@@ -171,7 +170,7 @@ def _distance(one: Any, other: Any) -> float:
 
 
 def _joined(first: RankRecords, second: RankRecords, step: int) -> RankRecords:
-    """Return the records of an uninterrupted run up to ``step``, and those of a second start as what follows."""
+    """Return the records of an uninterrupted run up to ``step``, followed by those of the restart."""
     before = [
         record for record in first.records
         if record.step < step or (record.step == step and record.kind not in _UPDATED) or record.step < 0
@@ -185,7 +184,7 @@ def _joined(first: RankRecords, second: RankRecords, step: int) -> RankRecords:
 
 
 def _explain(runs: PairedRuns, verdict: Verdict, step: int) -> None:
-    """Put into the verdict what was not restored, where the first difference shows it."""
+    """Add to the verdict what was not restored, if the first difference determines it."""
     first = verdict.first
     if first is None or first.step > step + 1:
         return
@@ -196,7 +195,7 @@ def _explain(runs: PairedRuns, verdict: Verdict, step: int) -> None:
 
 
 def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
-    """Return what the first difference after the restart reveals; empty if nothing certain."""
+    """Return what the first difference after the restart implies; empty if it implies nothing certain."""
     key = (first.kind, first.name, first.step, first.call)
     if key not in runs.bounds.reference or key not in runs.ranks[first.ranks[0]]:
         return ""
@@ -217,7 +216,7 @@ def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
 
 
 def _counts_anew(runs: PairedRuns, first: Difference) -> str:
-    """Return that the optimizer counts its steps from 1 again, as the end of a sentence; empty if it does not."""
+    """Return, as the end of a sentence, that the optimizer restarts its count of steps at 1; empty if it does not."""
     rank = first.ranks[0]
     for key, record in runs.ranks[rank].items():
         if key[0] == "state" and key[1].endswith(":step") and key[2] == first.step and key in runs.bounds.reference:
@@ -228,7 +227,7 @@ def _counts_anew(runs: PairedRuns, first: Difference) -> str:
 
 
 def _anew(runs: PairedRuns, first: Difference, key: Key) -> str:
-    """Return how an optimizer's state shows that it started anew; empty if it does not."""
+    """Return the evidence that an optimizer's state was reset; empty if it was not."""
     rank = first.ranks[0]
     parameter, _, entry = first.name.rpartition(":")
     counts = _counts_anew(runs, first)

@@ -1,4 +1,4 @@
-"""Verifies that a distributed program trains like one device: the entry point of `verify program`."""
+"""Verifies that a distributed program trains like a single device: the entry point of `verify program`."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["PRETENDED", "verify_program"]
 
 _NEAR = 0.5
-"""Share of half precision's bounds from which on an error may be a bug's, such as a small bias that is added twice."""
+"""Share of half precision's tolerance from which an error may be a bug, such as a small bias that is added twice."""
 
 Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
 PRETENDED = ("cuda", "npu")
-"""Devices that the CPU can stand in for."""
+"""Devices for which the CPU can stand in."""
 
 AUTO = ("auto",)
-"""What asks to find the arguments of one batch."""
+"""Argument that requests a search for the arguments of one batch."""
 
 _CHOSEN = ("output", "mask", "value")
-"""Kinds of records of which --only chooses some."""
+"""Kinds of records that --only selects by pattern."""
 
 
 def verify_program(
@@ -101,75 +101,77 @@ def verify_program(
     data: bool = False,
     all_relations: bool = False,
 ) -> ProgramReport:
-    """Run a distributed program on one rank and on several, and compare everything that it computes.
+    """Run a distributed program on one rank and on several, and compare all values that it computes.
 
-    The program runs unchanged: hooks record outputs of modules, losses, gradients when the optimizer sees them,
+    The program runs unchanged: hooks record outputs of modules, losses, gradients when the optimizer reads them,
     optimizer state, and weights after each step. The run on one rank is the reference; repeats of it with tiny
-    perturbations show what rounding does to each value.
+    perturbations measure the effect of rounding on each value.
 
     Args:
-        parallel: ``train.py``, run as torchrun would; ``-m package.train``; ``train.py:function``; or a function
-            that takes nothing or a mesh. It must train the same way on one rank.
+        parallel: ``train.py``, run as torchrun would; ``-m package.train``; ``train.py:function``; or a function with
+            no parameter or with a mesh as its parameter. It must train the same way on one rank.
         world_size: number of ranks; by default the size of ``mesh``, or torchrun's number of processes.
         single: another script or function for the reference, if ``parallel`` cannot run on one rank.
-        mesh: ``dp=2,tp=2`` or sizes by name: axes for messages, and for functions that take a mesh.
+        mesh: ``dp=2,tp=2`` or sizes by name: the axes for messages and for functions that take a mesh.
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
-        platform: ``torch`` or ``mindspore``; None takes the one that the file imports, or the function's module has.
+        platform: ``torch`` or ``mindspore``; with None, the one that the file, or the function's module, imports.
         seed: of the perturbations.
         launch: ``simulated``: ranks of a script are forked processes and those of a function threads, on a
-            deterministic transport; ``threads``: all are; ``processes``: ranks communicate over gloo or an engine. The
-            reference is always simulated. Under torchrun its processes are the ranks, and every one of them gets the
-            report.
-        declared: what recorded values are, where it cannot be inferred, by pattern of their names:
+            deterministic transport; ``threads``: all ranks are threads; ``processes``: ranks communicate over gloo or
+            an engine. The reference is always simulated. Under torchrun, its processes are the ranks, and each of them
+            receives the report.
+        declared: placements of recorded values that cannot be inferred, by pattern of their names:
             ``{"layers.*.wq.weight": "shard(0) over tp"}``.
         args: arguments of the script.
         single_args: arguments of the reference's script; ``args`` by default.
         only: patterns of the modules whose outputs are recorded; all by default.
         timeout: seconds for each run.
-        scratch: folder in which arrays of the runs are kept while they are compared; by default that for temporary
-            files. Nothing stays there.
-        budget: bytes that may be written there; by default what is free.
-        upcast: whether a program that is equal is verified once more in a wider dtype: float32 for half precision,
-            float64 for float32; by default in half precision where an error of 5 % in a gradient might not have been
-            noticed, or where a value uses more than half of the rounding tolerance.
-        harden: whether a program that is equal runs once more in a case that can show more: initial weights that are
-            constant become random, the losses of ranks with equal data are weighted, and the like. With ``steps=1`` it
-            makes three steps.
-        allow: kinds of blind spots (``BLIND`` of ``verify/engine/blind_spots.py``) with which the program
-            is verified nevertheless. Ranks that all do the same work, and gradients that are all zero, are refused.
+        scratch: folder for the arrays of the runs during the comparison; by default that for temporary files. It is
+            empty again afterwards.
+        budget: largest number of bytes that may be written there; by default the free space.
+        upcast: whether a program that passes is verified once more in a wider dtype: float32 for half precision,
+            float64 for float32. By default, this is done in half precision if a gradient error of 5 % might have been
+            undetected, or if a value uses more than half of its tolerance.
+        harden: whether a program that passes runs once more with fewer blind spots: for example, constant initial
+            weights become random, and the losses of ranks with equal data are weighted. With ``steps=1`` it makes three
+            steps.
+        allow: kinds of blind spots (``BLIND`` of ``verify/engine/blind_spots.py``) that do not make the result
+            inconclusive. Ranks that all do the same work, and gradients that are all zero, cannot be allowed.
             ``wide-bounds`` accepts a program most of whose gradients could not be judged.
         progress: called with the name of each run before it starts.
-        device: ``cpu``, ``cuda`` or ``npu``: where the program makes its tensors, alone and on the ranks. Simulated
-            ranks share one device, processes have one each. Under torchrun the program chooses its device itself.
-        keep_files: folder for what the ranks write in the working folder. Every run has a private copy of the files
-            that it writes, which is deleted with it.
-        pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that names it runs unchanged.
-        accumulate: arguments by which the script takes its batch at once: a program that is equal must train with its
-            micro-batches on one rank as with one batch. ``("auto",)`` finds them: an option whose name has ``accum`` in
-            it becomes 1, and where the samples then differ, one with ``batch`` is multiplied.
-        logged: whether numbers that rank 0 prints, or writes to text files, are compared with the single device's where
-            the training is equal. By default a difference counts that is explained, such as the norm of one rank's
-            gradients; others are listed. With True all count, with False nothing is compared.
-        resume: arguments by which the script goes on from what it has saved: a program that is equal is stopped after
-            some steps and started again, and must go on as if it had not been stopped.
-        resume_after: the steps after which it is stopped; half of them by default.
-        resume_world: number of ranks on which it is started again; the same by default.
+        device: ``cpu``, ``cuda`` or ``npu``: the device of the program's tensors, in the reference and on the ranks.
+            Simulated ranks share one device, processes have one each. Under torchrun, the program chooses its device
+            itself.
+        keep_files: folder to which the files that the ranks write in the working folder are copied. Every run has a
+            private copy of the files that it writes, which is deleted afterwards.
+        pretend: ``cuda`` or ``npu``: the CPU stands in for that device, so that a script that uses it runs unchanged.
+        accumulate: arguments with which the script processes its batch at once: a program that passes must train on one
+            rank with its micro-batches as with one batch. ``("auto",)`` searches for them: an option whose name
+            contains ``accum`` becomes 1; if the samples then differ, an option with ``batch`` is multiplied.
+        logged: whether numbers that rank 0 prints, or writes to text files, are compared with the single device's if
+            the training is equal. By default, explained differences are errors, such as the norm of one rank's
+            gradients, and others are listed. With True, all differences are errors; with False, nothing is compared.
+        resume: arguments with which the script continues from its checkpoint: a program that passes is stopped after
+            some steps and restarted, and must continue like an uninterrupted one.
+        resume_after: number of steps after which it is stopped; half of them by default.
+        resume_world: number of ranks of the restart; the same by default.
         dtypes: declared dtypes, ``KIND=DTYPE`` or ``KIND:PATTERN=DTYPE``: those of all ``parameters``, ``gradients``,
             ``reductions`` of gradients, optimizer ``states`` and ``masters`` (weights that an optimizer keeps in
-            addition to the model's), or of parameters whose name fits the pattern. The last one that fits counts.
-        data: whether the samples that data loaders of PyTorch draw are compared with the dataset: in each epoch all
-            ranks together must draw every one once.
-        all_relations: whether ``data``, and ``accumulate`` if the script has such an option, are asked for. What needs
-            arguments or declarations of yours (``resume``, ``dtypes``) is not.
+            addition to the model's), or of parameters whose name matches the pattern. The last declaration that matches
+            counts.
+        data: whether the samples that data loaders of PyTorch draw are compared with the dataset: in each epoch, all
+            ranks together must draw every sample once.
+        all_relations: whether ``data``, and ``accumulate`` if the script has such an option, are requested. Checks that
+            need your arguments or declarations (``resume``, ``dtypes``) are not.
 
     Returns:
-        the verdict with its first difference and cause. A rank that raises in the parallel run is in the report, and
-        so is a case that is refused; neither is ``ok``.
+        the verdict with its first difference and cause. An error of a rank in the parallel run and an inconclusive case
+        are reported; in both cases the report is not ``ok``.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
             recorded that could be compared.
-        UnsupportedOnBackend: the framework sees no such device, or MindSpore sees fewer than it has ranks.
+        UnsupportedOnBackend: the framework finds no such device, or MindSpore finds fewer devices than ranks.
     """
     axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))
@@ -178,7 +180,7 @@ def verify_program(
     _check_case(harden, allow, launch)
     _check_upcast(upcast, launch)
     for words in (declared or {}).values():
-        parse_declaration(words, None)  # its axes are known when the program has run
+        parse_declaration(words, None)  # the axes are known after the program has run
     _check_device(device, launch)
     _check_pretended(pretend, device, launch)
     program = find_program(parallel, args, "FILE")
@@ -224,7 +226,7 @@ def verify_program(
 
 @dataclass
 class _Verification:
-    """One call of :func:`verify_program`; its attributes are that function's arguments, and the report to fill."""
+    """One call of :func:`verify_program`; its attributes are that function's arguments, and the report to fill in."""
 
     program: Program
     alone: Program
@@ -253,7 +255,7 @@ class _Verification:
         started, report = time.perf_counter(), self.report
         reference = run_reference(self.alone, self.world, report.seed, self.progress, scratch)
         _check_only(self.world.limits.only, reference.run)
-        if not self.world.limits.only:  # which leaves out values that a declaration may name
+        if not self.world.limits.only:  # it leaves out values that a declaration may name
             _check_declared(self.declared or {}, reference.run)
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:
@@ -308,10 +310,10 @@ class _Verification:
             report.hardened.append(replace(compare_data(run), asked=self.data))
 
     def _accumulation(self, reference: Reference) -> HardenedCase | None:
-        """Return the case of micro-batches against one batch, or their sum, if it is asked for; None otherwise.
+        """Return the case of micro-batches against one batch, or their sum, if requested; None otherwise.
 
         Raises:
-            InputError: it was asked to be found, and is not.
+            InputError: a search for the arguments was requested, and found none.
         """
         calls = calls_of_first_step(reference.run.ranks[0].notes)
         one_batch, alone = self.one_batch, self.alone
@@ -331,9 +333,9 @@ class _Verification:
         return case
 
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
-        """Verify a program once more in a wider dtype, where an error of a gradient might not have shown.
+        """Verify a program once more in a wider dtype if a gradient error might not have been detected.
 
-        A program that does not run in a wider dtype says nothing about the one that was asked for.
+        If the program does not run in a wider dtype, the result of its own dtype is unaffected.
         """
         report, world = self.report, self.world
         verdict = report.verdict
@@ -360,7 +362,7 @@ class _Verification:
         report.hardened.append(case)
 
     def _resume(self, resumption: Resumption, reference: Reference) -> None:
-        """Stop the program and start it again; a rank that fails then is what is wrong with it."""
+        """Stop and restart the program; if a rank then fails, that failure is the result of the case."""
         try:
             case = verify_resumption(
                 self.program, resumption, self.world, reference, self.progress, self.declared
@@ -371,7 +373,7 @@ class _Verification:
         self.report.hardened.append(case)
 
     def _harden(self, runs: PairedRuns, verdict: Verdict, reference: Reference) -> None:
-        """Run the hardened cases, and leave in the verdict the blind spots that remain."""
+        """Run the hardened cases, and keep the remaining blind spots in the verdict."""
         hardening = Hardening(
             self.program, self.alone, self.world, self.report.mesh or None, self.declared, self.report.seed,
             self.progress,
@@ -382,7 +384,7 @@ class _Verification:
 
 
 def _own_arguments(arguments: Sequence[str], option: str) -> Sequence[str]:
-    """Return the arguments of an option, which must name some."""
+    """Return the arguments of an option, which must not be empty."""
     if not arguments:
         msg = f"{option} names no arguments of the script; give those with which it makes the other run"
         raise InputError(msg)
@@ -397,7 +399,7 @@ def _resumption(
     size: int | None,
     launch: str,
 ) -> Resumption | None:
-    """Return how the program is started again; None if it is not."""
+    """Return how the program is stopped and restarted; None if this was not requested."""
     if arguments is None:
         if after is not None or size is not None:
             option = "--resume-world" if after is None else "--resume-after"
@@ -414,14 +416,14 @@ def _resumption(
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """Return the error that a rank raised, of one that was raised for it."""
+    """Return the original error of a rank, from an error that was raised because of it."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _torchrun_size(world_size: int | None) -> int | None:
-    """Return the number of ranks: what is asked for, or the number of processes that torchrun has started."""
+    """Return the requested number of ranks, or the number of processes that torchrun has started."""
     return int(os.environ["WORLD_SIZE"]) if world_size is None and started_by_torchrun() else world_size
 
 
@@ -453,7 +455,7 @@ def _check_upcast(upcast: bool | None, launch: str) -> None:
 
 
 def _check_only(only: Sequence[str], reference: Run) -> None:
-    """Raise an InputError if a pattern is one of no output, mask or value of the program."""
+    """Raise an InputError if a pattern matches no output, mask or value of the program."""
     records = [record for rank in reference.ranks for record in rank.records]
     names = {record.name for record in records if record.kind in _CHOSEN}
     unmatched = [pattern for pattern in only if not fnmatch.filter(names, pattern)]
@@ -466,7 +468,7 @@ def _check_only(only: Sequence[str], reference: Run) -> None:
 
 
 def _check_declared(declared: Mapping[str, str], reference: Run) -> None:
-    """Raise an InputError if a pattern is one of no value of the program."""
+    """Raise an InputError if a pattern matches no value of the program."""
     values = {(record.kind, record.name) for rank in reference.ranks for record in rank.records}
     for pattern in declared:
         if not any(names_value(pattern, kind, name) for kind, name in values):

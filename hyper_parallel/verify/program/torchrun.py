@@ -1,7 +1,7 @@
-"""Verification by the processes that torchrun has started: each runs the program, rank 0 compares.
+"""Verification in the processes that torchrun has started: each runs the program, and rank 0 compares.
 
 The program's ranks are torchrun's own, on their devices and with the program's own backend. Rank 0 then runs the
-reference, and every process gets the report, so that all end with the same status.
+reference, and every process receives the report, so that all exit with the same status.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ def started_by_torchrun() -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this process reports: rank 0 of torchrun, or a process that torchrun has not started."""
+    """Return whether this process reports: rank 0 of torchrun, or a process that torchrun has not started."""
     return not started_by_torchrun() or os.environ.get("RANK") == "0"
 
 
 def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run], ProgramReport]) -> ProgramReport:
-    """Run the program as this rank, and return the report that rank 0 makes of all ranks' records.
+    """Run the program as this rank, and return the report that rank 0 creates from all ranks' records.
 
     Args:
-        program: what to run.
+        program: the program to run.
         world: of torchrun's size.
-        compare: runs the reference, and compares it with the ranks; called on rank 0 only.
+        compare: function that runs the reference and compares it with the ranks; called on rank 0 only.
 
     Raises:
-        InputError: (a ValueError) what ``compare`` raises, on every rank; or the world has another size.
-        HyperParallelError: torchrun keeps no store.
+        InputError: (a ValueError) ``compare`` raises it, which is passed to every rank; or the world has another size.
+        HyperParallelError: torchrun has no store.
     """
     from hyper_parallel.transport.real.c10d.torchrun import TorchrunProcesses  # PyTorch's launcher
 

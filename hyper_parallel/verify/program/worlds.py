@@ -1,4 +1,4 @@
-"""Runs a program on a world of simulated ranks or real processes, and collects what its ranks leave behind."""
+"""Runs a program in a world of simulated ranks or real processes, and collects the records of its ranks."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ _OF_RANKS = (
 """Modules of the harness that every rank imports."""
 
 _PRETENDED = "hyper_parallel.verify.frameworks.torch.pretended"
-"""The package whose module ``cuda`` or ``npu`` lets the CPU of a process stand in for that device."""
+"""The package whose module ``cuda`` or ``npu`` makes the CPU of a process stand in for that device."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Where and how a program runs.
+    """The number, kind and settings of the ranks that run a program.
 
     Attributes:
         size: number of ranks.
         platform: ``torch`` or ``mindspore``.
         launch: ``simulated``, in which a script's ranks of PyTorch are forked processes and a function's are threads;
-            ``threads``, in which all are; or ``processes``, which communicate over an engine.
+            ``threads``, in which all ranks are threads; or ``processes``, which communicate over an engine.
         mesh: names and sizes of the axes, for functions that take a mesh.
-        limits: of the records.
+        limits: limits of the records.
         timeout: seconds for a run.
-        output: where the program prints to, ``stderr`` or ``nothing``.
-        device: ``cpu``, ``cuda`` or ``npu``, where ranks make their tensors.
-        keep_files: folder to which the files are copied that the ranks write in the working folder; empty: nowhere.
+        output: destination of the program's output, ``stderr`` or ``nothing``.
+        device: device of the ranks' tensors: ``cpu``, ``cuda`` or ``npu``.
+        keep_files: folder to which the files that the ranks write in the working folder are copied; empty for none.
     """
 
     size: int
@@ -76,7 +76,7 @@ class World:
     keep_files: str = ""
 
     def alone(self, output: str) -> World:
-        """Return the world of one in which the reference runs."""
+        """Return the world of one rank in which the reference runs."""
         mesh = tuple((name, 1) for name, _ in self.mesh)
         launch = "threads" if self.launch == "threads" else "simulated"
         return dataclasses.replace(self, size=1, launch=launch, mesh=mesh, output=output, keep_files="")
@@ -92,16 +92,16 @@ def run_world(
     """Run ``program`` on every rank of ``world``.
 
     Args:
-        program: what to run.
-        world: on which ranks.
+        program: the program to run.
+        world: the world of the ranks.
         perturbation: of a reference.
         changes: of the case, by rank.
-        files: folder of the files that ranks write, which an earlier run may have left; by default one of its own.
+        files: folder of the files that ranks write, possibly with files of an earlier run; by default a new one.
 
     Raises:
-        InputError: (a ValueError) the program cannot be run like this: it exits with a status, forks, never ends, or
-            its records do not fit in memory.
-        RankFailedError: a rank raised, died, or called other collectives than the others.
+        InputError: (a ValueError) the program cannot be run: it exits with a status, forks, never ends, or its records
+            do not fit in memory.
+        RankFailedError: a rank raised an error, died, or called other collectives than the other ranks.
     """
     with run_folder() if files is None else nullcontext(files) as folder:
         try:
@@ -128,13 +128,13 @@ def _ranks(
     """Run the ranks, whose files are in ``folder``."""
     torch_ranks = world.platform == "torch" and world.launch != "processes"
     threads = torch_ranks and (world.launch == "threads" or not program.is_script)
-    ends = (torch_ranks or world.launch == "processes") and world.device == "cpu"  # drivers of devices write files
+    ends = (torch_ranks or world.launch == "processes") and world.device == "cpu"  # device drivers write files
     where = (folder, ends, tempfile.gettempdir())
     if not torch_ranks:
         arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, *where)
         run = launch_processes if world.launch == "processes" else simulate
         return run(run_in_process, world.size, world.platform, arguments, timeout=world.timeout, device=world.device)
-    platform_named(world.platform)  # imports the framework, whose functions are redirected
+    platform_named(world.platform)  # this imports the framework, whose functions are redirected
     ranks = "one rank" if world.size == 1 else f"{world.size} ranks"
     if not threads:
         forked = (program, world.mesh, world.limits, perturbation, "stdout", changes, *where)
@@ -170,7 +170,7 @@ def _run_in_thread(
 
 
 def _reraise_input_error(program: Program, world: World, error: RankFailedError) -> None:
-    """Raise what is wrong with the input, not with the program's numbers, as the caller's own error."""
+    """Raise errors of the input as InputError; errors of the program's numbers are left as they are."""
     cause = error.__cause__
     ranks = f"in a world of {world.size}"
     if isinstance(cause, (InputError, RecordingError, ScratchError)):

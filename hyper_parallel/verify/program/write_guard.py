@@ -1,7 +1,7 @@
-"""Stops a program's writes to the user's files that are not redirected: by the kernel, or by Python's audit events.
+"""Prevents writes to the user's files that are not redirected, by the kernel or by Python's audit events.
 
-Linux's Landlock, which needs no privileges, denies them to a thread and to everything that it starts, native code and
-subprocesses included. Elsewhere only writes by Python's own functions are noticed.
+Linux's Landlock, which needs no privileges, denies such writes to a thread and to everything that it starts, including
+native code and subprocesses. On other systems, only writes by Python's own functions are detected.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["WriteRefusedError", "audited", "denied_by_kernel", "kernel_denies"]
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on all architectures
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _NO_NEW_PRIVILEGES = 38  # of prctl
-_RENAMES_ACROSS_FOLDERS = 2  # first version in which a rule can allow them
-_WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 14))  # write, remove, make each kind of file, rename across
+_RENAMES_ACROSS_FOLDERS = 2  # first version in which a rule can allow renaming between folders
+_WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 14))  # writing, removing, creating files, renaming across folders
 _TRUNCATE, _TRUNCATE_VERSION = 1 << 14, 3
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = {
     "os.chmod": 0, "os.chown": 0, "os.link": 1, "os.mkdir": 0, "os.remove": 0, "os.rename": 1, "os.rmdir": 0,
     "os.setxattr": 0, "os.symlink": 1, "os.truncate": 0, "os.utime": 0, "sqlite3.connect": 0,
 }  # fmt: skip
-"""Audit events of functions that write, with the position of the path."""
+"""Audit events of functions that write, with the position of the path argument."""
 
 
 class WriteRefusedError(PermissionError):
-    """A program writes a file of the user by a function that cannot be redirected."""
+    """A program writes a file of the user with a function that cannot be redirected."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -48,17 +48,17 @@ class _Beneath(ctypes.Structure):
 
 
 def kernel_denies() -> bool:
-    """Whether this system has Landlock, and can allow a program to rename files between its own folders."""
+    """Return whether this system has Landlock and can allow a program to rename files between its own folders."""
     return sys.platform == "linux" and _call(_CREATE_RULESET, None, 0, _VERSION_FLAG) >= _RENAMES_ACROSS_FOLDERS
 
 
 def denied_by_kernel(files: PrivateFiles) -> None:
-    """Deny writes outside of private and shared files to this thread, until it ends, and to all that it starts.
+    """Deny writes outside private and shared files to this thread, until it ends, and to everything that it starts.
 
-    Temporary files may be written: those that are not redirected belong to native code and to this library.
+    Writes to temporary files are allowed: those that are not redirected belong to native code or to this library.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: the kernel rejects the request.
     """
     version = _call(_CREATE_RULESET, None, 0, _VERSION_FLAG)
     rights = _WRITES | (_TRUNCATE if version >= _TRUNCATE_VERSION else 0)
@@ -84,7 +84,7 @@ def _writable(files: PrivateFiles) -> tuple[str, ...]:
 
 
 def _measurement() -> tuple[str, ...]:
-    """Return the folder of coverage data, which a measured process writes when it leaves."""
+    """Return the folder of coverage data, which a measured process writes when it exits."""
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()
     return () if current is None else (str(Path(current.config.data_file).absolute().parent),)
@@ -107,13 +107,13 @@ def _checked(number: int, *arguments: Any) -> int:
     return result
 
 
-_AUDITED: list[tuple[PrivateFiles, set[threading.Thread]]] = []  # at most one
+_AUDITED: list[tuple[PrivateFiles, set[threading.Thread]]] = []  # at most one entry
 _HOOKED: list[bool] = []  # a hook cannot be removed
 
 
 @contextmanager
 def audited(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
-    """Inside, Python's functions refuse writes of this run's threads to files of the user.
+    """Make Python's functions refuse writes of this run's threads to the user's files inside this context.
 
     Args:
         files: of the run.
