@@ -1,1 +1,1 @@
-"""Proofs for every size: rows of rules, and plans that use them."""
+"""Proves rows of rules, and plans that use them, for every size."""

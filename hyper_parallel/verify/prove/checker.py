@@ -1,9 +1,9 @@
-"""Checks one row of a rule: whether the laws lead from the placements of the operands to those of the results.
+"""Checks one row of a rule: whether the laws derive the placements of the results from those of the operands.
 
-The row is data: nothing that made it is asked. Forward, the relation of each result must be what the row says.
-Backward, the gradients of the results are given in the dual placements, and the gradient of each operand must be in its
-own: the whole one for a pending sum, a part for a part, and for an operand that ranks have whole while others differ a
-pending sum, which the library reduces (its varying view).
+The row is plain data; the code that made it is not called. Forward, the relation of each result must match the row.
+Backward, the gradients of the results are given in the dual placements, and the gradient of each operand must be in the
+operand's dual placement: replicated for a pending sum, and a shard for a shard. For a replicated operand that is used
+with operands that differ between ranks, it must be a pending sum, which the library reduces (its varying view).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["Proof", "prove_row"]
 
 @dataclass(frozen=True)
 class Proof:
-    """What the laws say of one row.
+    """The result of applying the laws to one row.
 
     Attributes:
-        forward: why the results are not proven, or empty.
-        backward: why the gradients are not proven, or empty.
-        conditions: on sizes, which the row asks for as well.
+        forward: the reason why the results are not proven, or empty.
+        backward: the reason why the gradients are not proven, or empty.
+        conditions: conditions on sizes that the row requires too.
         sizes: local sizes that the decomposition does not cover.
-        differentiable: whether there are gradients to speak of.
+        differentiable: whether the operator has gradients.
     """
 
     forward: str = ""
@@ -52,7 +52,7 @@ _NOT_GIVEN = "a gradient that is not given"
 
 @dataclass
 class _Walk:
-    """Relations of all steps, as far as the laws go."""
+    """Derives the relations of all steps to which the laws apply."""
 
     graph: Graph
     split: str
@@ -61,7 +61,7 @@ class _Walk:
     unknown: dict[int, str] = field(default_factory=dict)
 
     def run(self, given: Mapping[int, Relation]) -> None:
-        """Apply the laws to every step whose operands are known."""
+        """Apply the laws to every step whose operands have known relations."""
         for number, step in enumerate(self.graph.steps):
             if number in given:
                 self.known[number] = given[number]
@@ -81,7 +81,7 @@ class _Walk:
                 self.unknown[number] = str(error)
 
     def problem(self, number: int, wanted: Relation) -> str:
-        """Return why step ``number`` is not in the relation ``wanted``, or empty."""
+        """Return the reason why step ``number`` is not in the relation ``wanted``, or an empty text."""
         if number in self.unknown:
             return self.unknown[number]
         found, size = self.known[number], self.graph.steps[number].shape
@@ -101,7 +101,7 @@ class _Walk:
 
 
 def prove_row(graph: Graph, row: Row) -> Proof:
-    """Return what the laws say of ``row``.
+    """Return the result of applying the laws to ``row``.
 
     Args:
         graph: the operator and its backward.
@@ -113,7 +113,7 @@ def prove_row(graph: Graph, row: Row) -> Proof:
 
 
 def _candidates(graph: Graph, row: Row) -> list[str]:
-    """Return the symbols of the label that the row may split; one that does not exist where it splits none."""
+    """Return the symbols of the labels that the row may split; a symbol that does not exist if it splits none."""
     found = [graph.steps[number].shape[place.dim].symbols
              for number, place in zip(graph.inputs, row.inputs, strict=False) if isinstance(place, Shard)]  # fmt: skip
     return list(dict.fromkeys(found[0])) if found and found[0] else [""]
@@ -160,7 +160,8 @@ _CONDITIONS = {"even": "the number of ranks divides", "full": "no rank has an em
 def _only_moves(graph: Graph) -> bool:
     """Whether every element of a result is an element of an operand.
 
-    Then ranks that attain an extremum in a result attain it in the operand, and the adjoint takes the gradient there.
+    Ranks that attain an extremum in a result then attain it in the operand too, and the adjoint routes the gradient
+    there.
     """
     waiting, seen = list(graph.outputs), set[int]()
     while waiting:
@@ -192,7 +193,7 @@ def _given(walk: _Walk, number: int, place: Placement) -> Relation:
 
 
 def _result(place: Placement) -> Relation:
-    """Return the relation that a placement stands for; of an average ranks have ``n`` times a pending sum."""
+    """Return the relation that a placement denotes; for an average, ranks have a pending sum times ``n``."""
     if isinstance(place, Shard):
         return Relation("part", place.dim)
     if isinstance(place, Partial):
@@ -203,13 +204,13 @@ def _result(place: Placement) -> Relation:
 
 
 def _unless_whole(walk: _Walk, number: int, place: Placement) -> str:
-    """Return why a result is not in ``place``, but empty where it is whole, and hence its own average or extremum."""
+    """Return the reason why a result is not in ``place``; a replicated result is its own average or extremum."""
     own = isinstance(place, Partial) and place.reduce_op in {"avg", "max", "min", "any", "all"}
     return walk.problem(number, Relation("whole") if own else _result(place)) and walk.problem(number, _result(place))
 
 
 def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
-    """Return the relation of the gradient of a result; None where the values decide it."""
+    """Return the relation of the gradient of a result; None if it depends on values."""
     if isinstance(place, Partial):
         return {"sum": Relation("whole"), "avg": Relation("whole", ranks=-1)}.get(place.reduce_op)
     if isinstance(place, Shard):
@@ -223,7 +224,7 @@ def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
 
 
 def _gradient(place: Placement, *, differs: bool) -> Relation:
-    """Return the relation that the gradient of an operand in ``place`` must have; of an extremum only zero has one."""
+    """Return the required relation of the gradient of an operand in ``place``; for an extremum only zero has one."""
     if isinstance(place, Partial) and place.reduce_op not in {"sum", "avg"}:
         return Relation("whole", ranks=_NONE)
     if isinstance(place, Shard):
@@ -234,13 +235,13 @@ def _gradient(place: Placement, *, differs: bool) -> Relation:
 
 
 def _even(size: Size, split: str) -> set[tuple[str, Size]]:
-    """Return the condition under which rows of a split label are a part of a dim as the library cuts it."""
+    """Return the condition under which rows of a split label are a shard of a dim in the library's division."""
     label = Size(1, (split,))
     return set() if size.over(label) == ONE else {("even", label)}
 
 
 def _missing(walk: _Walk, row: Row) -> str:
-    """Return a condition that the proof needs and the row does not ask for, or empty."""
+    """Return a condition that the proof needs but the row does not require, or an empty text."""
     hints = walk.graph.hints
 
     def sizes(pairs: Sequence[tuple[int, int]]) -> set[int]:

@@ -1,8 +1,8 @@
-"""Checks the groups of ``fully_shard``: parameters are gathered whole before use, gradients averaged over the ranks.
+"""Checks the groups of ``fully_shard``: parameters are all-gathered before use, gradients averaged over the ranks.
 
-Layouts, members of the collectives that ran, factors and places in the rows are read; nothing that made them is called.
-The steps that they stand for are checked by :mod:`~hyper_parallel.verify.prove.step_checker`. How tensors are copied
-into rows and out of them is tested, not proven.
+Inputs are layouts, members of the collectives that ran, factors and positions in the rows; the code that made them is
+not called. The corresponding steps are checked by :mod:`~hyper_parallel.verify.prove.step_checker`. The copies of
+tensors into rows and out of them are tested, not proven.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["GroupProof", "prove_groups"]
 
 @dataclass
 class GroupProof:
-    """What is proven of the collectives of ``fully_shard``.
+    """Proofs of the collectives of ``fully_shard``.
 
     Attributes:
-        steps: by kind and what proves them.
-        collectives: that are proven: module, collective and axes.
+        steps: number of steps by kind and by the proof that covers them.
+        collectives: proven collectives: module, collective and axes.
         axes: names of the axes over which gradients are averaged.
-        wrong: what is not as one device has it, with the module.
+        wrong: differences from one device, with the module.
     """
 
     steps: Counter[str] = field(default_factory=Counter)
@@ -47,12 +47,12 @@ class GroupProof:
 def prove_groups(
     groups: Iterable[tuple[str, Any]], events: Sequence[Event], axes_of: Callable[[Sequence[int]], tuple[str, ...]]
 ) -> GroupProof:
-    """Return what is proven of groups of parameters.
+    """Return the proofs for groups of parameters.
 
     Args:
-        groups: path of the module, and group.
-        events: collectives of the step that ran.
-        axes_of: returns the names of the axes along which ranks lie.
+        groups: pairs of module path and group.
+        events: collectives that ran in the step.
+        axes_of: returns the names of the axes that ranks span.
     """
     found = GroupProof()
     for path, group in groups:
@@ -84,7 +84,7 @@ def _refuse(why: str) -> None:
 
 
 def _proven(group: Any, member: Any) -> list[tuple[str, str]]:
-    """Return the steps of one parameter, and of its gradient, with what proves them."""
+    """Return the steps of one parameter and of its gradient, with the proof of each."""
     sharded: Layout = member.sharded.layout
     data, slot = _axes_along(sharded, group.options.ranks), member.slot
     replicas = _axes_along(sharded, group.options.replicas)
@@ -108,7 +108,7 @@ def _proven(group: Any, member: Any) -> list[tuple[str, str]]:
 
 
 def _axes_along(layout: Layout, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes of the layout's mesh along which these ranks lie; none for one rank."""
+    """Return the axes of the layout's mesh that these ranks span; none for one rank."""
     mesh = layout.mesh
     for count in range(1, mesh.ndim + 1) if len(ranks) > 1 else ():
         for axes in itertools.combinations(range(mesh.ndim), count):
@@ -120,7 +120,7 @@ def _axes_along(layout: Layout, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_rows(group: Any) -> None:
-    """Refuse slots that overlap, of all parameters or of those with a gradient."""
+    """Reject overlapping slots, of all parameters or of those with a gradient."""
     for plan in (group.plan, group.gradient_plan):
         ends = [0, *(slot.offset + slot.size for slot in plan.slots)]
         if [slot.offset for slot in plan.slots] != ends[:-1] or plan.row != ends[-1]:

@@ -1,7 +1,7 @@
-"""The laws: how a value that ranks hold relates to the value of one device, after one primitive.
+"""The laws: relation of a value on the ranks to the value on one device, after one primitive.
 
-`docs/proofs.md` states them in words; `tests_unit/verify/prove/test_laws.py` checks each on every small case. One mesh
-axis of ``n`` ranks is looked at, along which one label of size ``s`` is split: a rank has ``l`` of its elements,
+`docs/proofs.md` states them in words; `tests_unit/verify/prove/test_laws.py` checks each of them on every small case. A
+law is about one mesh axis of ``n`` ranks, which splits one label of size ``s``: a rank has ``l`` of its elements,
 possibly zero.
 """
 
@@ -17,23 +17,23 @@ __all__ = ["Relation", "UnprovenError", "after"]
 
 
 class UnprovenError(Exception):
-    """No law says how the ranks' values relate to the value of one device."""
+    """No law relates the ranks' values to the value of one device."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """How the values of all ranks give the value of one device.
+    """Relation of the values of all ranks to the value of one device.
 
     Attributes:
-        kind: ``whole``: each rank has it; ``part``: each rank has some of ``dim``; ``pending``: all ranks' values
-            reduced by ``reduce`` give it.
-        dim: that is split.
-        outer: blocks of the dim, of each of which a rank has its rows; one where the dim is the split label.
-        factor: elements of the dim per element of the split label.
-        reduce: of what is pending.
-        ranks: what ranks have is larger by ``n`` to this power.
-        share: what ranks have is larger by ``l / s`` to this power.
-        zero: the value is zero: it is whole, split and pending at once.
+        kind: ``whole``: each rank has the complete value; ``part``: each rank has a shard along ``dim``; ``pending``:
+            the reduction of all ranks' values by ``reduce`` gives the value.
+        dim: dim that is split.
+        outer: number of blocks of the dim; a rank has its rows of each block. One if the dim is the split label.
+        factor: number of elements of the dim per element of the split label.
+        reduce: reduction of a pending value.
+        ranks: power of ``n`` by which the ranks' values are scaled.
+        share: power of ``l / s`` by which the ranks' values are scaled.
+        zero: whether the value is zero, which is whole, part and pending at once.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Relation:
 
     @property
     def scaled(self) -> bool:
-        """Whether ranks have a multiple of it."""
+        """Whether the ranks' values are scaled."""
         return bool(self.ranks or self.share)
 
 
@@ -66,10 +66,10 @@ def after(
 
     Args:
         step: the primitive.
-        shapes: sizes of its operands.
+        shapes: shapes of its operands.
         operands: relations of its operands.
-        split: the symbol of the label that is split, or empty.
-        needs: conditions on sizes are added: ``("full", size)``: no rank has an empty part of it.
+        split: symbol of the split label, or empty.
+        needs: receives the conditions on sizes; ``("full", size)`` means that no rank has an empty shard of it.
 
     Raises:
         UnprovenError: no law applies.
@@ -124,7 +124,7 @@ def _of_primitive(
 def _adds(
     does: Primitive, operands: Sequence[Relation], live: Sequence[int], pending: Sequence[int], label: int
 ) -> bool:
-    """Whether the parts along ``label`` are added to what is pending: both are terms of one sum."""
+    """Whether shards along ``label`` and pending operands are terms of one sum."""
     terms = [index for index in live if index in does.joint]
     return (
         does.reduce == "sum"
@@ -136,7 +136,7 @@ def _adds(
 
 
 def _check_reduction(step: Step, does: Primitive, live: Sequence[int], label: int, result: Relation) -> None:
-    """Raise where the reduction of a split label does not leave a pending value."""
+    """Raise an error if the reduction of a split label does not leave a pending value."""
     if not does.reduce:
         msg = f"{step.name}: its result depends on all elements along a split dim"
         raise UnprovenError(msg)
@@ -152,7 +152,7 @@ def _check_reduction(step: Step, does: Primitive, live: Sequence[int], label: in
 def _split_label(
     step: Step, does: Primitive, operands: Sequence[Relation], live: Sequence[int]
 ) -> tuple[int, Size, Size] | None:
-    """Return the one label that is split in all operands that have it, and how; None where nothing is split."""
+    """Return the one label that is split in all operands that have it, and its split; None if nothing is split."""
     parts = [(does.inputs[index][operands[index].dim], operands[index].outer, operands[index].factor)
              for index in live if operands[index].kind == "part"]  # fmt: skip
     if not parts:
@@ -175,7 +175,7 @@ def _split_label(
 
 
 def _scale(step: Step, does: Primitive, operands: Sequence[Relation], live: Sequence[int]) -> tuple[int, int]:
-    """Return the powers of the factor of the result of operands that are whole or split."""
+    """Return the powers of the result's factor, for operands that are whole or split."""
     ranks = share = 0
     for index in does.each:
         ranks, share = ranks + operands[index].ranks, share + operands[index].share
@@ -192,7 +192,7 @@ def _scale(step: Step, does: Primitive, operands: Sequence[Relation], live: Sequ
 def _passed(
     step: Step, does: Primitive, operands: Sequence[Relation], live: Sequence[int], pending: Sequence[int], share: int
 ) -> Relation:
-    """Return the relation of the result where operands ``pending`` are."""
+    """Return the relation of the result if the operands with indices ``pending`` are pending."""
     kinds = {operands[index].reduce for index in pending}
     (reduce, *others) = kinds
     if others:
@@ -200,7 +200,7 @@ def _passed(
         raise UnprovenError(msg)
     if reduce not in _LINEAR:
         passes = does.moves or (does.increasing and reduce in {"max", "min"} and does.reduce in {"", reduce})
-        # What elements are moved by, such as indices, is equal on all ranks.
+        # Operands that determine positions, such as indices, are equal on all ranks.
         moved = [index for index in live if index in does.each] if does.each else live
         if not passes or set(pending) != set(moved) or share:
             msg = f"{step.name}: not known to be increasing, and an operand is a pending {reduce}"
@@ -231,7 +231,7 @@ def _power(sizes: Sequence[Size], split: str) -> int:
 
 
 def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Relation:
-    """Law of row-major order: a part stays one if the numbers of elements before its dim and per index of it stay."""
+    """Law of row-major order: a shard is kept if the numbers of elements before its dim and per index are kept."""
     if x.kind != "part" or x.zero:
         return x if x.zero else _checked(step, x, split)
     if tuple(source) == step.shape:
@@ -247,7 +247,7 @@ def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Re
 
 
 def _sized(step: Step, relation: Relation, split: str, does: Primitive | None = None) -> Relation:
-    """Return the relation of a value that is equal along the dims that it has got, of which one may be split."""
+    """Return the relation of a value that is equal along its new dims, one of which may be split."""
     dims = [dim for dim, size in enumerate(step.shape) if split and split in size.symbols]
     if not dims or (does is not None and not all(does.output[dim] in does.copies for dim in dims)):
         return _checked(step, relation, split)
@@ -262,7 +262,7 @@ def _sized(step: Step, relation: Relation, split: str, does: Primitive | None = 
 
 
 def _checked(step: Step, relation: Relation, split: str) -> Relation:
-    """Return ``relation`` if it fits the local sizes of the result, which have ``l`` where one device has ``s``."""
+    """Return ``relation`` if it fits the local sizes of the result, which have ``l`` in place of ``s``."""
     for dim, size in enumerate(step.shape):
         wanted = relation.kind == "part" and dim == relation.dim
         if (split in size.symbols) != wanted and split:

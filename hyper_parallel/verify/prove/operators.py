@@ -1,4 +1,4 @@
-"""Proofs of the rows of the library's rules: each sample of an operator as a graph, each row checked on it."""
+"""Proves the rows of the library's rules: each sample of an operator becomes a graph on which each row is checked."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ __all__ = ["LEVELS", "ProvenRow", "SampleGraph", "answered", "family_of", "graph
 
 LEVELS = ("proven", "tested", "assumed", "refuted")
 HINTS = (11, 13, 17, 19, 23, 29, 31)
-"""Sizes of the letters of a sample: no two alike, and no numbers that samples have."""
+"""Sizes of the letters of a sample: all different, and different from the numbers in samples."""
 
 
 @dataclass
 class ProvenRow:
-    """A row of a rule and what is known of it.
+    """A row of a rule with its level of proof.
 
     Attributes:
         op: the operator.
         sample: number of the sample.
-        row: in words.
+        row: the row in words.
         level: ``proven``, ``tested``, ``assumed``, or ``refuted`` by a test.
-        why: it is not proven, or empty.
-        conditions: on sizes.
-        sizes: local sizes that the proof leaves out.
+        why: the reason why it is not proven, or empty.
+        conditions: conditions on sizes.
+        sizes: local sizes that the proof does not cover.
     """
 
     op: str
@@ -59,11 +59,11 @@ class SampleGraph:
     """A sample of an operator as primitives.
 
     Attributes:
-        number: of the sample.
-        call: the call, all operands whole.
-        answer: the rows of the rule.
-        graph: as primitives; None where it could not be traced.
-        why: it could not be traced.
+        number: number of the sample.
+        call: the call with replicated operands.
+        answer: the rule's result, with its rows.
+        graph: graph of primitives; None if it could not be traced.
+        why: the reason why it could not be traced.
     """
 
     number: int
@@ -76,7 +76,7 @@ class SampleGraph:
 
 
 def family_of(op: str) -> str:
-    """Return the family of an operator: the file of its rule."""
+    """Return the family of an operator, which is the file of its rule."""
     found = find_rule(op)
     run: Any = getattr(found, "strategies", None) or getattr(found, "run", None)
     return str(run.__module__).rpartition(".")[2]
@@ -94,7 +94,7 @@ def graphs_of(platform: Platform, op: str) -> Iterator[SampleGraph]:
 
 
 def prove_operator(platform: Platform, op: str) -> list[ProvenRow]:
-    """Return every row of the rule of ``op``, on each of its samples, proven or tested."""
+    """Return every row of the rule of ``op`` on each of its samples, with its level."""
     rows: dict[tuple[int, str], ProvenRow] = {}
     for made in graphs_of(platform, op):
         tests: TestedRows | None = None
@@ -119,7 +119,7 @@ def _test(row: ProvenRow, tests: TestedRows) -> None:
 
 
 def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenRow:
-    """Return what is known of one row."""
+    """Return one row with its level of proof."""
     op, text = made.sample_call.call.op, row_text(row)
     if _same_call(made, row):
         return ProvenRow(op, made.number, text, "proven")
@@ -134,7 +134,7 @@ def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenR
         graph, why = _traced(platform, made, row)
         if graph is None:
             return ProvenRow(op, made.number, text, "tested", f"its local call is not the caller's: {why}")
-    assert graph is not None  # a random call was traced again
+    assert graph is not None  # a random call is traced again
     proof = prove_row(graph, row)
     if proof.holds:
         return ProvenRow(op, made.number, text, "proven", "", proof.conditions, proof.sizes)
@@ -142,7 +142,7 @@ def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenR
 
 
 def _same_call(made: SampleGraph, row: Row) -> bool:
-    """Whether each rank makes the caller's call on whole operands, and nothing in it is random: the law of one call."""
+    """Whether each rank makes the caller's call on replicated operands without randomness: the law of one call."""
     random = made.sample is not None and made.sample.random
     places = (*row.inputs, *row.outputs)
     return made.answer.localize is None and not random and all(place.is_replicate() for place in places)
@@ -153,7 +153,7 @@ def _why(proof: Proof) -> str:
 
 
 def answered(platform: Platform, rule: Rule, number: int, sample: Sample) -> tuple[SampleCall, Strategies] | None:
-    """Return a sample as a call on one rank with the rows of its rule; None if it has none of its own."""
+    """Return a sample as a call on one rank with the rows of its rule; None if the rule has no rows."""
     sizes = dict(zip(_letters(sample), HINTS, strict=False))
     seed = seed_of(rule.op, number)
     filled = None
@@ -186,7 +186,7 @@ def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -
 
 
 def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Graph | None, str]:
-    """Return the local call as primitives, of ``row`` if given, or why it could not be traced."""
+    """Return the graph of the local call, for ``row`` if given, or the reason why it could not be traced."""
     call, sample, rule = made.sample_call.call, made.sample, made.sample_call.rule
     assert sample is not None
     filled = made.sample_call.filled
@@ -232,7 +232,7 @@ def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Gra
 
 
 def _arguments(platform: Platform, rule: Rule, sample: Sample, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name, operands as references, with symbolic sizes."""
+    """Return the arguments by name, with references for operands and symbolic sizes."""
     from hyper_parallel.core.shard.entry import binder
     from hyper_parallel.core.shard.sample import DType
 

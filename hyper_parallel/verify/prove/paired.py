@@ -1,6 +1,6 @@
-"""The graph of a call of given sizes from two: that of one device, and that of a rank's local call.
+"""Builds the graph of a call with given sizes from two graphs: that of one device and that of a rank's local call.
 
-Where both take the same steps with the same numbers, sizes that differ are multiples of one label, which is split.
+If both have the same steps and numbers, the sizes that differ are multiples of one label, which is split.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LABEL = "s"
 
 
 def paired(whole: Graph, local: Graph) -> Graph:
-    """Return the graph in which the sizes that ``local`` has fewer of are multiples of a symbol.
+    """Return the graph in which sizes that are smaller in ``local`` are multiples of a symbol.
 
     Raises:
-        UnprovenError: the two do not take the same steps, or no label explains their sizes.
+        UnprovenError: the two have different steps, or no label explains their sizes.
     """
     names = [[step.name for step in graph.steps] for graph in (whole, local)]
     wiring = [(graph.inputs, graph.outputs, graph.cotangents, graph.gradients) for graph in (whole, local)]
@@ -65,7 +65,7 @@ def _without_sizes(does: Any) -> Any:
 
 
 def conditions_met(row: Row, shapes: Sequence[Sequence[int]], ranks: int) -> Row:
-    """Return the row with the conditions that these global shapes of the operands meet."""
+    """Return the row with those conditions that these global shapes of the operands meet."""
     split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
     sizes = {pair: shapes[pair[0]][pair[1]] for pair in split}
     even = tuple(pair for pair, size in sizes.items() if size % ranks == 0)

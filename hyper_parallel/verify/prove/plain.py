@@ -1,13 +1,14 @@
-"""What a program computes with plain tensors: placements, found by proving each call, and gradients left unreduced.
+"""Proves a program's calls on plain tensors: derives their placements, and finds gradients that are not reduced.
 
-A plain tensor leaves a DTensor, is a parameter, or comes from the batch. The program runs once as one device and once
-as the first rank of an axis. Both call the same functions; the placements of a call's operands and its two sets of
-sizes decide that of its results (:mod:`~hyper_parallel.verify.prove.paired`). Nobody reduces a gradient among plain
-tensors: an operand that ranks have whole, used with others that differ, has a gradient that is only a rank's share.
+A plain tensor is the local tensor of a DTensor, a parameter, or part of the batch. The program runs once as one device
+and once as the first rank of an axis. Both call the same functions; the placements of a call's operands and its two
+sets of sizes determine the placements of its results (:mod:`~hyper_parallel.verify.prove.paired`). Gradients of plain
+tensors are not reduced automatically: the gradient of a replicated operand that is used with operands that differ
+between ranks is only the rank's term of the sum.
 
 After backward, clipping and the optimizer's step are followed in the same way, on the local tensors of weights,
-gradients and state, with all-reduces between. What is written must be placed as the DTensor says whose local tensor it
-is.
+gradients and state, including all-reduces. A tensor that is written must have the placement of the DTensor that it is
+the local tensor of.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _TREES = (list, tuple, dict)
 _MOST_RESULTS = 3
 _LOCAL = attrgetter("_local")
 _SOFT = ("not traced", "it has many results", "its result is split")
-"""How reasons begin that say nothing of the value: no law was asked."""
+"""Prefix of reasons that do not concern the value, because no law was applied."""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A plain tensor: what a proof needs of it."""
+    """The facts of a plain tensor that a proof needs."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -57,22 +58,22 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Event:
-    """One thing that happens to plain tensors.
+    """One event on plain tensors.
 
     Attributes:
-        kind: ``call``; ``given``: a parameter or an array of the batch; ``leaves``: a DTensor's local tensor, given
-            away; ``enters``: it becomes that of a DTensor; ``loss``; ``reduces``: an all-reduce; ``written``: a tensor
-            that a DTensor has, or a parameter or gradient, has a new value, of which the number is the operand;
-            ``dispatched``: an operator on DTensors has written a parameter.
-        module: that runs.
-        results: numbers of values.
-        operands: likewise.
-        func: that is called.
-        args: its arguments, positional and named, with None in place of tensors.
-        layout: of the DTensor.
+        kind: ``call``; ``given``: a parameter or an array of the batch; ``leaves``: the program takes the local tensor
+            of a DTensor; ``enters``: a tensor becomes the local tensor of a DTensor; ``loss``; ``reduces``: an
+            all-reduce; ``written``: a parameter, a gradient or the local tensor of a DTensor has a new value, whose
+            number is the operand; ``dispatched``: an operator on DTensors has written a parameter.
+        module: path of the running module.
+        results: numbers of the values that result.
+        operands: numbers of the values that are operands.
+        func: function that is called.
+        args: positional and named arguments, with None in place of tensors.
+        layout: layout of the DTensor.
         reduced: whether the library reduces the gradient.
-        name: of the function, the parameter, the border, or the reduction.
-        ranks: that an all-reduce joins.
+        name: name of the function, the parameter, the border, or the reduction.
+        ranks: ranks that take part in an all-reduce.
     """
 
     kind: str
@@ -89,14 +90,14 @@ class _Event:
 
 @dataclass
 class _Border:
-    """A tensor that outlives the step: the local one of a DTensor, or a plain parameter or gradient.
+    """A tensor that outlives the step: the local tensor of a DTensor, or a plain parameter or gradient.
 
     Attributes:
-        tensor: itself.
-        name: of it.
-        layout: of the DTensor; None: a plain tensor that every rank has whole.
-        place: where it lies in its memory.
-        version: of its memory, when it was last seen.
+        tensor: the tensor.
+        name: its name.
+        layout: layout of the DTensor; None for a plain tensor, which is replicated.
+        place: its position in its storage.
+        version: version of its storage when it was last seen.
     """
 
     tensor: Any
@@ -108,14 +109,14 @@ class _Border:
 
 @dataclass
 class PlainCalls:
-    """A record of what one run does with plain tensors, up to its loss, and after backward.
+    """Records the events on plain tensors of one run, up to its loss and after backward.
 
     Attributes:
         platform: the framework.
         batch: arrays that the model is called with.
         model: the parallel model, once it is built.
-        events: what happens, in order.
-        values: the tensors.
+        events: the events in order.
+        values: facts of the tensors, by number.
         after: number of events up to the loss.
         trained: paths of the parameters that have a gradient.
     """
@@ -126,7 +127,7 @@ class PlainCalls:
     events: list[_Event] = field(default_factory=list)
     values: list[_Value] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)  # an id belongs to one object only while that lives
+    _kept: list[Any] = field(default_factory=list)  # ids are unique only among live objects
     after: int = -1
     trained: tuple[str, ...] = ()
     _borders: dict[int, _Border] = field(default_factory=dict)
@@ -135,17 +136,17 @@ class PlainCalls:
 
     @property
     def _done(self) -> bool:
-        """Whether there was a loss."""
+        """Whether the loss has been recorded."""
         return self.after >= 0
 
     @property
     def reductions(self) -> list[_Event]:
-        """The all-reduces after backward that several ranks take part in."""
+        """The all-reduces of several ranks after backward."""
         return [event for event in self.events if event.kind == "reduces" and len(event.ranks) > 1]
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what the program does inside the block."""
+        """Record the program's events inside the block."""
         transport = self.platform.transport()
         patched = {**self._tensor_borders(), **self._style_borders(), **self._region_borders()}
         before = {(owner, name): vars(owner)[name] for owner, name in patched}
@@ -223,24 +224,24 @@ class PlainCalls:
         return reducing
 
     def finish(self, loss: Any) -> None:
-        """Note the loss; calls after the last one, outside of backward, are the rest of the step."""
+        """Record the loss; later calls outside of backward belong to the rest of the step."""
         if not self._done:
             if not isinstance(loss, DTensor):
                 number = self._numbers.get(id(loss))
                 self.events.append(_Event("loss", "(loss)", operands=() if number is None else (number,)))
             self.after, self._versions = len(self.events), self._weights()
-            self._numbers.clear()  # what the step takes is looked up anew: it may be written
+            self._numbers.clear()  # tensors of the step are looked up again, because it may write them
         elif any(event.kind == "written" for event in self.events[self.after :]):
             self.events.append(_Event("written", "", name="a weight, between two losses,"))
         else:
             del self.events[self.after :]
 
     def _stepped(self, value: DTensor) -> None:
-        """Note a DTensor whose local tensor an optimizer takes."""
+        """Record a DTensor whose local tensor an optimizer uses."""
         self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=True)
 
     def _close(self) -> None:
-        """Note what was written by a call that is not followed, and which parameters have gradients."""
+        """Record the writes of calls that are not followed, and the parameters that have gradients."""
         for border in self._borders.values():
             if harness_of(self.platform).memory_of(border.tensor)[2] != border.version:
                 self.events.append(_Event("written", "", name=border.name))
@@ -251,13 +252,13 @@ class PlainCalls:
         self.trained = tuple(path for path, each in trained.items() if self.platform.gradient_of(each) is not None)
 
     def _note_dispatched(self, path: str, memory: int, version: int) -> None:
-        """Note that operators on DTensors have written a parameter since the loss, of which no local tensor left."""
+        """Record parameters that operators on DTensors have written since the loss, if no local tensor was taken."""
         before = self._versions.get(path, (memory, version))
         if before[0] == memory and before[1] < version:
             self.events.append(_Event("dispatched", "", name=path))
 
     def _weights(self) -> dict[str, tuple[int, int]]:
-        """Return for each parameter that is a DTensor its memory, and how often that was written."""
+        """Return the storage of each DTensor parameter, and its number of writes."""
         found = {}
         for path, each in self.platform.parameters_dict(self.model).items():
             if isinstance(each, DTensor):
@@ -279,7 +280,7 @@ class PlainCalls:
         self.events.append(_Event("leaves", module_path(), results, layout=layout, reduced=reduced, name=name))
 
     def _border(self, tensor: Any, layout: Layout | None, name: str) -> str:
-        """Note, after the loss, a tensor that may be written, and return its name."""
+        """Record a tensor that may be written after the loss, and return its name."""
         if not self._done:
             return name
         memory, place, version = harness_of(self.platform).memory_of(tensor)
@@ -319,7 +320,7 @@ class PlainCalls:
             self._note_writes([each for each in given if platform.is_tensor(each)], results)
 
     def _note_writes(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Note which tensors that outlive the step a call has written."""
+        """Record the tensors that a call has written and that outlive the step."""
         for tensor in operands:
             memory, place, version = harness_of(self.platform).memory_of(tensor)
             border = self._borders.get(memory)
@@ -334,9 +335,9 @@ class PlainCalls:
                 self.events.append(_Event("written", "", name=border.name))
 
     def _owner(self, tensor: Any) -> tuple[str, Layout | None]:
-        """Return the path of the parameter or buffer that a tensor is, or whose gradient it is, and its layout.
+        """Return path and layout of a parameter or buffer, given as itself or by its gradient.
 
-        Up to the loss, the local tensor of a DTensor is not looked for.
+        Before the loss, local tensors of DTensors are not searched.
         """
         if not self._done or id(tensor) not in self._owners:
             stored = {**self.platform.parameters_dict(self.model), **harness_of(self.platform).buffers(self.model)}
@@ -351,7 +352,7 @@ class PlainCalls:
         return self._owners[id(tensor)]
 
     def _given(self, tensor: Any) -> int:
-        """Return the number of a tensor that no recorded call made."""
+        """Return the number of a tensor that is not the result of a recorded call."""
         name, layout = self._owner(tensor)
         if layout is not None:
             self._leaves(tensor, layout, name, reduced=True)
@@ -365,7 +366,7 @@ class PlainCalls:
 
 
 def _choices(own: Sequence[int], one: Sequence[int]) -> list[Placement]:
-    """Return the placements that a result may have, by its sizes on a rank and on one device."""
+    """Return the possible placements of a result, given its sizes on a rank and on one device."""
     dims = [dim for dim, (size, full) in enumerate(zip(own, one, strict=False)) if size != full]
     if len(own) != len(one) or len(dims) > 1:
         msg = "its result is split along several dims"
@@ -375,15 +376,15 @@ def _choices(own: Sequence[int], one: Sequence[int]) -> list[Placement]:
 
 @dataclass
 class PlainProof:
-    """What the laws say of the plain tensors of a run, on one axis.
+    """Proofs of the plain tensors of a run, on one axis.
 
     Attributes:
         proven: number of calls whose placements and gradients are proven.
-        followed: whether every call is.
-        wrong: what is not reduced, or laid out otherwise than declared, with the module.
+        followed: whether every call is proven.
+        wrong: missing reductions, and layouts that differ from the declared ones, with the module.
         open: calls that no law proves, with the module.
         written: parameters whose new values are proven.
-        step: why what follows backward is not proven, or empty.
+        step: the reason why the part after backward is not proven, or empty.
     """
 
     proven: int = 0
@@ -395,14 +396,14 @@ class PlainProof:
 
 
 def prove_plain(platform: Platform, local: PlainCalls, whole: PlainCalls, name: str, ranks: int) -> PlainProof:
-    """Return what is proven of the plain tensors of a program.
+    """Return the proofs of the plain tensors of a program.
 
     Args:
         platform: the framework.
-        local: what the first rank of an axis does; the other axes have one rank.
-        whole: what one device does.
-        name: of the axis.
-        ranks: its size.
+        local: record of the first rank of an axis; the other axes have one rank.
+        whole: record of one device.
+        name: name of the axis.
+        ranks: size of the axis.
     """
     walk = _Walk(platform, local, whole, name, ranks)
     kinds = [[(each.kind, each.func, each.operands, each.results) for each in run.events] for run in (local, whole)]
@@ -431,15 +432,15 @@ class _Walk:
         self.name, self.ranks = name, ranks
         self.found = PlainProof()
         self.places: dict[int, Placement | None] = {}
-        self.shares: set[int] = set()  # values of whose gradient a rank has only its share
-        self.differs: set[int] = set()  # calls whose operands are not all whole
+        self.shares: set[int] = set()  # values whose gradient on a rank is only its term of the sum
+        self.differs: set[int] = set()  # calls whose operands are not all replicated
         self.reasons: dict[int, str] = {}
-        self.refused: set[int] = set()  # values that a law says are not those of one device
-        self.heads: dict[str, Placement] = {}  # placements of what a norm of heads is given
+        self.refused: set[int] = set()  # values that differ from one device according to a law
+        self.heads: dict[str, Placement] = {}  # placements of the operands of a norm of heads
         self.known: dict[Any, tuple[tuple[Placement, ...] | None, str]] = {}
 
     def forward(self, at: int) -> None:
-        """Find the placements of what one event makes, and compare those that it declares."""
+        """Derive the placements of one event's results, and compare them with declared ones."""
         event, other = self.local.events[at], self.whole.events[at]
         if event.kind == "leaves" and event.layout is not None:
             place = self._placed(event.layout)
@@ -463,12 +464,12 @@ class _Walk:
 
     @staticmethod
     def _placed(layout: Layout) -> Placement:
-        """Return the placement on the one axis of the run that has several ranks; a layout may be on a slice."""
+        """Return the placement on the run's only axis with several ranks; a layout may be on a slice of the mesh."""
         axis = next((axis for axis, size in enumerate(layout.mesh.shape) if size > 1), None)
         return Replicate() if axis is None else layout.placement_on(axis)
 
     def _reduces(self, event: _Event) -> None:
-        """Follow an all-reduce: of a pending value over the axis, or of one rank."""
+        """Follow an all-reduce: of a pending value over the axis, or of a single rank."""
         (number,), (result,) = event.operands, event.results
         place, count = self.places.get(number), len(event.ranks)
         done = count == self.ranks and isinstance(place, Partial) and place.reduce_op == event.name
@@ -483,7 +484,7 @@ class _Walk:
             self.refused.add(result)
 
     def _written(self, event: _Event) -> None:
-        """Compare a new value of a tensor with the layout of the DTensor that has it."""
+        """Compare the placement of a tensor's new value with the layout of its DTensor."""
         if not event.operands:
             self.later(f"{event.name} is written by a call that is not followed")
             return
@@ -499,11 +500,11 @@ class _Walk:
             self._wrong(event, f"{event.name} is {declared!r} on {self.name}, and is written with {own!r}")
 
     def later(self, why: str) -> None:
-        """Note why what follows backward is not proven."""
+        """Record the reason why the part after backward is not proven."""
         self.found.step = self.found.step or why
 
     def _enters(self, event: _Event) -> None:
-        """Compare a declared placement; a norm of heads need not know which dim the heads are."""
+        """Compare a declared placement with the derived one; a norm of heads may leave the dim of the heads open."""
         number, layout = event.operands[0], event.layout
         own = self.places[number]
         declared = None if layout is None else self._placed(layout)
@@ -555,7 +556,7 @@ class _Walk:
                 self.refused |= {number} if refused else set()
 
     def _count(self, event: _Event, why: str) -> None:
-        """Count a proven call of the forward, or list what is not proven."""
+        """Count a call of the forward as proven, or list it as not proven."""
         line = f"{event.module or '(model)'}: {why}"
         if not why:
             self.found.proven += 1
@@ -565,7 +566,7 @@ class _Walk:
     def _proven(
         self, event: _Event, other: _Event, inputs: tuple[Placement, ...]
     ) -> tuple[tuple[Placement, ...] | None, str]:
-        """Return the placements of the results, and why they or the gradients are not proven."""
+        """Return the placements of the results, and the reason why they or the gradients are not proven."""
         sizes = [(self.local.values[number].shape, self.whole.values[number].shape) for number in event.results]
         same = repr(event.args) == repr(other.args)
         replicated = all(place.is_replicate() for place in inputs)
@@ -616,7 +617,7 @@ class _Walk:
             raise UnprovenError(msg) from None
 
     def backward(self, at: int) -> None:
-        """Find the gradients of which ranks have only a share, from those of the results."""
+        """Find the gradients that are only a rank's term of a sum, starting from those of the results."""
         event = self.local.events[at]
         if event.kind == "call":
             share = any(number in self.shares for number in event.results)

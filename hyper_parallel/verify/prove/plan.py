@@ -1,4 +1,4 @@
-"""A certificate of a plan: what is proven of one step, for its sizes, and what no proof covers. No rank runs."""
+"""Certificate of a plan: the proofs of one step at its sizes, and the gaps in them. No rank runs."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class CallProof:
 
     Attributes:
         op: the operator.
-        module: that called it first.
-        axis: of the mesh.
+        module: module that called it first.
+        axis: axis of the mesh.
         row: placements on the axis.
         shapes: global shapes of the operands.
         level: ``proven`` for these sizes, or ``tested``.
-        why: it is not proven, or empty.
-        conditions: on sizes, which hold.
+        why: the reason why it is not proven, or empty.
+        conditions: conditions on sizes, all met.
     """
 
     op: str
@@ -79,20 +79,20 @@ class CallProof:
 
 @dataclass
 class Certificate(Report):
-    """What is proven of a plan.
+    """Proofs of a plan.
 
     Attributes:
-        model: as named.
-        mesh: sizes by axis.
-        calls: operators, each once per axis, placement and shape.
-        reductions: where pending sums and gradients are reduced: module, collective and axes, with the number.
+        model: name of the model.
+        mesh: sizes of the mesh by axis.
+        calls: operator calls, each once per axis, placement and shape.
+        reductions: reductions of pending sums and gradients: module, collective and axes, with their number.
         moves: other collectives.
-        changes: steps of changes of placement, and of their gradients, by kind and what proves them.
-        gradients: gradients that are laid out as their parameters ask.
-        plain: calls with plain tensors that are proven.
-        updates: parameters whose new values, clipping included, are proven to be those of one device.
-        open: what no proof covers: values that enter or leave as plain tensors, with the module.
-        wrong: why there is no certificate.
+        changes: number of steps of redistributions and of their gradients, by kind and proof.
+        gradients: gradients whose layouts match those of their parameters.
+        plain: proven calls on plain tensors.
+        updates: parameters whose new values are proven equal to those of one device, including clipping.
+        open: gaps that no proof covers: values that enter or leave as plain tensors, with the module.
+        wrong: reasons why there is no certificate.
     """
 
     model: str
@@ -111,11 +111,11 @@ class Certificate(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether there is a certificate."""
+        """Whether the plan has a certificate."""
         return not self.wrong and bool(self.calls)
 
     def text(self) -> str:
-        """Return the certificate for people."""
+        """Return the certificate as readable text."""
         ranks = math.prod(self.mesh.values())
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         levels = Counter(call.level for call in self.calls)
@@ -163,10 +163,10 @@ def certify(
 
     Args:
         spec: as for ``explain_model``; one step runs on meta tensors, as the first rank.
-        plan: likewise.
-        mesh_shape: sizes of the axes.
-        mesh_names: their names.
-        name: of the model in the text.
+        plan: as for ``explain_model``.
+        mesh_shape: sizes of the mesh's axes.
+        mesh_names: names of the mesh's axes.
+        name: name of the model in the text.
 
     Raises:
         InputError: the model does not run on meta tensors under the plan.
@@ -212,9 +212,9 @@ def certify(
 def _run(
     make_case: Callable[[], Any], make_plan: Callable[[Any], Any], shape: tuple[int, ...], names: tuple[str, ...]
 ) -> tuple[ParallelStep, PlainCalls]:
-    """Run a step as the first rank of a mesh; return it, and what it does with plain tensors."""
+    """Run a step as the first rank of a mesh; return its record, and its events on plain tensors."""
     transport = rehearsed_transport("torch", math.prod(shape), 0)
-    # What ranks tell each other are sizes of shards, which are taken to be even.
+    # Ranks exchange only sizes of shards, which are assumed to be even.
     transport.all_gather_object = lambda obj, ranks: [obj] * len(ranks)  # type: ignore[method-assign]
     calls = PlainCalls(current_platform())
 
@@ -241,7 +241,7 @@ def _run(
 def _prove_plain(
     found: Certificate, run: Callable[..., tuple[ParallelStep, PlainCalls]], shape: tuple[int, ...], own: PlainCalls
 ) -> bool:
-    """Prove what is computed with plain tensors, on each axis; return whether that after backward is proven."""
+    """Prove the calls on plain tensors, on each axis; return whether the part after backward is proven."""
     split = [axis for axis, size in enumerate(shape) if size > 1]
     followed, later = True, ""
     try:
@@ -269,7 +269,7 @@ def _prove_plain(
 
 
 def _axes_of(ranks: Sequence[int], shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the axes of a mesh along which ranks differ."""
+    """Return the names of the mesh axes along which these ranks differ."""
     places = np.unravel_index(list(ranks), shape)
     return tuple(name for name, indices in zip(names, places, strict=True) if len(set(indices.tolist())) > 1)
 
@@ -281,14 +281,14 @@ def _count(found: Certificate, event: Event) -> None:
 
 
 class _Changes:
-    """Checks the steps of every change of placement that communicates, once each."""
+    """Checks the steps of every redistribution that communicates, each once."""
 
     def __init__(self, found: Certificate) -> None:
         self.found = found
         self.seen: set[Transition] = set()
 
     def on_redistribution(self, redistribution: PendingRedistribution) -> None:
-        """Add what proves its steps to the certificate."""
+        """Add the proofs of its steps to the certificate."""
         transition, where = redistribution.transition, redistribution.module or "(model)"
         if transition in self.seen:
             return
@@ -304,14 +304,14 @@ class _Changes:
 
 @contextlib.contextmanager
 def _border(found: Certificate) -> Iterator[None]:
-    """Note what leaves the program's DTensors, and enters them, as plain tensors."""
+    """Record local tensors that leave the program's DTensors, and plain tensors that become DTensors."""
     leave, enter = DTensor.to_local, DTensor.from_local
     noted: dict[str, None] = {}
 
     def to_local(self: DTensor, *args: Any, **kwargs: Any) -> Any:
         partials, where = self.layout.partials, module_path()
         if not where and getattr(self._local, "is_leaf", False):
-            return leave(self, *args, **kwargs)  # the harness looks at a parameter or gradient
+            return leave(self, *args, **kwargs)  # the harness reads a parameter or gradient
         where = where or "(model)"
         if partials:
             axes = ", ".join(self.layout.mesh.names[axis] for axis, _ in partials)
@@ -356,7 +356,7 @@ def _prove_calls(found: Certificate, platform: Platform, planned: Sequence[tuple
 
 
 def _check_varying(found: Certificate, module: str, plan: OpPlan, axis: int) -> None:
-    """Note operands whose gradient ranks share and do not reduce, or reduce though each rank has all of it."""
+    """Record operands whose gradient lacks a reduction, or is reduced although it is replicated."""
     found.wrong += [
         f"{module}: {plan.call.op} does not reduce the gradient of operand {index} as it must"
         for index in wrongly_reduced(plan.choice, axis)
@@ -364,7 +364,7 @@ def _check_varying(found: Certificate, module: str, plan: OpPlan, axis: int) -> 
 
 
 def wrongly_reduced(choice: Choice, axis: int) -> list[int]:
-    """Return the operands whose gradient is a pending sum over ``axis`` and not reduced, or whole and reduced."""
+    """Return the operands whose gradient is an unreduced pending sum over ``axis``, or replicated but reduced."""
     places = [layout.placement_on(axis) for layout in choice.targets]
     differs = not all(place.is_replicate() for place in places)
     return [
@@ -376,7 +376,7 @@ def wrongly_reduced(choice: Choice, axis: int) -> list[int]:
 def _prove(
     platform: Platform, call: OpCall, row: Row, ranks: int, graphs: dict[Any, Any]
 ) -> tuple[str, str, tuple[str, ...]]:
-    """Return level, reason and conditions of one row of a call, whose sizes are numbers."""
+    """Return level, reason and conditions of one row of a call with numeric sizes."""
     rule = find_rule(call.op)
     if not isinstance(rule, Rule):
         return "tested", "its rule is the user's", ()
@@ -408,9 +408,9 @@ def _on(rank: int, why: str) -> str:
 
 
 def _different(row: Row, operands: Sequence[Operand], ranks: int) -> list[int]:
-    """Return one rank of an axis for each combination of local sizes: the first and last ones, and those of remainders.
+    """Return one rank of an axis for each combination of local sizes: first and last rank, and those with remainders.
 
-    The library gives the first ranks parts of one size, at most one rank the rest, and the others nothing.
+    The library gives the first ranks shards of equal size, at most one rank the remainder, and the others nothing.
     """
     found = {0, ranks - 1}
     for place, operand in zip(row.inputs, operands, strict=True):
@@ -430,7 +430,7 @@ def _graphs(
     layouts: Sequence[Layout],
     graphs: dict[Any, Any],
 ) -> tuple[Graph, Graph]:
-    """Return a call on one device, and the local call of the rank that ``mesh`` is seen by."""
+    """Return the graphs of a call on one device and of the local call of the rank that ``mesh`` belongs to."""
     operands = tuple(
         Operand(each.name, layout, each.dtype, each.floating, each.needs_grad)
         for each, layout in zip(call.operands, layouts, strict=True)
@@ -451,7 +451,7 @@ def _graphs(
 def _graph(
     platform: Platform, call: OpCall, shapes: Sequence[Sequence[int]], local: LocalCall | None, graphs: dict[Any, Any]
 ) -> Graph:
-    """Return a call as primitives, with sizes that are numbers."""
+    """Return the graph of a call, with numeric sizes."""
     named = None if local is None else repr(local)
     key = (call.op, tuple(map(tuple, shapes)), repr(call.args), named, tuple(each.dtype for each in call.operands))
     if key not in graphs:

@@ -1,4 +1,4 @@
-"""Every change of placement on some meshes: what proves each of its steps."""
+"""Proves the steps of every redistribution on some meshes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CASES: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str, ...]
     *((mesh, _SHAPES, ("sum", "avg", "max")) for mesh in ((2, 2), (2, 3), (3, 2))),
     ((2, 2, 2), (*((size,) for size in range(10)), (7, 5)), ("sum",)),
 )
-"""Meshes, with the shapes of tensors and the reductions of their partial values."""
+"""Meshes with the shapes of tensors and the reductions of their partial values."""
 
 
 @dataclass
 class RedistributionProofs(Report):
-    """What proves the steps of changes of placement.
+    """Proofs of the steps of redistributions.
 
     Attributes:
-        changes: pairs of layouts with a plan, for each set of axes along which the consumer varies.
-        refused: pairs that have no plan.
-        steps: number of steps by kind and by what proves them.
+        changes: number of pairs of layouts with a plan, for each set of axes along which the consumer varies.
+        refused: number of pairs without a plan.
+        steps: number of steps by kind and by proof.
         extent: meshes and shapes, in words.
-        wrong: changes with a wrong step, and why.
+        wrong: redistributions with a wrong step, with the reason.
     """
 
     changes: int = 0
@@ -51,11 +51,11 @@ class RedistributionProofs(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether there are changes, and no step is wrong."""
+        """Whether something was checked and no step is wrong."""
         return self.changes > 0 and not self.wrong
 
     def text(self) -> str:
-        """Return the number of steps by kind and by what proves them."""
+        """Return a text with the number of steps by kind and by proof."""
         lines = [f"{'':16}{BY_LAW:>16}{AT_SIZES:>16}"]
         lines += [
             f"{kind:16}{self.steps[kind, BY_LAW]:16}{self.steps[kind, AT_SIZES]:16}"
@@ -75,11 +75,11 @@ def prove_redistributions(
     cases: Sequence[tuple[tuple[int, ...], Sequence[tuple[int, ...]], Sequence[str]]],
     progress: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> RedistributionProofs:
-    """Check the steps between all layouts, with the axes that split a dim in any order.
+    """Check the steps between all layouts, with every order of the axes that shard a dim.
 
     Args:
-        cases: meshes, each with shapes and reductions.
-        progress: returns a context for each mesh, named in words.
+        cases: meshes with shapes and reductions.
+        progress: returns a context manager for the work on a mesh, which it gets in words.
     """
     report = RedistributionProofs()
     for counts, shapes, ops in cases:
@@ -111,7 +111,7 @@ def _check(report: RedistributionProofs, source: Layout, target: Layout) -> None
 
 
 def layouts_of(mesh: DeviceMesh, shape: Sequence[int], ops: Sequence[str]) -> Iterator[Layout]:
-    """Yield every layout of a tensor: each axis replicated, partial or splitting a dim, in every order of splits."""
+    """Yield every layout of a tensor: each axis replicated, partial or sharded, in every order of shards."""
     places: list[str | int] = ["", *ops, *range(len(shape))]
     for choice in itertools.product(places, repeat=mesh.ndim):
         splits = [[axis for axis, place in enumerate(choice) if place == dim] for dim in range(len(shape))]

@@ -1,4 +1,4 @@
-"""What is proven of every operator's rows, as a table and as JSON."""
+"""Report of the proofs of every operator's rows, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProofReport(Report):
 
     Attributes:
         rows: of all operators.
-        composed: operators without rows of their own: they are written in terms of others.
+        composed: operators without rows of their own, which are composed of other operators.
         detailed: whether the text lists every row.
     """
 
@@ -41,7 +41,7 @@ class ProofReport(Report):
         return dict(sorted(found.items()))
 
     def text(self) -> str:
-        """Return the table; with ``detailed`` every row, else the rows that are not proven by reason."""
+        """Return the table, and with ``detailed`` every row, otherwise the unproven rows by reason."""
         lines = [_line("", LEVELS)]
         counts = self.counts()
         lines += [_line(family, [str(count[level]) for level in LEVELS]) for family, count in counts.items()]

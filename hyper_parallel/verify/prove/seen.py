@@ -1,4 +1,4 @@
-"""A call as the adapter of a local call sees it, with symbolic sizes: the global ones, and those of one rank."""
+"""The interface of a call for the adapter of a local call, with symbolic global and local sizes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["SeenCall"]
 
 
 class _SeenMesh:
-    """A mesh as any rank sees it: no position in it is known."""
+    """A mesh without a known position of the rank."""
 
-    coordinate = None  # so that random numbers are drawn by local shapes alone
+    coordinate = None  # random numbers then depend only on local shapes
 
     def __init__(self, mesh: Any) -> None:
         self._mesh = mesh
@@ -25,12 +25,12 @@ class _SeenMesh:
         return getattr(self._mesh, name)
 
     def own_coordinate(self) -> tuple[Any, ...]:
-        """Where this rank is."""
+        """Coordinate of this rank, which is unknown."""
         return (_Unknown(),)
 
 
 class _Unknown:
-    """What differs by rank, such as where its part starts: nothing that is computed with it is traced."""
+    """A value that differs between ranks, such as the start of a shard; computations with it are not traced."""
 
     def __bool__(self) -> bool:
         raise self._error()
@@ -48,7 +48,7 @@ class _Unknown:
 
 
 class _SeenLayout:
-    """What a layout says of sizes; anything else that an adapter asks for makes its row tested instead of proven."""
+    """The sizes in a layout; an adapter that reads any other property makes its row tested instead of proven."""
 
     def __init__(self, shape: Sequence[Any], local_shape: Sequence[Any], place: Placement, mesh: Any) -> None:
         self.shape, self.local_shape, self.placements = tuple(shape), tuple(local_shape), (place,)
@@ -59,19 +59,19 @@ class _SeenLayout:
         self.ndim = len(self.shape)
 
     def local_box(self) -> tuple[tuple[Any, Any], ...]:
-        """The ranges of indices that a rank has; where one of a split dim starts is not known."""
+        """The index ranges of a rank's shard; the start of the range of a split dim is unknown."""
         return tuple(
             (_Unknown(), _Unknown()) if axes else (0, size)
             for axes, size in zip(self.dim_axes, self.shape, strict=True)
         )
 
     def placement_on(self, axis: int) -> Placement:
-        """The placement on the one axis."""
+        """The placement on the only axis."""
         return self.placements[axis]
 
     @property
     def is_replicated(self) -> bool:
-        """Whether ranks have the whole value."""
+        """Whether the value is replicated."""
         return not self.partials and not any(self.dim_axes)
 
 
@@ -79,11 +79,11 @@ class SeenCall:
     """The operands and results of a call in the placements of a row.
 
     Args:
-        whole: the call with whole operands, whose sizes are the letters' values.
-        answer: of the rule.
-        row: the placements.
+        whole: the call with replicated operands, whose sizes are the letters' values.
+        answer: the rule's result.
+        row: the row with the placements.
         known: the symbolic global size of each letter.
-        letters: the value of each.
+        letters: the value of each letter.
         shapes: symbolic local shapes of the operands.
     """
 
@@ -137,7 +137,7 @@ class SeenCall:
         return OpCall(self._whole.op, self._whole.mesh, operands, args)
 
     def _size(self, size: int, sizes: dict[str, Any]) -> Any:
-        """Return a size as the product of letters that it is: their values are primes that no sample names."""
+        """Return a size as a product of letters, whose values are primes that occur in no sample."""
         factors, rest = [], size
         for letter, value in self._letters.items():
             while rest and rest % value == 0:

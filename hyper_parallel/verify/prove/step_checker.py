@@ -1,9 +1,9 @@
-"""Checks the steps of a redistribution: whether they keep the value that the layouts denote.
+"""Checks whether the steps of a redistribution preserve the value that the layouts denote.
 
-The steps are data: their layouts, axes and boxes are read, nothing that planned them is called. A collective is checked
+The steps are plain data: their layouts, axes and boxes are read, and the planner is not called. A collective is checked
 by a law that is valid for every size and number of ranks (``docs/proofs.md``). An exchange of boxes is checked at the
-sizes of its layouts, on all ranks: every element of a target box comes once, from a rank that has it, and each partial
-value of a sum is counted once.
+sizes of its layouts, on all ranks: every element of a target box arrives exactly once, from a rank that has it, and
+each partial value of a sum is counted exactly once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["AT_SIZES", "BY_LAW", "TooManyRanksError", "check_gradient", "check_s
 BY_LAW = "for every size"
 AT_SIZES = "at these sizes"
 _MOST_CHECKS = 1 << 12
-"""Ranks whose boxes are looked at, of all slices of one exchange together."""
+"""Maximum number of ranks whose boxes are checked, over all slices of one exchange."""
 
 _Dims = tuple[tuple[int, ...], ...]
 _Box = tuple[tuple[int, int], ...]
@@ -37,15 +37,15 @@ _Partials = dict[int, str]
 
 
 class TooManyRanksError(UnprovenError):
-    """No law applies, and the boxes of so many ranks are not looked at."""
+    """No law applies, and there are too many ranks to check their boxes."""
 
 
 def interval(size: int, counts: Sequence[int], at: Sequence[int]) -> tuple[int, int]:
-    """Return the range of a dim that a rank has: nested splits by ceil division, the outermost first.
+    """Return the index range of a rank along a dim: nested splits by ceil division, outermost first.
 
     Args:
-        size: of the dim.
-        counts: ranks along the axes that split it.
+        size: size of the dim.
+        counts: numbers of ranks along the axes that split it.
         at: the rank's index on each of them.
     """
     start, stop = 0, size
@@ -56,7 +56,7 @@ def interval(size: int, counts: Sequence[int], at: Sequence[int]) -> tuple[int, 
 
 
 def check_transition(transition: Transition) -> list[tuple[str, str]]:
-    """Return for each step, forward and of the gradient, its kind and what proves it.
+    """Return kind and proof of each step, forward and of the gradient.
 
     Raises:
         UnprovenError: a step is wrong.
@@ -68,7 +68,7 @@ def check_transition(transition: Transition) -> list[tuple[str, str]]:
     adjoint = linear.adjoint
     before, after = _dims_of(linear.source), _dims_of(linear.target)
     shared = {axis for axis in linear.varying if linear.source.mesh.shape[axis] > 1}
-    # All copies of a new extremum attain it: each has a share of the gradient.
+    # All copies of a new extremum attain it, so each gets a share of the gradient.
     extrema = _partials_of(linear.target).items() - _partials_of(linear.source).items()
     shared |= {axis for axis, op in extrema if op in ("max", "min")}
     given, wanted = adjoint.source, adjoint.target
@@ -82,9 +82,9 @@ def check_transition(transition: Transition) -> list[tuple[str, str]]:
 
 
 def check_gradient(adjoint: Transition) -> list[tuple[str, str]]:
-    """Return the same for the steps of a gradient, whose ``adjoint`` is the change of the value."""
+    """Return kind and proof of each step of a gradient; ``adjoint`` is the redistribution of the value."""
     forward = adjoint.adjoint
-    # The gradient of a rank's term of an average is that of the average over the number of ranks.
+    # The gradient of a rank's term of an average is the gradient of the average divided by the number of ranks.
     scale = Fraction(_divisor(forward.source), _divisor(forward.target))
     return check_steps(adjoint.source, adjoint.target, adjoint.steps, scale)
 
@@ -92,13 +92,13 @@ def check_gradient(adjoint: Transition) -> list[tuple[str, str]]:
 def check_steps(
     source: Layout, target: Layout, steps: Sequence[Step], scale: Fraction | None = None
 ) -> list[tuple[str, str]]:
-    """Return for each step its kind and what proves it.
+    """Return kind and proof of each step.
 
     Args:
         source: layout before.
         target: layout after.
-        steps: that lead from one to the other.
-        scale: what the value at the end is over that at the start; None: both layouts denote the same value.
+        steps: steps from ``source`` to ``target``.
+        scale: ratio of the final value to the initial value; None if both layouts denote the same value.
 
     Raises:
         UnprovenError: a step is wrong.
@@ -117,7 +117,7 @@ def check_steps(
 
 
 class _State:
-    """What ranks have: the value is ``factor`` times the reduction of what they have of ``dims``."""
+    """State of the ranks: the value is ``factor`` times the reduction of their shards of ``dims``."""
 
     def __init__(self, layout: Layout) -> None:
         self.counts, self.shape = layout.mesh.shape, layout.shape or ()
@@ -125,7 +125,7 @@ class _State:
         self.factor = Fraction(1, _divisor(layout))
 
     def after(self, step: Step) -> str:
-        """Apply ``step`` and return what proves it."""
+        """Apply ``step`` and return its proof."""
         try:
             return self._after(step)
         except UnprovenError as error:
@@ -172,20 +172,20 @@ class _State:
         return evidence
 
     def _check_order(self, partials: _Partials) -> None:
-        """Reductions by several operations do not commute, so none of them may begin or end."""
+        """Check that no reduction begins or ends while different reductions are pending, since they do not commute."""
         _require(
             partials == self.partials or len({*partials.values(), *self.partials.values()}) == 1,
             "reductions that do not commute",
         )
 
     def _changed(self, dims: _Dims) -> int:
-        """Return the one dim that other axes split."""
+        """Return the only dim whose splitting axes have changed."""
         changed = [dim for dim, (old, new) in enumerate(zip(self.dims, dims, strict=True)) if old != new]
         _require(len(changed) == 1, "more than one dim changes")
         return changed[0]
 
     def _reduced(self, axes: Sequence[int], partials: _Partials) -> set[str]:
-        """Return by what the axes are reduced that are no longer partial, which must be ``axes``."""
+        """Return the reduction of the axes that are no longer partial, which must be ``axes``."""
         kept = {axis: op for axis, op in self.partials.items() if axis not in axes}
         _require(partials == kept and set(axes) <= set(self.partials), "it reduces along other axes")
         ops = {self.partials[axis] for axis in axes}
@@ -202,7 +202,7 @@ class _State:
         _require(any(fits), "the axis is not the innermost of both dims")
 
     def _to_partial(self, step: Step, dims: _Dims, partials: _Partials) -> None:
-        """Shards are embedded in zeros; of equal values one is kept, or all of them for an average or an extremum."""
+        """Check a step to partial: shards are padded with zeros; of equal values one or, by reduction, all are kept."""
         new = {axis: op for axis, op in partials.items() if axis not in self.partials}
         labels = dict(step.target.partials)
         _require({**self.partials, **new} == partials and set(new) == set(step.axes), "it makes other partial values")
@@ -245,7 +245,7 @@ class _State:
         return found
 
     def _slices(self, step: Step, dims: _Dims) -> Iterator[tuple[tuple[int, ...], list[_Box], list[_Box]]]:
-        """Yield the origin of each slice of the mesh whose boxes differ, with its members' boxes before and after."""
+        """Yield the origin of each distinct slice of the mesh, with its members' boxes before and after."""
         kept = self.partials.keys() & _partials_of(step.target).keys()
         _require(kept.isdisjoint(step.axes), "it crosses partial values")
         split = {axis for axes in (*self.dims, *dims) for axis in axes}
@@ -303,7 +303,7 @@ def _require(condition: bool, why: str) -> None:
 
 
 def _dims_of(layout: Layout) -> _Dims:
-    """Return the axes that split each dim, without those of one rank."""
+    """Return the axes that split each dim, without axes of one rank."""
     return tuple(tuple(axis for axis in axes if layout.mesh.shape[axis] > 1) for axes in layout.dim_axes)
 
 
@@ -318,7 +318,7 @@ def _divisor(layout: Layout) -> int:
 
 
 def _cells(box: _Box, boxes: Sequence[_Box]) -> Iterator[_Box]:
-    """Yield the parts into which the edges of ``boxes`` cut ``box``."""
+    """Yield the cells into which the edges of ``boxes`` divide ``box``."""
     intervals = []
     for dim, (start, stop) in enumerate(box):
         edges = sorted({edge for other in boxes for edge in other[dim] if start < edge < stop} | {start, stop})

@@ -1,4 +1,4 @@
-"""The stored table of what is proven of each row: written from a run of ``prove ops``, read by other commands."""
+"""The stored table with the level of each row: written from a run of ``prove ops``, read by other commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FILE", "ProofTable", "ProvenCalls", "RowsOfCall", "operator_digest",
 
 FILE = Path(__file__).with_name("table.json")
 UNLISTED = "unlisted"
-"""Level of a row that no sample of its operator has."""
+"""Level of a row that occurs in no sample of its operator."""
 
 _SHORT = ((r"Replicate\(\)", "R"), (r"Shard\((-?\d+)\)", r"S\1"), (r"Partial\((\w+)\)", r"P\1"), (r", ", ","))
 _ALL = "all"
@@ -34,12 +34,12 @@ _ALL = "all"
 
 @dataclass(frozen=True)
 class RowsOfCall:
-    """A planned call on DTensors, as data that crosses processes.
+    """A planned call on DTensors, as plain data that can be sent between processes.
 
     Attributes:
         op: the operator.
-        rows: in words, of the axes whose ranks share the work.
-        shapes: global, of the operands.
+        rows: rows in words, on the axes whose ranks share the work.
+        shapes: global shapes of the operands.
     """
 
     op: str
@@ -49,13 +49,13 @@ class RowsOfCall:
 
 @dataclass(frozen=True)
 class ProofTable:
-    """What is proven of the rows of every operator.
+    """Levels of the rows of every operator.
 
     Attributes:
-        date: of the run of ``prove ops``.
-        levels: by operator and row, in short form: the worst level of the row in the operator's samples. An operator
-            that is composed of others has no rows.
-        digests: of the operators' rules when they were proven.
+        date: date of the run of ``prove ops``.
+        levels: worst level of a row in the operator's samples, by operator and row in short form. An operator that is
+            composed of others has no rows.
+        digests: digests of the operators' rules at the time of the proof.
     """
 
     date: str
@@ -63,12 +63,12 @@ class ProofTable:
     digests: Mapping[str, str]
 
     def level(self, op: str, row: str) -> str:
-        """Return the level of a row in words, ``unlisted`` if no sample has it."""
+        """Return the level of a row given in words, ``unlisted`` if it occurs in no sample."""
         rows = self.levels.get(op, {})
         return rows.get(_ALL) or rows.get(_short(row), UNLISTED)
 
     def rows_of(self, op: str, inputs: str) -> dict[str, str]:
-        """Return the rows, in short form, that an operator has for placements of its operands, with their levels."""
+        """Return an operator's rows for placements of its operands, in short form, with their levels."""
         start = f"{_short(inputs)}>"
         return {row: level for row, level in self.levels.get(op, {}).items() if row.startswith(start)}
 
@@ -77,11 +77,11 @@ class ProofTable:
         return Counter(self.levels.get(op, {}).values())
 
     def is_stale(self, platform: str, op: str) -> bool:
-        """Whether the rule of an operator has other rows than when it was proven."""
+        """Whether the rows of an operator's rule have changed since the proof."""
         return op in self.digests and self.digests[op] != operator_digest(platform, op)
 
     def json(self) -> dict[str, Any]:
-        """Return the table as it is stored."""
+        """Return the table as a JSON object for storage."""
         operators: dict[str, dict[str, Any]] = {}
         for op, rows in self.levels.items():
             by_level = {level: sorted(row for row in rows if rows[row] == level) for level in LEVELS}
@@ -89,7 +89,7 @@ class ProofTable:
         return {"date": self.date, "operators": operators}
 
     def text(self) -> str:
-        """Return the file's text, with a line per operator."""
+        """Return the text of the file, with one line per operator."""
         content = self.json()
         lines = [f"{json.dumps(op)}: {json.dumps(rows)}" for op, rows in content["operators"].items()]
         body = ",\n".join(lines)
@@ -98,13 +98,13 @@ class ProofTable:
 
 @dataclass(frozen=True)
 class ProvenCalls:
-    """How many of a program's calls use rows that are proven.
+    """Counts of a program's calls by the level of their rows.
 
     Attributes:
-        date: of the table.
-        counts: calls by the worst level of their rows.
-        rows: level, operator and row of those that are not proven.
-        other_rules: operators whose rules are not those of the table; their rows count as unlisted.
+        date: date of the table.
+        counts: number of calls by the worst level of their rows.
+        rows: level, operator and row of each row that is not proven.
+        other_rules: operators whose rules differ from the table's; their rows count as unlisted.
     """
 
     date: str
@@ -144,12 +144,12 @@ def rows_of_call(plan: OpPlan) -> RowsOfCall:
 
 
 def proven_calls(platform: str, calls: Iterable[RowsOfCall], table: ProofTable | None = None) -> ProvenCalls:
-    """Look up the rows of calls; equal calls count once, and calls that every rank computes alike do not.
+    """Look up the rows of calls; equal calls count once, and fully replicated calls do not count.
 
     Args:
-        platform: ``torch`` or ``mindspore``: whose rules are compared with those of the table.
-        calls: of any number of ranks.
-        table: the stored one by default.
+        platform: framework whose rules are compared with the table's: ``torch`` or ``mindspore``.
+        calls: calls of any number of ranks.
+        table: table to use; the stored one by default.
     """
     table = table or stored_table()
     distinct = [call for call in dict.fromkeys(calls) if call.rows]
@@ -166,7 +166,7 @@ def proven_calls(platform: str, calls: Iterable[RowsOfCall], table: ProofTable |
 
 @functools.lru_cache(maxsize=1)
 def stored_table() -> ProofTable:
-    """Return the table that the package has."""
+    """Return the table that the package contains."""
     content = json.loads(FILE.read_text(encoding="utf-8"))
     operators: dict[str, dict[str, Any]] = content["operators"]
     levels = {
@@ -179,7 +179,7 @@ def table_of(report: Mapping[str, Any]) -> ProofTable:
     """Return the table of a report of ``prove ops --json`` over all operators.
 
     Raises:
-        ValueError: it has other rows than the rules have now.
+        ValueError: its rows differ from the current rules.
     """
     levels: dict[str, dict[str, str]] = {op: {} for op in sorted({*report["composed"], *_names(report["rows"])})}
     for row in report["rows"]:
@@ -200,12 +200,12 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> set[str]:
 
 @functools.lru_cache(maxsize=1024)
 def operator_digest(platform: str, op: str) -> str:
-    """Return a digest of the rows that the rule of an operator has on each of its samples, and of their conditions."""
+    """Return a digest of the rows, with conditions, of an operator's rule on each of its samples."""
     return hashlib.sha256(json.dumps(_claims(platform, op)).encode()).hexdigest()[:12]
 
 
 def _claims(platform: str, op: str) -> list[tuple[Any, ...]]:
-    """Return number of the sample, row and conditions of every row of an operator."""
+    """Return the number of the sample, the row and the conditions, for every row of an operator."""
     found = list[tuple[Any, ...]]()
     with use_platform(platform):
         rule = find_rule(op)
@@ -218,7 +218,7 @@ def _claims(platform: str, op: str) -> list[tuple[Any, ...]]:
 
 
 def _short(row: str) -> str:
-    """Return a row in words in the form of the table."""
+    """Return the short form of a row given in words."""
     for long, short in _SHORT:
         row = re.sub(long, short, row)
     return row.replace(" -> ", ">").strip()

@@ -1,4 +1,4 @@
-"""Rows that no law proves, tested: on small sizes, empty and single parts included, forward and backward."""
+"""Tests rows that no law proves: on small sizes, including empty and single-element shards, forward and backward."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ EXTENT = "sizes 1 to 5 of every dim, on 2, 3 and 4 ranks"
 _RANKS = (2, 3, 4)
 _SIZES = (3, 5, 1, 4, 2)
 _MOST = 7
-"""Choices of sizes per sample: each size of each letter at least once."""
+"""Number of choices of sizes per sample, so that each size of each letter occurs at least once."""
 
 
 class TestedRows:
-    """Which rows of one sample held in every check that reached them, and which did not.
+    """Test results of one sample's rows: those that passed every check that reached them, and the others.
 
     Args:
         platform: the framework.
         op: the operator.
-        number: of the sample.
+        number: number of the sample.
     """
 
     def __init__(self, platform: Platform, op: str, number: int) -> None:
@@ -45,10 +45,10 @@ class TestedRows:
         if isinstance(self._rule, Rule):
             sample = samples_of(op)[number]
             for sizes, integral in itertools.product(_choices(sample), (True, False)):
-                attempt(self._check, sample, sizes, integral)  # which raises for sizes that the operator does not take
+                attempt(self._check, sample, sizes, integral)  # raises for sizes that the operator rejects
 
     def result(self, row: str) -> str:
-        """Return why ``row`` is not tested, or empty where it is."""
+        """Return the reason why ``row`` is not tested, or an empty text if it is."""
         return self.failed.get(row, "" if self.held.get(row) else "no size reaches it")
 
     def _check(self, sample: Sample, sizes: dict[str, int], integral: bool) -> None:
