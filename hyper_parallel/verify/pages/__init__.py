@@ -1,4 +1,4 @@
-"""Pages for a browser: one style, tables that sort and filter, pictures; one file each, no external assets."""
+"""HTML pages of reports: one style, sortable tables, pictures; each page is one file without external assets."""
 
 from __future__ import annotations
 

@@ -15,24 +15,24 @@ __all__ = ["Dot", "bar", "curves", "dots", "polyline"]
 _HEIGHT = 240.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 12.0, 30.0, 40.0
 _ROW = 22.0
-_CHARACTERS = 24  # of a label
+_CHARACTERS = 24  # characters of a label
 
-# Colour, width, further style and radius of the points of each curve: the second is thin, so that both are seen.
+# Colour, width, further style and radius of the points of each curve: the second is thin, so that both are visible.
 _CURVES = (("one", 6.0, ";stroke-opacity:.45", 5), ("two", 2.0, ";stroke-dasharray:5 4", 2.5))
 
 
 def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str, width: float = svg.NARROW) -> Markup:
-    """Return two curves over each other, from x = 1: the first broad, the second thin and dashed.
+    """Return a chart of two curves, starting at x = 1: the first is broad, the second thin and dashed.
 
-    Each line of the legend has the style of its curve. A step shows its values when it is pointed at. Where no value is
-    finite, the picture says so instead.
+    Each line of the legend has the style of its curve. Hovering over a step shows its values. If no value is finite,
+    the picture is a text that says so.
 
     Args:
         title: for screen readers.
-        series: values by name, two series at most; a value that is not finite is left out.
+        series: values by name, at most two series; values that are not finite are omitted.
         x: name of the horizontal axis.
         y: name of the vertical axis.
-        width: of the picture.
+        width: width of the picture in pixels.
     """
     numbers = "; ".join(f"{name}: {', '.join(f'{value:.6g}' for value in values)}" for name, values in series.items())
     finite = [value for values in series.values() for value in values if math.isfinite(value)]
@@ -62,12 +62,12 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str,
 
 
 def _without_values(title: str, description: str, text: str) -> Markup:
-    """Return a picture that says in words why nothing is drawn."""
+    """Return a picture with a text that explains why nothing is drawn."""
     return svg.picture(svg.NARROW, _TOP, title, description, [svg.text(0, 18, text, fill="quiet")], fit=True)
 
 
 def polyline(points: Sequence[tuple[float, float]], style: str) -> Markup:
-    """Return a line through points, in a style of its stroke."""
+    """Return a line through points, with a stroke style."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return Markup('<polyline points="{}" style="fill:none;{};stroke-linejoin:round"/>').format(path, style)
 
@@ -88,7 +88,7 @@ class _Frame:
         return self.width - _LEFT - _RIGHT - 20
 
     def hints(self, x: str, series: Mapping[str, Sequence[float]]) -> list[Markup]:
-        """Return a strip per step that shows its values when it is pointed at."""
+        """Return one strip per step; hovering over it shows the values of the step."""
         strip = self._room() / max(self.count - 1, 1)
         return [
             svg.rect(self.x(step) - strip / 2, _TOP, strip, _HEIGHT - _TOP - _BOTTOM, style="fill:transparent",
@@ -103,7 +103,7 @@ class _Frame:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 
     def grid(self) -> list[Markup]:
-        """Return lines with their values, and the numbers of the steps."""
+        """Return grid lines with their values, and the numbers of the steps."""
         parts = []
         for tick in self.ticks:
             y = self.y(tick)
@@ -133,11 +133,11 @@ class Dot:
     """One row of :func:`dots`.
 
     Attributes:
-        label: name of what has the error.
+        label: name of the value that has the error.
         error: the error; may be 0 or infinite.
-        bound: what was allowed.
-        ok: the verdict, which the data brings.
-        hint: shown when the row is pointed at.
+        bound: tolerance of the error.
+        ok: the verdict, taken from the data.
+        hint: text shown when hovering over the row.
     """
 
     label: str
@@ -148,10 +148,10 @@ class Dot:
 
 
 def dots(title: str, rows: Sequence[Dot], *, x: str = "relative error", width: float = svg.NARROW) -> Markup:
-    """Return errors on a logarithmic axis, a row each, with a tick at what was allowed.
+    """Return a chart of errors on a logarithmic axis, one row each, with a tick at the tolerance.
 
-    A row shows its error and what was allowed when it is pointed at. An error of 0 stands at the left edge and is
-    labelled ``equal``, one that is not finite at the right edge. Without rows, the picture says so.
+    Hovering over a row shows its error and tolerance. An error of 0 is drawn at the left edge and labelled ``equal``, a
+    non-finite error at the right edge. Without rows, the picture is a text that says so.
     """
     if not rows:
         return _without_values(title, "", "no errors to draw")
@@ -206,5 +206,5 @@ def _error_label(error: float) -> str:
 
 
 def _end_of(label: str) -> str:
-    """Return a label without its beginning if it is long: the end of a module's path tells more."""
+    """Return a label without its beginning if it is long: the end of a module's path is more informative."""
     return label if len(label) <= _CHARACTERS else "…" + label[1 - _CHARACTERS :]

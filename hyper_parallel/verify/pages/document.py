@@ -1,4 +1,4 @@
-"""What every document gets after its templates: contents, and an address for every heading and every row."""
+"""Adds a table of contents, and an anchor for every heading and every row, to a rendered document."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _MARKS = re.compile(
 _CONTENTS = "<!--contents-->"
 _TAGS = re.compile(r"<[^>]*>")
 _ENTITIES = re.compile(r"&[a-z]+;|&#\d+;")
-_LONGEST = 48  # of an address
+_LONGEST = 48  # of an anchor
 _FEW = 3
-"""Headings from which a page has contents."""
+"""Minimum number of headings for a table of contents."""
 
 _MANY = 40
-"""Headings of parts that contents list; with more, they list the sections alone."""
+"""Maximum number of subheadings in the table of contents; with more, it lists only the sections."""
 
 
 def linked(document: str) -> str:
     """Return a page with contents after its title, an id for every heading, and a permalink in every row.
 
-    Headings in folded text are not in the contents. An address is made of the heading's, or of the row's first cell's,
-    text, so that it is the same when the page is written again and when the table is sorted.
+    Headings in folded text are not in the table of contents. An anchor is made from the text of the heading, or of the
+    row's first cell, so that it stays the same when the page is written again or the table is sorted.
 
     Args:
-        document: a page whose text is escaped, so that each tag in it is the template's.
+        document: a page whose text is escaped, so that all tags come from the template.
     """
     addresses = _Addresses()
     headings: list[tuple[int, str, str]] = []
@@ -59,12 +59,12 @@ def linked(document: str) -> str:
 
 
 def text_of(element: str) -> str:
-    """Return what a reader sees of an element: its text, without the tags in it."""
+    """Return the visible text of an element, without tags."""
     return unescape(_TAGS.sub("", element))
 
 
 def _contents(headings: list[tuple[int, str, str]]) -> str:
-    """Return a list of links: to sections, and to the parts of each where there are not too many."""
+    """Return a list of links to sections, and to their subsections unless there are too many."""
     if len(headings) > _MANY:
         headings = [heading for heading in headings if heading[0] == min(level for level, _, _ in headings)]
     if len(headings) < _FEW:
@@ -77,13 +77,13 @@ def _contents(headings: list[tuple[int, str, str]]) -> str:
 
 
 class _Addresses:
-    """Ids that are unique in a page."""
+    """Anchors that are unique in a page."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
 
     def new(self, kind: str, text: str) -> str:
-        """Return the id of an element with this text; the second of the same text ends in 2."""
+        """Return the anchor of an element with this text; the second one with the same text ends in 2."""
         words = re.sub(r"[^A-Za-z0-9_.]+", "-", _ENTITIES.sub(" ", _TAGS.sub(" ", text)))
         words = words.strip("-")[:_LONGEST].rstrip("-")
         base = f"{kind}-{words or 'none'}"

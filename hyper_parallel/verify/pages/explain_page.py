@@ -1,4 +1,4 @@
-"""The page of explained plans: ranking, memory, times, pictures of the mesh and of the shards, collectives."""
+"""The page of `explain`: ranking of plans, memory, times, pictures of the mesh and of the shards, collectives."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["explain_page"]
 
 _TALL = 20
-"""Rows beyond which a table scrolls in itself."""
+"""Number of rows above which a table has its own scroll bar."""
 
 _PICTURES = 12
-"""Layouts that are drawn; the table of parameters has all of them."""
+"""Maximum number of layouts that are drawn; the table of parameters lists all of them."""
 
 
 def explain_page(explanations: Sequence[Explanation], failed: Sequence[str] = ()) -> str:
-    """Return a document over one or several plans.
+    """Return a page for one or several plans.
 
     Args:
-        explanations: of the plans, in the order in which they are ranked.
+        explanations: explanations of the plans, in the order of their ranks.
         failed: plans that could not be explained, in words.
     """
     wrong = sum(bool(each.wrong) for each in explanations)
@@ -79,7 +79,7 @@ def _plan(each: Explanation) -> dict[str, Any]:
 
 
 def _proofs(each: Explanation) -> Markup | None:
-    """Return the table of the rows that are not proven, whose caption counts the calls by level."""
+    """Return the table of unproven rows; its caption has the number of calls by level."""
     if each.proofs is None:
         return None
     rows: list[list[Value]] = [[level, op, row] for level, op, row in each.proofs.rows]

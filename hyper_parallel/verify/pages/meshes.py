@@ -17,13 +17,13 @@ from hyper_parallel.verify.pages import svg
 __all__ = ["layout_svg", "mesh_svg"]
 
 SHOWN = 8
-"""Positions of an axis that are drawn; longer axes are truncated."""
+"""Maximum number of drawn positions of an axis; longer axes are truncated."""
 
 SLICES = 4
-"""Positions of all axes but the last two together: each is a grid of its own."""
+"""Maximum number of grids: one per position of all axes except the last two."""
 
 _FOLDED = 3
-"""Equal rows, one after the other, that are drawn as one."""
+"""Minimum number of equal consecutive rows that are drawn as one."""
 
 _GAP = 8.0
 _EDGE = 1.0
@@ -34,10 +34,11 @@ Coordinate = tuple[int, ...]
 
 
 def mesh_svg(mesh: DeviceMesh) -> Markup:
-    """Return a picture of a mesh: axes named, positions numbered from 0, global ranks in the boxes.
+    """Return a picture of a mesh: named axes, positions numbered from 0, global ranks in the boxes.
 
     Args:
-        mesh: any number of axes; the last two are rows and columns, each position of the others is a grid of its own.
+        mesh: mesh with any number of axes; the last two are rows and columns, and each position of the others has its
+            own grid.
     """
 
     def box(coordinate: Coordinate) -> list[Markup]:
@@ -52,16 +53,16 @@ def mesh_svg(mesh: DeviceMesh) -> Markup:
 def layout_svg(layout: Layout) -> Markup:
     """Return a picture of the local shard of every rank of the mesh.
 
-    In every rank's box the outline is the global tensor and the filled part the local shard: nothing where it is
-    empty, striped and marked with a sum sign where it is a partial value that is still to be reduced.
+    In every rank's box the outline is the global tensor, and the filled area is the local shard. An empty shard has no
+    filled area. A partial value is striped and marked with a sum sign.
 
     Args:
         layout: a layout with placements and a global shape (``layout.with_shape(...)``).
 
     Raises:
-        LayoutError: the layout has no shape, or has a mesh only.
+        LayoutError: the layout has no shape, or only a mesh.
     """
-    layout.box_at((0,) * layout.mesh.ndim)  # raises where something is missing
+    layout.box_at((0,) * layout.mesh.ndim)  # raises if shape or placements are missing
     outline = _Outline(layout)
     width = max(_ROOM[0], 84.0) + 20
     height = outline.height + 58
@@ -78,7 +79,7 @@ def layout_svg(layout: Layout) -> Markup:
 
 
 def _hatch(name: str) -> Markup:
-    """Return a striped fill; its name is unique in a page, because a hidden picture's fills cannot be used."""
+    """Return a striped fill with a name that is unique in a page, because fills of a hidden picture cannot be used."""
     return Markup(
         '<defs><pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" '
         'patternTransform="rotate(45)"><rect width="3" height="6" style="fill:{}"/></pattern></defs>'
@@ -87,14 +88,15 @@ def _hatch(name: str) -> Markup:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Boxes of all positions of a mesh, with the names of its axes.
+    """Grid of boxes, one per position of a mesh, with the names of its axes.
 
     Attributes:
-        mesh: what is drawn.
-        width: of a box.
-        height: of a box.
-        content: what is inside a box, drawn from its upper left corner.
-        key: of what is in a box in addition to its rank; three or more rows, or grids, of equal keys are drawn once.
+        mesh: mesh to draw.
+        width: width of a box.
+        height: height of a box.
+        content: returns the content of a box, drawn from its upper left corner.
+        key: returns a key of a box's content without its rank; three or more rows, or grids, with equal keys are drawn
+            once.
     """
 
     mesh: DeviceMesh
@@ -132,7 +134,7 @@ class _Grid:
         return f"{self.mesh.names[-2]} {row}" if self.mesh.ndim > 1 else ""
 
     def _slice(self, head: Coordinate, left: float) -> tuple[list[Markup], float]:
-        """Return one grid, the last two axes at fixed positions of the others, and its height."""
+        """Return the grid of the last two axes at fixed positions of the others, and its height."""
         parts, top = [], 0.0
         if head:
             fixed = ", ".join(f"{name} {index}" for name, index in zip(self.mesh.names, head, strict=False))
@@ -166,14 +168,14 @@ class _Grid:
         return (*head, *((row,) if self.mesh.ndim > 1 else ()), column)
 
     def _keys(self, head: Coordinate, rows: Sequence[int]) -> tuple[object, ...]:
-        """Return what the drawn boxes of some rows show."""
+        """Return the keys of the drawn boxes of some rows."""
         if self.key is None:
             return (head, *rows)
         columns = range(min(self.mesh.shape[-1], SHOWN))
         return tuple(self.key(self._coordinate(head, row, column)) for row in rows for column in columns)
 
     def _drawn_rows(self, head: Coordinate, rows: int) -> list[tuple[int, int]]:
-        """Return the rows to draw, each with the number of rows in a run of equal ones; shorter runs are drawn out."""
+        """Return the rows to draw, each with its number of equal rows; short runs are drawn in full."""
         drawn: list[tuple[int, int]] = []
         for _, group in itertools.groupby(range(rows), lambda row: self._keys(head, (row,))):
             alike = list(group)
@@ -190,7 +192,7 @@ class _Grid:
 
 
 class _Outline:
-    """A small outline of the global tensor: two of its dims, sharded ones first."""
+    """A small outline of the global tensor, of two of its dims, preferably sharded ones."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -236,7 +238,7 @@ class _Outline:
 
 
 def _in_words(layout: Layout, coordinate: Coordinate) -> str:
-    """Return the local shard at a coordinate in words."""
+    """Return a description of the local shard at a coordinate."""
     box = layout.box_at(coordinate)
     rank = layout.mesh.ranks[ravel(coordinate, layout.mesh.shape)]
     if any(start == stop for start, stop in box):

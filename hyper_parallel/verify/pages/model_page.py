@@ -1,4 +1,4 @@
-"""The page of a model verification. It shows what the report contains and computes no verdict of its own."""
+"""The page of a model verification. It shows the contents of the report and computes no verdict."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _TRAFFIC: tuple[Column | str, ...] = (
 )  # fmt: skip
 
 _DOTS = 40
-"""Modules in the picture; the table has all of them."""
+"""Maximum number of modules in the picture; the table lists all of them."""
 
 _TALL = 20
-"""Rows beyond which a table scrolls in itself."""
+"""Number of rows above which a table has its own scroll bar."""
 
 _FEW = 8
-"""Rows up to which a table needs no search."""
+"""Maximum number of rows of a table without a search field."""
 
 _PICTURES = 12
-"""Layouts that are drawn; the list of parameters has all of them."""
+"""Maximum number of layouts that are drawn; the list of parameters has all of them."""
 
 _EMPTY = Cell("", key="")
 
@@ -70,11 +70,11 @@ _TIMELINE = {
 
 
 def model_page(reports: Sequence[ModelReport], note: str = "") -> str:
-    """Return a document over one or several runs.
+    """Return a page for one or several runs.
 
     Args:
-        reports: of the runs.
-        note: shown on top, such as that the command was interrupted.
+        reports: reports of the runs.
+        note: remark at the top, for example that the command was interrupted.
     """
     equal = sum(report.ok for report in reports)
     several = len(reports) != 1 or bool(note)
@@ -138,7 +138,7 @@ def _state(report: ModelReport) -> str:
 
 
 def _details(report: ModelReport) -> list[str]:
-    """Return the report's verdict without the run's name and state, which stand above it."""
+    """Return the report's verdict without the run's name and state, which the page shows above it."""
     if report.first is not None:
         wrong = sum(not check.ok for check in report.checks)
         return [
@@ -229,7 +229,7 @@ def _module(summary: Summary) -> list[Value]:
         summary.values,
         _number(worst.error),
         _number(worst.bound),
-        f"{tensor}: {worst.why.partition(' (error')[0]}" if worst.why else tensor,  # the error has its own column
+        f"{tensor}: {worst.why.partition(' (error')[0]}" if worst.why else tensor,  # the error has a column of its own
     ]
 
 
@@ -253,7 +253,7 @@ def _collectives(report: ModelReport) -> Markup:
 
 
 def _parameters(report: ModelReport) -> dict[str, Any] | None:
-    """Return how many parameters have how many layouts, pictures of the sharded ones with captions, and notes."""
+    """Return the numbers of parameters and layouts, pictures of the sharded layouts with captions, and notes."""
     if not report.parameter_layouts:
         return None
     groups: dict[Layout, list[str]] = {}
@@ -284,7 +284,7 @@ def _parameters(report: ModelReport) -> dict[str, Any] | None:
 
 
 def _plan(report: ModelReport) -> Markup:
-    """Return the plan as a table: what every parameter is over each axis, and its largest shard."""
+    """Return the plan as a table: the placement of every parameter on each axis, and its largest shard."""
     axes = list(dict.fromkeys(name for parameter in report.parameter_layouts for name in parameter.mesh_names))
     heads: list[Column | str] = [
         "parameter", "global shape", *(Column(f"over {axis}", choice=True) for axis in axes), "largest shard",

@@ -1,4 +1,4 @@
-"""The operator matrix: what was verified of every operator on every framework, and what was not and why."""
+"""The operator matrix: verified and unverified properties of every operator on every framework, with reasons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """Return a report of ``verify ops --report FILE.json``.
 
     Raises:
-        ValueError: the file cannot be read, or another version wrote it.
+        ValueError: the file cannot be read, or was written by another version.
     """
     command = f"hyper-parallel verify ops --report {path.name}"
     report = read_json(path, ("columns", "operators"), command)
@@ -43,10 +43,10 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def operators_page(reports: Sequence[dict[str, Any]]) -> str:
-    """Return a document over the reports of some frameworks.
+    """Return a page for the reports of some frameworks.
 
     Args:
-        reports: documents of ``verify ops --json``, of one framework or several each.
+        reports: JSON reports of ``verify ops``, each of one or several frameworks.
     """
     columns = list(dict.fromkeys(name for report in reports for name in report["columns"]))
     operators = [operator for report in reports for operator in report["operators"]]
@@ -112,7 +112,7 @@ def _matrix(operators: Sequence[dict[str, Any]], columns: Sequence[str]) -> Mark
 
 
 def _ordered(operators: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return operators by name, the frameworks of each next to each other."""
+    """Return operators sorted by name, with the frameworks of each next to each other."""
     return sorted(operators, key=lambda operator: (operator["op"], -len(operator["platform"]), operator["platform"]))
 
 
@@ -121,7 +121,7 @@ def _anchor(operator: dict[str, Any]) -> str:
 
 
 def _detail(operator: dict[str, Any]) -> dict[str, Any]:
-    """Return what stands under an operator: rule, samples, refusals, gaps, and checks per placement."""
+    """Return the details of an operator: rule, samples, refusals, gaps, and checks per placement."""
     samples = [f"{name}: {count:,} checks" for name, count in operator.get("by_sample", {}).items()]
     lists = {
         "Rule": [operator["rule"]] if operator.get("rule") else [],
@@ -141,7 +141,7 @@ def _detail(operator: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placements(operator: dict[str, Any]) -> Markup | str:
-    """Return checks per placements, the least checked ones first."""
+    """Return the number of checks per placements, in ascending order."""
     counts = sorted(operator.get("by_placement", {}).items(), key=lambda pair: pair[1])
     rows: list[list[Value]] = [[places, Cell(f"{count:,}", key=count)] for places, count in counts]
     if not rows:
@@ -167,7 +167,7 @@ def _operator(operator: dict[str, Any], columns: Sequence[str]) -> list[Value]:
 
 
 def _levels(op: str) -> Cell:
-    """Return how many rows of an operator are proven, tested and assumed; most proven ones sort last."""
+    """Return the numbers of proven, tested and assumed rows of an operator; the cell sorts by the proven ones."""
     counts = stored_table().counts(op)
     text = ", ".join(f"{level} {counts[level]}" for level in LEVELS if counts[level])
     return Cell(text or "no rows", key=counts["proven"], kind="" if text else "quiet")
@@ -184,7 +184,7 @@ def _count(column: dict[str, Any] | None) -> Cell:
 
 
 def _notes(operator: dict[str, Any]) -> Value:
-    """Return the reasons for what was not verified, folded where they are long."""
+    """Return the reasons why something was not verified; long lists are folded."""
     reasons = _reasons(operator)
     if not reasons:
         return ""

@@ -1,4 +1,4 @@
-"""The page of a program's verification: the first difference, every other one, and what was compared."""
+"""The page of a program's verification: the first difference, all others, and the compared values."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DIFFERENCES: tuple[Column | str, ...] = (
 )  # fmt: skip
 
 _TALL = 20
-"""Rows beyond which a table scrolls in itself."""
+"""Number of rows above which a table has its own scroll bar."""
 
 
 def program_page(report: ProgramReport) -> str:
-    """Return a document over the verification of a program.
+    """Return a page for the verification of a program.
 
     Args:
-        report: of ``verify_program``.
+        report: report of ``verify_program``.
     """
     sites = CallSites()
     calls = [sites.linked(line) for line in report.calls]
@@ -65,11 +65,11 @@ _TITLES = {
     "logged": "in logged numbers",
     "resume": "when started again",
 }
-"""Cases by their title, in words."""
+"""Explanations of cases by their title."""
 
 
 def _state(report: ProgramReport) -> str:
-    """Return the verdict on the whole in a line."""
+    """Return the overall verdict in one line."""
     if report.failure:
         return report.failed()
     if report.verdict is None:
@@ -85,7 +85,7 @@ def _state(report: ProgramReport) -> str:
 
 
 def _cases(report: ProgramReport, sites: CallSites) -> list[dict[str, Any]]:
-    """Return the case that was asked for, and those that ``--harden`` made."""
+    """Return the requested case, and those that ``--harden`` added."""
     own = (
         [] if report.verdict is None else [{"title": "", "changes": [], "failure": "", **_case(report.verdict, sites)}]
     )
@@ -129,7 +129,7 @@ def _replicas(replicas: UnequalReplicas) -> str:
 
 
 def _first(first: Difference, sites: CallSites) -> dict[str, Text]:
-    """Return what is known of the first difference, by name."""
+    """Return the facts about the first difference, by name."""
     facts: dict[str, Text] = {
         "value": value_words(first.kind, first.name),
         "when": when_words(first.kind, first.step, first.call),

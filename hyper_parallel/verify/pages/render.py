@@ -1,4 +1,4 @@
-"""Pages rendered by jinja2 from ``templates/``: text is escaped wherever it enters a page, Markup is not."""
+"""Renders pages by jinja2 from ``templates/``: text is escaped, Markup is not."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["page", "render", "renderer"]
 
 _OWN = "hyper_parallel.verify.pages"
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and those that reverse the direction of text: a name must look like what it is."""
+"""Control characters, and those that change the direction of text, which could disguise a name."""
 
 
 def page(title: str, body: Markup | str, *, footer: str = "") -> str:
-    """Return a whole HTML document, style and script included.
+    """Return a complete HTML document, including style and script.
 
     Args:
-        title: of the window, and the heading of the page.
-        body: what stands under the heading; a str is text, Markup is markup.
+        title: title of the window and heading of the page.
+        body: content under the heading; a str is text, Markup is markup.
         footer: a line at the end, such as the command that wrote the page.
     """
     return str(render("page.html", title=title, body=body, footer=footer))
 
 
 def renderer(package: str) -> Callable[..., Markup]:
-    """Return a function that fills a template of ``package``, or of this package, with values.
+    """Return a function that renders a template of ``package``, or of this package, with values.
 
-    Values other than Markup are escaped; control characters are escaped in all values.
+    Values other than Markup are escaped. Control characters are escaped in all values.
     """
 
     def render(template: str, **values: Any) -> Markup:

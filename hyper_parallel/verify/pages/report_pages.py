@@ -1,4 +1,4 @@
-"""The page of every report; those that are a verdict, facts and tables stand here. No page computes a verdict."""
+"""Pages of all reports; pages with only a verdict, facts and tables are defined here. No page computes a verdict."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ __all__ = ["bugs_page", "comparison_page", "fuzz_page", "page_of"]
 
 
 def page_of(report: Report) -> str:
-    """Return the HTML page of a report, a whole document.
+    """Return the HTML page of a report, as a complete document.
 
     Args:
-        report: of ``verify_program`` or ``verify_model``, or of the commands ``verify ops``, ``verify bugs``, ``fuzz``.
+        report: report of ``verify_program`` or ``verify_model``, or of the commands ``verify ops``, ``verify bugs``,
+            ``fuzz``.
 
     Raises:
         TypeError: reports of this class have no page.
@@ -59,7 +60,7 @@ _BUGS: tuple[Column | str, ...] = (
 
 
 def bugs_page(report: CorpusReport) -> str:
-    """Return a document over a run of the corpus."""
+    """Return a page for a run of the corpus."""
     return render(
         "report.html",
         title="Bug corpus",
@@ -114,7 +115,7 @@ _FINDINGS: tuple[Column | str, ...] = (
 
 
 def fuzz_page(report: FuzzReport) -> str:
-    """Return a document over a run."""
+    """Return a page for a fuzz run."""
     return render(
         "report.html",
         title="Random programs",
@@ -183,7 +184,7 @@ _TALL = 20
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return a document: the verdict, where both reports come from, and every value that differs."""
+    """Return a page with the verdict, the origin of both reports, and every value that differs."""
     rows: list[list[Value]] = [
         [change.what, Cell(change.verdict, kind=_KINDS[change.verdict]), change.before, change.after]
         for change in comparison.changes

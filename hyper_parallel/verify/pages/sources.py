@@ -1,4 +1,4 @@
-"""Call sites of a page: each a link to the lines of the user's script around it."""
+"""Call sites of a page: each is a link to the surrounding lines of the user's script."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["CallSites"]
 
 _SITE = re.compile(r"(?P<file>/[^\n:]+?\.py|[^\s:]+\.py):(?P<line>\d+)")
 _AROUND = 3
-"""Lines before and after a call that are shown."""
+"""Number of lines shown before and after a call."""
 
 _MOST = 20
-"""Call sites whose lines are shown; the others are text."""
+"""Maximum number of call sites whose lines are shown; the others are plain text."""
 
 _LONGEST = 160
-"""Characters of a line that are shown."""
+"""Maximum number of characters shown of a line."""
 
 
 class CallSites:
-    """Collects the call sites that a page names.
+    """Collects the call sites that occur in a page.
 
-    Lines are those that the file has when the page is written. A site whose file is not a Python file, is gone, or has
-    fewer lines stays text.
+    Lines are read when the page is written. A site stays plain text if its file is not a Python file, no longer exists,
+    or has fewer lines.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class CallSites:
         """Return a cell of a table with a link to the lines around a call.
 
         Args:
-            text: ``file.py:12``, with or without more words after it; empty if none is known.
+            text: ``file.py:12``, optionally followed by more words; empty if unknown.
         """
         return Cell(self.linked(text), key=text)
 
@@ -50,7 +50,7 @@ class CallSites:
         return Markup('{}<a href="#{}">{}</a>{}').format(text[: match.start()], address, match[0], text[match.end() :])
 
     def shown(self) -> list[tuple[str, str, Markup]]:
-        """Return the id, the site and the lines of every call site with lines, in the order of the page."""
+        """Return id, site and lines of every call site with lines, in page order."""
         return [
             (_address(file, line), f"{file}:{line}", lines)
             for (file, line), lines in self._lines.items()
@@ -70,7 +70,7 @@ def _address(file: str, line: int) -> str:
 
 
 def _around(file: str, line: int) -> Markup | None:
-    """Return the lines around a line, which is marked; None if the file does not have it."""
+    """Return a line, marked, with the lines around it; None if the file does not have it."""
     if not Path(file).is_file():
         return None
     linecache.checkcache(file)

@@ -1,4 +1,4 @@
-"""The start page of a folder: every report of a run, or of a night, with its verdict and a link."""
+"""The start page of a folder: lists every report in it with verdict and link."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class FoundReport:
     """One report in a folder.
 
     Attributes:
-        path: of its file.
-        title: what it reports.
-        good: its verdict; None where it has none.
-        verdict: in words.
-        date: when its run began.
-        command: what wrote it.
+        path: path of its file.
+        title: subject of the report.
+        good: whether its verdict is a pass; None if it has no verdict.
+        verdict: verdict in words.
+        date: start of its run.
+        command: command that wrote it.
     """
 
     path: Path
@@ -53,11 +53,11 @@ class FoundReport:
 
 
 def reports_in(folder: Path, without: Path | None = None) -> list[FoundReport]:
-    """Return the pages and JSON reports in a folder and the folders in it, failed ones first.
+    """Return the pages and JSON reports in a folder and its subfolders, failed ones first.
 
     Args:
         folder: of the reports.
-        without: the start page itself.
+        without: file to leave out, the start page itself.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix in {".html", ".json"} and path.is_file()]
     found = [_of_page(path) if path.suffix == ".html" else _of_json(path) for path in paths]
@@ -66,12 +66,12 @@ def reports_in(folder: Path, without: Path | None = None) -> list[FoundReport]:
 
 
 def start_page(folder: Path, reports: Sequence[FoundReport], page: Path) -> str:
-    """Return a document.
+    """Return the start page as an HTML document.
 
     Args:
         folder: of the reports.
-        reports: what is in it.
-        page: the file that the document becomes, from which its links lead.
+        reports: reports in the folder.
+        page: file of the start page; links are relative to it.
     """
     failed = sum(report.good is False for report in reports)
     words = f"{failed} of {len(reports)} reports failed" if failed else f"{len(reports)} reports, none failed"
@@ -92,7 +92,7 @@ def start_page(folder: Path, reports: Sequence[FoundReport], page: Path) -> str:
 
 
 def link_back(reports: Sequence[FoundReport], page: Path) -> None:
-    """Put a link to the start page at the top of each page in ``reports``; a page that cannot be written stays."""
+    """Add a link to the start page at the top of each page in ``reports``; pages that cannot be written are skipped."""
     for report in reports:
         if report.path.suffix != ".html":
             continue

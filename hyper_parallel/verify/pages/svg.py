@@ -1,6 +1,6 @@
-"""Parts of inline pictures, and the colours of every page, light and dark, as data: tests compute their contrast.
+"""Elements of inline pictures, and the light and dark colours of all pages as data, whose contrast tests compute.
 
-Colours of a picture are its page's, or those of the light scheme outside a page.
+A picture uses the colours of its page, or the light scheme outside a page.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ DARK = {
 }
 
 FONT = 13
-"""Size of ordinary text in a picture, in pixels."""
+"""Size of normal text in a picture, in pixels."""
 
 WIDE, NARROW = 960.0, 480.0
 """Widths of a chart in a window and on a phone, in pixels."""
 
 CHARACTER = 0.62
-"""Width of a character in font sizes, to estimate the width of a text."""
+"""Estimated width of a character, as a fraction of the font size."""
 
 
 def picture(
@@ -71,7 +71,7 @@ def picture(
 
 
 def responsive(draw: Callable[[float], Markup]) -> Markup:
-    """Return a chart for a wide window and one for a phone, of which the page shows one; text has one size in both."""
+    """Return charts for a wide window and for a phone, with equal text sizes; the page shows one of them."""
     return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(draw(WIDE), draw(NARROW))
 
 
@@ -81,12 +81,12 @@ def colour(name: str) -> str:
 
 
 def group(x: float, y: float, parts: Sequence[Markup]) -> Markup:
-    """Return parts moved by ``x`` and ``y``."""
+    """Return elements translated by ``x`` and ``y``."""
     return Markup('<g transform="translate({:.1f} {:.1f})">\n{}\n</g>').format(x, y, Markup("\n").join(parts))
 
 
 def rect(x: float, y: float, width: float, height: float, *, style: str, hint: str = "", radius: float = 0) -> Markup:
-    """Return a rectangle; ``hint`` is shown when it is pointed at."""
+    """Return a rectangle; ``hint`` is shown on hover."""
     title = Markup("<title>{}</title>").format(hint) if hint else ""
     rounded = Markup(' rx="{:g}"').format(radius) if radius else ""
     return Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"{} style="{}">{}</rect>').format(
@@ -95,7 +95,7 @@ def rect(x: float, y: float, width: float, height: float, *, style: str, hint: s
 
 
 def circle(x: float, y: float, radius: float, fill: str, hint: str = "") -> Markup:
-    """Return a filled circle; ``hint`` is shown when it is pointed at."""
+    """Return a filled circle; ``hint`` is shown on hover."""
     start = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{}" style="fill:{}"').format(x, y, radius, colour(fill))
     return start + (Markup("><title>{}</title></circle>").format(hint) if hint else Markup("/>"))
 

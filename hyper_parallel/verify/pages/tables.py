@@ -1,4 +1,4 @@
-"""Tables: readable as they are; with the page's script they sort by every column and filter."""
+"""Tables, readable without scripts; the page's script adds sorting by every column and filters."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Column:
     """One column.
 
     Attributes:
-        name: its head.
+        name: heading of the column.
         number: whether it has numbers, which are right-aligned.
-        choice: whether the table may be filtered by one of its values.
-        hint: what the head means, shown when it is pointed at.
-        words: whether it has sentences, which get several words on a line on a phone as well.
+        choice: whether the table can be filtered by one of its values.
+        hint: explanation of the heading, shown on hover.
+        words: whether it has sentences, whose column is wide enough for several words per line even on a phone.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell that is more than its text.
+    """A cell with markup, a sort key or a colour.
 
     Attributes:
         shown: text, or markup.
-        key: what sorting and choosing go by; the text by default. An empty key sorts to the end.
-        kind: ``good``, ``bad``, ``warn`` or ``quiet``; a colour that only repeats what the text says.
+        key: key for sorting and filtering; the text by default. An empty key sorts to the end.
+        kind: ``good``, ``bad``, ``warn`` or ``quiet``; a colour that only repeats the meaning of the text.
     """
 
     shown: Text
@@ -52,7 +52,7 @@ class Cell:
     kind: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a kind that the style does not know."""
+        """Reject a kind that the style does not define."""
         if self.kind not in _KINDS:
             msg = f"Cell: kind {self.kind!r} is none of {', '.join(map(repr, _KINDS))}"
             raise ValueError(msg)
@@ -62,24 +62,24 @@ Value = Cell | Text  # of a row
 
 
 def code(name: str) -> Cell:
-    """Return a cell with ``name`` in the font of code."""
+    """Return a cell with ``name`` in a monospace font."""
     return Cell(Markup("<code>{}</code>").format(name), key=name)
 
 
 def number(value: Any) -> Cell:
-    """Return a cell with a number, four digits of a float; None is absent."""
+    """Return a cell with a number, floats with four digits; None is shown as absent."""
     if value is None:
         return Cell("absent")
     return Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", key=value)
 
 
 def size(count: int) -> Cell:
-    """Return a cell with a number of bytes in its unit; the exact number is shown when it is pointed at."""
+    """Return a cell with a number of bytes in a suitable unit; the exact number is shown on hover."""
     return Cell(Markup('<span title="{:,} bytes">{}</span>').format(count, size_words(count)), key=count)
 
 
 def size_words(count: int) -> str:
-    """Return a number of bytes in its unit, on one line."""
+    """Return a number of bytes in a suitable unit, without line breaks."""
     return byte_words(count).replace(" ", "\N{NO-BREAK SPACE}")
 
 
@@ -93,19 +93,19 @@ def table(
     tall: bool = False,
     empty: str = "nothing",
 ) -> Markup:
-    """Return a table; the first cell of a row is the row's head.
+    """Return a table; the first cell of a row is the row's heading.
 
     Args:
         caption: what the table shows, in a sentence.
-        columns: heads; a string is a column of text.
-        rows: one value per column each; text is escaped.
-        sort: whether a click on a head sorts.
-        search: whether a search field stands above it, and a choice for every column that has one.
-        tall: whether it scrolls under its heads, for many rows.
-        empty: shown in place of no rows.
+        columns: columns; a string is a text column with this heading.
+        rows: rows with one value per column; text is escaped.
+        sort: whether a click on a heading sorts.
+        search: whether the table has a search field, and a filter for every column with ``choice``.
+        tall: whether the rows scroll under fixed headings, for long tables.
+        empty: text shown if there are no rows.
 
     Raises:
-        ValueError: a row has another number of values than there are columns.
+        ValueError: the number of values in a row differs from the number of columns.
     """
     for row in rows:
         if len(row) != len(columns):

@@ -1,4 +1,4 @@
-"""The timeline of a world: what every rank did, compute and collectives, from its flight records."""
+"""The timeline of a world: compute and collectives of every rank, from its flight records."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["step_timeline", "timeline_page"]
 
 _LEFT, _ROW, _BOTTOM = 60.0, 26.0, 76.0
 _LEAST = 0.8
-"""Width of the shortest call, which would not be seen otherwise."""
+"""Minimum width of a call, so that it is visible."""
 
 _MARKS = 4
-"""Parts into which the time axis is divided."""
+"""Number of intervals of the time axis."""
 
 _TALL = 20
 _MILLI = 1e3
@@ -40,10 +40,10 @@ _COLUMNS: tuple[Column | str, ...] = (
 
 
 def timeline_page(flight: Flight) -> str:
-    """Return a document: a row of bars per rank, the time per rank, and a table of every call.
+    """Return a page with a row of bars per rank, the time per rank, and a table of all calls.
 
     Args:
-        flight: the records, of which each keeps the last calls of its rank.
+        flight: the records; each contains the last calls of its rank.
     """
     raised = flight.raised()
     difference = flight.difference()
@@ -65,10 +65,10 @@ def timeline_page(flight: Flight) -> str:
 
 
 def step_timeline(ranks: Sequence[Sequence[StepCall]]) -> tuple[Markup, Markup] | None:
-    """Return a picture of one training step, and a table of the time of every rank; None without a call.
+    """Return a picture of one training step and a table of the time of every rank; None without calls.
 
     Args:
-        ranks: the calls of every rank; the first :data:`CALLS` of each are shown.
+        ranks: calls per rank; the first :data:`CALLS` of each rank are shown.
     """
     if not any(ranks):
         return None
@@ -93,13 +93,13 @@ def _record(rank: int, calls: Sequence[StepCall]) -> dict[str, Any]:
 
 
 def _span(flight: Flight) -> tuple[float, float]:
-    """Return when the first call began and the last one ended."""
+    """Return the start of the first call and the end of the last one."""
     spans = [_times(call, record) for record in flight.records.values() for call in record["calls"]]
     return min((start for start, _ in spans), default=0.0), max((end for _, end in spans), default=0.0)
 
 
 def _times(call: dict[str, Any], record: dict[str, Any]) -> tuple[float, float]:
-    """Return begin and end of a call; one that has not ended lasts until the record was written."""
+    """Return start and end of a call; an unfinished call lasts until the record was written."""
     end = record["written"] if call["ended"] is None else call["ended"]
     return call["started"], max(call["started"], end)
 
@@ -145,7 +145,7 @@ def _shares(flight: Flight) -> Markup:
 def _share(rank: int, record: dict[str, Any]) -> list[Value]:
     spans = sorted(_times(call, record) for call in record["calls"])
     busy, reached = 0.0, float("-inf")
-    for start, stop in spans:  # calls may overlap: asynchronous ones do
+    for start, stop in spans:  # asynchronous calls may overlap
         busy += max(0.0, stop - max(start, reached))
         reached = max(reached, stop)
     whole = reached - spans[0][0] if spans else 0.0
