@@ -1,1 +1,1 @@
-"""Any two runs of programs compared: `verify diff`."""
+"""Compares any two runs of programs: `verify diff`."""

@@ -1,8 +1,8 @@
-"""Which call of one run is which of the other, in steps where one of them calls a module more often.
+"""Aligns the calls of two runs, in steps where one of them calls a module more often.
 
-Records are compared by name, step and call. Where a run calls something once more (a recomputation, an evaluation, a
-log), all calls after it would be compared with the wrong ones. There, calls are aligned as sequences: by what they
-returned if any two have equal values, else by the order of all calls of the step.
+Records are compared by name, step and call. If a run has an additional call (a recomputation, an evaluation, a log),
+all later calls would be compared with the wrong ones. In such steps, calls are aligned as sequences: by their results
+if any two have equal values, else by the order of all calls of the step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["CLOSE", "align_calls"]
 
 _CALLED = ("output", "mask", "loss", "norm", "value", "call")
 CLOSE = 2.0**-11
-"""Difference, relative to the largest number, below which two values are the same: half of float32's digits."""
+"""Difference, relative to the largest number, below which two values are equal: half of float32's digits."""
 
 _Name = tuple[str, str, int]
 
 
 def align_calls(reference: Run, other: Run) -> tuple[Run, list[str]]:
-    """Return the other run with the numbers of calls that the reference has for them, and what was aligned, in words.
+    """Return the other run with the reference's call numbers, and a description of the aligned calls.
 
     Args:
         reference: a run on one rank.
-        other: on any number of ranks.
+        other: a run on any number of ranks.
     """
     known = _by_name(reference.ranks[0].records)
     order = _order(reference.ranks[0].records)
@@ -76,7 +76,7 @@ def _order(records: Sequence[Record]) -> dict[int, list[tuple[str, str]]]:
 
 
 def _pairs(known: Sequence[Record], own: Sequence[Record]) -> list[tuple[int, int]]:
-    """Return which calls returned the same: the most pairs in the order of both, and of as many the nearest."""
+    """Return the pairs of calls with equal results: as many pairs as possible in the order of both, then nearest."""
     off = [[_distance(one.value, other.value) for other in own] for one in known]
     best = {(left, right): _Pairs() for left in range(len(known) + 1) for right in range(len(own) + 1)}
     for left in reversed(range(len(known))):
@@ -90,18 +90,18 @@ def _pairs(known: Sequence[Record], own: Sequence[Record]) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Pairs of calls, and how far their values are apart together."""
+    """Pairs of calls, and the total distance of their values."""
 
     pairs: tuple[tuple[int, int], ...] = ()
     off: float = 0.0
 
     def with_pair(self, left: int, right: int, off: float) -> _Pairs:
-        """Return these and another pair before them."""
+        """Return these pairs with another pair before them."""
         return _Pairs(((left, right), *self.pairs), self.off + off)
 
 
 def _distance(one: Any, other: Any) -> float:
-    """Return how far an array is from another one, or from the part of it that it is, of its largest number."""
+    """Return the distance of an array from another one, or from its shard of it, relative to the largest number."""
     if same_values(one, other):
         return 0.0
     if np.shape(one) != np.shape(other):
@@ -120,7 +120,7 @@ def _apart(one: Any, other: Any) -> float:
 def _by_order(
     name: _Name, order: Mapping[int, list[tuple[str, str]]], own: Mapping[int, list[tuple[str, str]]]
 ) -> list[tuple[int, int]]:
-    """Return pairs of calls that stand in the same place of the step's calls."""
+    """Return pairs of calls that have the same position in the calls of the step."""
     known, mine = order[name[2]], own[name[2]]
     blocks = SequenceMatcher(None, known, mine, autojunk=False).get_matching_blocks()
     places = [(block.a + number, block.b + number) for block in blocks for number in range(block.size)]

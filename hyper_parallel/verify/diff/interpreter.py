@@ -1,7 +1,7 @@
-"""A run by another interpreter: a process of it runs the ranks with this harness, and leaves their records on disk.
+"""Runs a program with another interpreter: its process runs the ranks with this harness and stores their records.
 
-It needs no installation of this library there, only what the library imports. What is asked and what is answered are
-files of the scratch folder, which nobody else writes to.
+The other interpreter needs no installation of this library, only of the library's dependencies. Requests and answers
+are files of the scratch folder, to which no other process writes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Interpreter:
 
     Attributes:
         python: its path, or its name on the search path.
-        option: that named it, for messages.
-        versions: of it and its framework, in words; empty before its first run.
+        option: the option that named it, for messages.
+        versions: versions of it and of its framework; empty before its first run.
     """
 
     python: str
@@ -51,10 +51,10 @@ class Interpreter:
     versions: str = ""
 
     def __post_init__(self) -> None:
-        """Find the program.
+        """Find the interpreter.
 
         Raises:
-            InputError: there is none.
+            InputError: it does not exist.
         """
         if shutil.which(self.python) is None:
             msg = f"{self.option} {self.python}: there is no such program"
@@ -73,12 +73,12 @@ class Interpreter:
         Args:
             program: a script.
             world: of the ranks, with a sink in the scratch folder.
-            scratch: where the process finds what it is asked, and answers.
+            scratch: folder of the requests and answers.
             perturbation: of a repeat, whose measurements come back in the notes of its rank.
             changes: of the case, by rank.
 
         Raises:
-            InputError: it cannot import the library, or the run cannot be made.
+            InputError: the interpreter cannot import the library, or the program cannot be run.
             RankFailedError: a rank fails.
         """
         python = shutil.which(self.python) or self.python
@@ -114,11 +114,11 @@ class Interpreter:
 
 
 def main(question: str, answer: str) -> None:
-    """Run what is asked, and write what came of it.
+    """Carry out a request, and write the answer.
 
     Args:
         question: path of the file with the program, its world, its perturbation and changes.
-        answer: path of the file to write: what kind of answer it is, versions, and the run or a message.
+        answer: path of the file to write: the kind of answer, versions, and the run or a message.
     """
     program, world, perturbation, changes = unpack(Path(question).read_bytes())
     result: tuple[str, Any]
@@ -133,7 +133,7 @@ def main(question: str, answer: str) -> None:
 
 
 def _versions(framework: str) -> str:
-    """Return the versions of this interpreter and of a framework, in words."""
+    """Return a description of the versions of this interpreter and of a framework."""
     words = f"Python {platform.python_version()}"
     try:
         return f"{words}, {framework} {metadata.version(framework)}"

@@ -1,4 +1,4 @@
-"""One of the two runs with its program and its world, ready to be run."""
+"""One of the two runs, with its program and its world."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlacedSide:
 
     @property
     def words(self) -> str:
-        """The program, its arguments, its framework and its ranks."""
+        """Description of the program, its arguments, its framework and its ranks."""
         revision = f" of {self.side.revision}" if self.side.revision else ""
         line = shlex.join([self.program.name, *self.program.arguments])
         python = ""
@@ -57,16 +57,16 @@ class PlacedSide:
         return f"{line}{revision} on {self.world.platform}{python}, {count_words('rank', self.side.world_size)}"
 
     def alone(self) -> Program:
-        """Return the program as it runs on one rank."""
+        """Return the program in the form that runs on one rank."""
         arguments = self.side.args if self.side.single_args is None else self.side.single_args
         return replace(self.program, arguments=tuple(arguments))
 
     def run(self, world: World, scratch: Scratch) -> Run:
-        """Run it on its ranks."""
+        """Run the program on its ranks."""
         return self.runner(scratch)(self.program, world)
 
     def runner(self, scratch: Scratch) -> Callable[..., Run]:
-        """Return what makes its runs, in its interpreter; it takes the arguments of :func:`run_world`."""
+        """Return the function that makes runs in the side's interpreter; it has the parameters of :func:`run_world`."""
         if self.interpreter is None:
             return run_world
         interpreter = self.interpreter
@@ -76,7 +76,7 @@ class PlacedSide:
 
 
 def check_side(label: str, side: DiffSide) -> None:
-    """Check the numbers and words of a side."""
+    """Check the arguments of a side."""
     if side.world_size < 1:
         msg = f"--{label}-world-size is {side.world_size}; a world has at least one rank"
         raise InputError(msg)

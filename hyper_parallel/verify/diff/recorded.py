@@ -1,15 +1,15 @@
-"""Two recordings compared by their fingerprints: which values are the same, and what rounding explains.
+"""Compares two recordings by their fingerprints: which values are equal, and which differences rounding explains.
 
-**What may be off.** Nothing was run again, so nothing was measured: rounding is judged by what it did before. As long
-as every earlier value has equal bits, a value may be off by the multiple of its unit in the last place that the engine
-allows to a tensor as a whole (:mod:`hyper_parallel.verify.engine.noise`). From the first value on that is off, each
-further one may be off by that multiple of the largest relative distance before it, of any value that was itself
-explained: one module or one step does not magnify rounding by more, and an error does not wait for it. Weights that an
-optimizer has updated may be off by a quarter of the update in addition, once gradients are off at all: AdamW divides by
-the gradient's own size, where the sign of a number that is rounding decides about a whole step.
+**Tolerances.** Recordings are not rerun, so tolerances are not measured: they are derived from the differences of
+earlier values. As long as all earlier values are bitwise equal, the tolerance of a value is the multiple of its unit in
+the last place that the engine uses for a complete tensor (:mod:`hyper_parallel.verify.engine.noise`). After the first
+value that differs, the tolerance is that multiple of the largest earlier relative distance among values that rounding
+explains. One module or one step does not amplify rounding by more. Once gradients differ, the tolerance of an updated
+weight also includes a quarter of the update: AdamW divides by the gradient's magnitude, so the sign of a gradient that
+is only rounding noise decides the direction of a complete step.
 
-Where this reaches half of a value, nothing is judged any more, and the report says from where on. Of operators in a log
-of DebugMode, nothing is judged after the first update once bits differ, and nothing whose logs have no norm.
+Once the tolerance reaches half of a value, later values are not judged, and the report names the first of them.
+Operators in a log of DebugMode are not judged after the first update once bits differ, or if the log has no norms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hyper_parallel.verify.recording.stored import Recording
 __all__ = ["Judged", "Pair", "judge", "of_steps", "pair_recordings", "pairs_of_rank", "steps_words", "words_of"]
 
 _PHASES = {"gradient": 1, "norm": 1, "rate": 1, "weight": 2, "buffer": 2}
-"""Forward, backward and update: in this order values follow from each other."""
+"""Forward, backward and update: values depend on earlier ones in this order."""
 
 _UPDATE_SHARE = 0.25
 _UNJUDGED = 0.5
@@ -47,7 +47,7 @@ _UNITS = {
     "bfloat16": 2.0**-7,
 }  # fmt: skip
 _HALF = ("float16", "bfloat16")
-_WHOLE_SHARE = 4.0  # as the engine divides the multiple of elements for a tensor as a whole
+_WHOLE_SHARE = 4.0  # the divisor by which the engine reduces the multiple for a complete tensor
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Pair:
     """One value of both recordings.
 
     Attributes:
-        record: of A: names, step and call.
+        record: A's record: names, step and call.
         one: A's fingerprint.
         other: B's.
-        rank: on which it was recorded; -1 if it is the same on all ranks of each recording.
+        rank: the rank on which it was recorded; -1 if it is the same on all ranks of each recording.
     """
 
     record: Record
@@ -69,15 +69,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Judged:
-    """A pair, and what was found.
+    """A pair and its comparison.
 
     Attributes:
         pair: the values.
-        off: how far they are apart, relative to their size; infinity where no number says how far.
-        allowed: what rounding explains.
-        noticed: relative error of the whole value that would have been noticed.
-        limit: of what is allowed, from which on nothing is judged.
-        why: what differs between elements, with numbers, where all of them were compared; else empty.
+        off: distance of the values relative to their size; infinity if it is not known.
+        allowed: tolerance for rounding.
+        noticed: smallest relative error of the complete value that would have been detected.
+        limit: tolerance from which a value is not judged.
+        why: description of the differences between elements, with numbers, if all were compared; else empty.
     """
 
     pair: Pair
@@ -89,12 +89,12 @@ class Judged:
 
     @property
     def differs(self) -> bool:
-        """Whether rounding does not explain it."""
+        """Whether the difference exceeds the tolerance for rounding."""
         return self.off > self.allowed and not self.unjudged
 
     @property
     def unjudged(self) -> bool:
-        """Whether rounding explains so much that nothing can be said."""
+        """Whether the tolerance is too large for a judgement."""
         return self.allowed >= self.limit and np.isfinite(self.off) and self.off > 0
 
 
@@ -104,22 +104,22 @@ def pair_recordings(
     declared: Mapping[str, str] | None = None,
     meshes: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
 ) -> tuple[list[list[Pair]], list[str], list[str], list[str]]:
-    """Return the values that two recordings share.
+    """Return the values that both recordings have.
 
     Args:
         first: A.
-        second: B; on as many ranks, each is compared with the same rank of A. On another number, or with placements
-            that were declared, values that all ranks of a recording have alike are compared, and those whose parts
-            make a whole.
+        second: B. With the same number of ranks, each rank is compared with the same rank of A. With another number, or
+            with declared placements, the compared values are those that are equal on all ranks of a recording and those
+            whose shards make up the complete value.
         declared: placements by pattern of names.
         meshes: sizes of the axes of A's ranks and of B's, by name.
 
     Returns:
-        by rank (one list on other numbers of ranks) the pairs in A's order; what is not compared, in words; notes;
-        what contradicts the declarations, in words.
+        The pairs in A's order, by rank (one list for other numbers of ranks); the values that are not compared; notes;
+        contradictions to the declarations.
 
     Raises:
-        InputError: they share no name, or no step, or a declaration does not fit.
+        InputError: the recordings share no name or no step, or a declaration does not match.
     """
     left_out: list[str] = []
     contradicted: list[str] = []
@@ -176,7 +176,7 @@ BACKWARD_OF_DUMPS = (
 
 
 def _not_together(run: Run, own: Sequence[Key], declared: Mapping[str, str], label: str) -> tuple[list[str], list[str]]:
-    """Return in words what of a run is not compared, and what of that contradicts a declaration."""
+    """Return the values of a run that are not compared, and those of them that contradict a declaration, in words."""
     stated = {key for key in own if any(names_value(pattern, *key[:2]) for pattern in declared)}
     pending = {record.key for rank in run.ranks for record in rank.records if record.region and record.region.pending}
     wrong = words_of(
@@ -189,7 +189,7 @@ def _not_together(run: Run, own: Sequence[Key], declared: Mapping[str, str], lab
 
 
 def _without_backward(run: Run) -> Run:
-    """Return a run without gradients and inputs: a dump has those of the first module, a recording the model's."""
+    """Return a run without gradients and inputs: a dump has the first module's, a recording the model's."""
     ranks = [
         replace(rank, records=[each for each in rank.records if each.kind not in ("gradient", "input")])
         for rank in run.ranks
@@ -198,7 +198,7 @@ def _without_backward(run: Run) -> Run:
 
 
 def no_operators(label: str, log: Recording) -> str:
-    """Return why a log of DebugMode cannot be compared with something else."""
+    """Return why a log of DebugMode cannot be compared with another kind of recording."""
     return (
         f"{label}: {log.folder} is a log of DebugMode, which has operators, and the other run's records have modules: "
         "log the other run under DebugMode, too"
@@ -213,7 +213,7 @@ def of_steps(rank: RankRecords, steps: set[int]) -> RankRecords:
 def pairs_of_rank(
     left: RankRecords, right: RankRecords, number: int, labels: str = "AB"
 ) -> tuple[list[Pair], list[str], list[str]]:
-    """Return the pairs of a rank, what is not compared, and how calls were aligned."""
+    """Return the pairs of a rank, the values that are not compared, and a description of aligned calls."""
     flat = [replace(rank, records=[_numbers_only(record) for record in rank.records]) for rank in (left, right)]
     aligned, words = align_calls(Run([flat[0]]), Run([flat[1]]))
     again = [
@@ -229,7 +229,7 @@ def pairs_of_rank(
             continue
         if not record.value.comparable(own[key].value):
             other_numbers.append(key)
-        elif key[0] == "input":  # another shape is another batch
+        elif key[0] == "input":  # another shape means another batch
             pairs.append(Pair(record, record.value, own[key].value, number))
         elif record.value.shape != own[key].value.shape or record.region != own[key].region:
             sharded.append(key)
@@ -251,7 +251,7 @@ def _numbers_only(record: Record) -> Record:
 
 
 def words_of(keys: Iterable[Key], why: str) -> list[str]:
-    """Return values that are not compared in one line."""
+    """Return one line about the values that are not compared."""
     names = list(dict.fromkeys(value_words(key[0], key[1]) for key in keys))
     if not names:
         return []
@@ -270,7 +270,7 @@ def steps_words(steps: set[int]) -> str:
 
 
 def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
-    """Return what was found, in the order of steps, and of execution in each.
+    """Return the judged pairs, in the order of steps and of execution in each step.
 
     Args:
         pairs: by rank, in the order of execution.
@@ -295,7 +295,7 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
                 if not result.differs:
                     largest = max(largest, min(off, allowed))
                     explained.append((_phase(pair), min(off, allowed)))
-        for number, (place, result) in enumerate(judged):  # what other ranks had computed before may explain it
+        for number, (place, result) in enumerate(judged):  # earlier values of other ranks may explain it
             if result.differs:
                 before = [off for phase, off in explained if phase <= _phase(result.pair)]
                 allowed = _allowed(result.pair, max(before, default=grown), unit, multiple, updates)
@@ -307,7 +307,7 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
 
 
 def _with_elements(result: Judged) -> Judged:
-    """Return a value that differs with what differs in its elements, if all of them are there."""
+    """Return a value that differs, with the differences of its elements if all of them are recorded."""
     one, other = result.pair.one, result.pair.other
     if not result.differs or not one.both_whole(other):
         return result
@@ -324,7 +324,7 @@ def _weight_key(pair: Pair) -> tuple[int, str, str]:
 
 
 def _rounding(pairs: Iterable[Pair]) -> tuple[float, float]:
-    """Return the unit in the last place and the multiple of the coarsest dtype; statistics are float32 at most."""
+    """Return the unit in the last place and the multiple of the coarsest dtype; statistics have float32 at best."""
     dtypes = {
         "float32" if each.known is not None and each.dtype in ("float64", "complex128") else each.dtype
         for pair in pairs
@@ -347,16 +347,17 @@ def _allowed(
 
 
 def _can_be_judged(pair: Pair, largest: float) -> bool:
-    """Return whether the numbers of an operator show more than whether bits differ."""
+    """Return whether the numbers of an operator reveal more than whether bits differ."""
     return pair.one.both_have(NORM, pair.other) and (pair.record.step == 0 or not largest)
 
 
 def _updates(
     pairs: Sequence[Pair], earlier: Mapping[tuple[int, str, str], Fingerprint]
 ) -> dict[tuple[int, str, str], float]:
-    """Return how far an update has moved each of a step's weights, relative to its norm.
+    """Return the distance by which an update has moved each of a step's weights, relative to its norm.
 
-    Statistics alone show too little of an update that keeps a norm: there, the largest of the step counts.
+    Statistics alone underestimate an update that keeps a norm: for such weights, the largest update of the step is
+    used.
     """
     updates: dict[tuple[int, str, str], float] = {}
     tiny = float(np.finfo(np.float64).tiny)
@@ -371,7 +372,7 @@ def _updates(
 
 
 def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
-    """Return the largest root mean square of a kind in a step; losses and numbers of all steps together."""
+    """Return the largest root mean square of a kind in a step; losses and numbers of all steps are combined."""
     sizes: dict[tuple[str, int], float] = {}
     for pair in pairs:
         one = pair.one
@@ -383,13 +384,13 @@ def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
 
 
 def _size_key(pair: Pair) -> tuple[str, int]:
-    if pair.record.kind == "call":  # values of one operator have about one size, those of forward and backward have not
+    if pair.record.kind == "call":  # values of one operator have similar sizes, but forward and backward values do not
         return pair.record.name.partition(" in ")[0], pair.record.step
     return pair.record.kind, 0 if pair.one.size == 1 and pair.record.kind != "gradient" else pair.record.step
 
 
 def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
-    """Return how far two values are apart, relative to their size, and at least to a share of their kind's."""
+    """Return the distance of two values relative to their size, which is at least a share of their kind's."""
     one, other = pair.one, pair.other
     if one.same(other):
         return 0.0
@@ -407,17 +408,17 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
         apart, most, norm, extreme = float(np.linalg.norm(off)), largest(off), float(np.linalg.norm(own)), largest(own)
         has_norm = has_ends = True
     elif one.some_not_finite:
-        return 0.0  # both have as many numbers that are not finite, and nothing else is known
+        return 0.0  # both have the same number of non-finite elements, and nothing else is known
     else:
         ends = np.abs(one.numbers - other.numbers)[[LEAST, LARGEST, *range(CHOSEN.start, CHOSEN.stop)]]
         apart, most = one.distance(other), float(np.nanmax(ends) if has_ends else 0.0)
     floor = NOISE_SHARE * sizes.get(_size_key(pair), 0.0)
     norm, extreme = max(norm, floor * float(np.sqrt(max(one.size, 1)))), max(extreme, floor)
     if not has_norm and not has_ends:
-        return float(np.finfo(np.float64).tiny)  # bits differ, and nothing says by how much
+        return float(np.finfo(np.float64).tiny)  # bits differ, but the distance is unknown
     parts: list[Any] = []
     if has_norm:
         parts.append(apart / norm if norm else np.inf)
-    if has_ends and (_phase(pair) < 2 or not has_norm):  # single elements of a weight may be off by a whole update
+    if has_ends and (_phase(pair) < 2 or not has_norm):  # single elements of a weight may be off by a complete update
         parts.append(most / extreme if extreme else np.inf)
     return float(np.nan_to_num(max(parts), nan=np.inf))

@@ -1,4 +1,4 @@
-"""The report of a comparison in which a recording takes part."""
+"""The report of a comparison with at least one recording."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ BLIND = (
     "expose an error that is within the tolerance of all of these, such as one in few elements of a large tensor, nor "
     "optimizer states and dropout masks, which are not recorded"
 )
-"""What every report of a recording says."""
+"""Sentences in every report of a recording."""
 
 BLIND_DUMP = (
     "a dump of statistics has the norm, the mean and the extremes of each tensor, of integers the extremes: these "
     "cannot expose an error that leaves them as they are, such as elements in another order"
 )
-"""What is said in addition where a dump takes part."""
+"""Additional sentences if one side is a dump."""
 
 BLIND_LOG = (
     "a log of DebugMode has a hash of what each operator got and returned: the sum of magnitudes cannot expose "
     "elements in another order or of another sign; a hash of bits shows that values differ, not by how much; after the "
     "first update, values whose bits differ are not judged"
 )
-"""What is said where a log takes part."""
+"""Additional sentences if one side is a log."""
 
 _START = {
     "other-weights": "seed both runs alike, or load the same checkpoint in both",
@@ -55,10 +55,10 @@ class RecordedReport(DiffReport):
 
     Attributes:
         measured: whether tolerances were measured by repeats of a program.
-        grown: from where on rounding explains all, in words; empty if it nowhere does.
-        untrained: no gradient and no updated parameter was compared, though a recording has some.
-        contradicted: what declared placements do not fit, in words; empty if they fit all values.
-        blind: what the numbers cannot show.
+        grown: description of the first value from which rounding explains any difference; empty if there is none.
+        untrained: whether no gradient and no updated parameter was compared although a recording has some.
+        contradicted: values that declared placements do not match; empty if they match all values.
+        blind: errors that the numbers cannot reveal.
     """
 
     measured: bool = False
@@ -69,7 +69,7 @@ class RecordedReport(DiffReport):
 
     @property
     def inconclusive(self) -> str:
-        """Why little can be said of recordings that are equal; empty if enough was judged."""
+        """Why the result is inconclusive although the recordings are equal; empty if enough was judged."""
         if self.equal and self.contradicted:
             return self.contradicted
         if self.equal and self.grown:
@@ -79,7 +79,7 @@ class RecordedReport(DiffReport):
         return super().inconclusive
 
     def conclusion(self) -> str:
-        """Return in one sentence what distinguishes the runs."""
+        """Return one sentence about the difference of the runs."""
         kind = self.kind_of_difference
         if kind == "none":
             assert self.verdict is not None
@@ -111,7 +111,7 @@ class RecordedReport(DiffReport):
 
 
 def first_words(judged: Sequence[Judged]) -> str:
-    """Return the first value whose fingerprints are not equal, in words; empty if there is none."""
+    """Return a description of the first value whose fingerprints differ; empty if there is none."""
     for each in judged:
         if not each.pair.one.same(each.pair.other):
             key = each.pair.record.key
@@ -122,7 +122,7 @@ def first_words(judged: Sequence[Judged]) -> str:
 
 
 def element_words(judged: Sequence[Judged]) -> list[str]:
-    """Return in one line how many values were compared element by element; nothing if none was."""
+    """Return one line about the number of values compared element by element; no line if there are none."""
     count = sum(each.pair.one.both_whole(each.pair.other) for each in judged)
     return (
         [f"{count} of {len(judged)} values were recorded with all elements, and compared by element"] if count else []
@@ -130,12 +130,12 @@ def element_words(judged: Sequence[Judged]) -> list[str]:
 
 
 def verdict_of(judged: Sequence[Judged], world_size: int, label: str = "A") -> Verdict:
-    """Return what was compared, and what differs.
+    """Return the verdict on the judged values.
 
     Args:
         judged: in the order of execution.
-        world_size: ranks of the run that is compared.
-        label: of the run that is the measure.
+        world_size: number of ranks of the compared run.
+        label: label of the run that serves as the reference.
     """
     verdict = Verdict(world_size)
     start = [each for each in judged if each.differs and _start_of(each)]
@@ -165,7 +165,7 @@ def _is_start(each: Judged, kind: str) -> bool:
 
 
 def _differences(differing: Sequence[Judged], label: str) -> list[Difference]:
-    """Return one difference for each value, with all ranks on which it differs."""
+    """Return one difference per value, with all ranks on which it differs."""
     by_key: dict[tuple[str, str, int, int], list[Judged]] = {}
     for each in differing:
         by_key.setdefault(each.pair.record.key, []).append(each)

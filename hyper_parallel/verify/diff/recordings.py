@@ -46,10 +46,10 @@ def diff_recordings(
     budget: int | None,
     progress: Callable[[str], None],
 ) -> RecordedReport:
-    """Compare a recording with another one, or with a program that is run as it was recorded.
+    """Compare a recording with another one, or with a program that is run like the recorded one.
 
-    Arguments are those of ``verify_diff``; at least one run is a recording. ``steps`` stops the program; None takes the
-    steps of the recording.
+    Arguments are those of ``verify_diff``; at least one run is a recording. ``steps`` stops the program; with None, it
+    makes the steps of the recording.
 
     Raises:
         InputError: (a ValueError) a folder is not a recording, or has options of a program; the program cannot be run
@@ -102,7 +102,7 @@ def check_no_mesh(sides: Iterable[DiffSide]) -> None:
     """Check that no side has a mesh.
 
     Raises:
-        InputError: one has.
+        InputError: a side has one.
     """
     if any(side.mesh for side in sides):
         raise InputError(
@@ -114,7 +114,7 @@ def _check_recorded_side(label: str, side: DiffSide) -> None:
     """Check that a recording has no options of a program.
 
     Raises:
-        InputError: it has.
+        InputError: it has some.
     """
     options = {"rev": side.revision, "python": side.python, "platform": side.platform}
     given = [f"--{label}-{name}" for name, value in options.items() if value]
@@ -133,12 +133,12 @@ def compare_recordings(
     declared: Mapping[str, str] | None = None,
     meshes: tuple[Mapping[str, int] | None, Mapping[str, int] | None] = (None, None),
 ) -> RecordedReport:
-    """Compare two recordings; nothing is run.
+    """Compare two recordings without running a program.
 
     Args:
         first: folder of recording A, or of a dump of msprobe.
-        second: that of B.
-        declared: placements by pattern of names, by which the parts of ranks are put together.
+        second: folder of recording B, or of a dump.
+        declared: placements by pattern of names, with which the shards of ranks are joined.
         meshes: sizes of the axes of A's ranks and of B's that the placements name, the last one fastest.
 
     Raises:
@@ -171,12 +171,12 @@ def _blind(*recordings: Recording) -> str:
 
 
 def _trained(record: Record) -> bool:
-    """Whether a value shows how a step has trained: a gradient, or a parameter after an update."""
+    """Return whether a value shows the result of training: a gradient, or a parameter after an update."""
     return record.kind == "gradient" or (record.kind == "weight" and record.step >= 0)
 
 
 def _grown(judged: Sequence[Judged]) -> str:
-    """Return from where on nothing could be judged; empty if all was."""
+    """Return a description of the first value that could not be judged; empty if all were judged."""
     first = next((each for each in judged if each.unjudged), None)
     if first is None:
         return ""
@@ -197,7 +197,7 @@ def _grown(judged: Sequence[Judged]) -> str:
 
 
 def _power(judged: Sequence[Judged]) -> Power:
-    """Return which errors of gradients would have been noticed."""
+    """Return the errors of gradients that would have been detected."""
     largest: dict[str, float] = {}
     for each in judged:
         if each.pair.record.kind == "gradient":

@@ -1,4 +1,4 @@
-"""The report of two runs that were compared, as text and JSON."""
+"""The report of two compared runs, as text and JSON."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _WORDS = (
     ("the single device's", "A's"), ("the single device", "A"), ("a single device", "A"), ("single device", "A"),
     ("the reference's", "A's"), ("the reference", "A"),
 )  # fmt: skip
-"""What the comparison calls its reference, which is A here."""
+"""The comparison's name of its reference, which is A here."""
 
 
 @dataclass
 class DiffReport(Report):
-    """What was run, and the verdict.
+    """The two runs, and the verdict.
 
     Attributes:
-        names: of both runs, in words: program, arguments, ranks.
-        platforms: of both.
+        names: descriptions of both runs: program, arguments, ranks.
+        platforms: platforms of both runs.
         seed: of the perturbations.
-        verdict: of the comparison; None if a run failed.
-        first_bits: the first value whose bits differ, in words; empty if all are equal bit for bit.
-        own: what A's ranks have that the map of their parts does not, in words.
-        failure: of a run, with every rank's traceback.
+        verdict: result of the comparison; None if a run failed.
+        first_bits: description of the first value whose bits differ; empty if all are bitwise equal.
+        own: description of the values that A's ranks have but their map does not.
+        failure: failure of a run, with every rank's traceback.
         failed_run: ``A`` or ``B``.
         cause: the failure in one line.
-        kind: of ``verify/engine/causes.py``, where the failure shows it.
-        uncompiled: ``A`` and ``B``, where the compiler was asked for and recording kept it from compiling.
-        steps: optimizer steps that were compared.
+        kind: kind of ``verify/engine/causes.py`` if the failure determines it.
+        uncompiled: those of ``A`` and ``B`` that use the compiler, which recording kept from compiling.
+        steps: number of compared optimizer steps.
         rounding: the first value that A rounds differently in each run.
-        seconds: how long the whole took.
+        seconds: duration of the comparison.
     """
 
     names: tuple[str, str]
@@ -61,12 +61,12 @@ class DiffReport(Report):
 
     @property
     def equal(self) -> bool:
-        """Whether everything was compared, and what differs is the order of sums."""
+        """Whether everything was compared, and runs differ at most in the order of sums."""
         return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced and not self.failure
 
     @property
     def inconclusive(self) -> str:
-        """Why little can be said of runs that are equal; empty if enough was judged."""
+        """Why the result is inconclusive although the runs are equal; empty if enough was judged."""
         power = None if self.verdict is None else self.verdict.power
         if self.equal and self.uncompiled:
             return (
@@ -88,7 +88,7 @@ class DiffReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status, 0 if all is well, 3 if too few values could be judged, else 1."""
+        """The exit status: 0 if the runs are equal, 3 if too few values could be judged, else 1."""
         return 0 if self.ok else REFUSED if self.equal else 1
 
     @property
@@ -103,7 +103,7 @@ class DiffReport(Report):
         return "another start" if started else "another computation"
 
     def conclusion(self) -> str:
-        """Return in one sentence what tells the runs apart."""
+        """Return one sentence about the difference of the runs."""
         if self.kind_of_difference == "none":
             return "all bits are equal"
         if self.kind_of_difference == "order of sums":
@@ -169,7 +169,7 @@ class DiffReport(Report):
 
 
 def _of_a(text: str) -> str:
-    """Return a text of the comparison with A for its reference."""
+    """Return a text of the comparison with A as the name of its reference."""
     for words, name in _WORDS:
         text = text.replace(words, name)
     return text

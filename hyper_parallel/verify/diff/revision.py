@@ -1,4 +1,4 @@
-"""A program as it was at a commit: a temporary worktree of git, so that the user's checkout stays as it is."""
+"""Provides a program as it was at a commit, in a temporary git worktree; the user's checkout is not changed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SECONDS = 120.0
 
 @contextlib.contextmanager
 def at_revision(program: Program, revision: str, option: str) -> Iterator[Program]:
-    """Yield the program with the files of a commit; its modules come from there, too.
+    """Yield the program with the files of a commit, including its modules.
 
     Args:
         program: a script in a checkout.
         revision: any name of a commit; empty leaves the program as it is.
-        option: that named it, for messages.
+        option: the option that named the commit, for messages.
 
     Raises:
-        InputError: the script is in no repository, there is no such commit, or it has no such script.
+        InputError: the script is not in a repository, or the commit does not exist or lacks the script.
     """
     if not revision:
         yield program
@@ -57,10 +57,10 @@ def at_revision(program: Program, revision: str, option: str) -> Iterator[Progra
 
 
 def _git(option: str, folder: Path, *words: str) -> str:
-    """Return what git prints.
+    """Return the output of a git command.
 
     Raises:
-        InputError: it fails or is not installed.
+        InputError: git fails or is not installed.
     """
     git = shutil.which("git")
     if git is None:

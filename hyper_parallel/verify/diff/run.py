@@ -54,25 +54,25 @@ def verify_diff(
     budget: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> DiffReport:
-    """Run two programs, or one in two ways, and compare everything that they compute.
+    """Run two programs, or one in two ways, and compare all values that they compute.
 
-    Run A is put together from its ranks, and what rounding does to its values is measured by repeats; run B's ranks are
-    compared with it as those of a program with a single device.
+    The ranks of run A are joined to a run on one rank, and repeats measure the effect of rounding on its values. The
+    ranks of run B are compared with it like a program's ranks with a single device.
 
     Args:
         first: run A.
         second: run B.
-        steps: optimizer steps after which both are stopped; None lets them end by themselves.
+        steps: number of optimizer steps after which both are stopped; None lets them end by themselves.
         seed: of the perturbations.
-        declared: placements by pattern of names, where they cannot be inferred.
+        declared: placements that cannot be inferred, by pattern of names.
         timeout: seconds for each run.
-        scratch: folder in which arrays are kept meanwhile.
-        budget: bytes that may be written there.
+        scratch: folder for the arrays during the comparison.
+        budget: largest number of bytes that may be written there.
         progress: called with the name of each run before it starts.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, A fails or is not deterministic, the runs share no record, or A
-            runs on several ranks and neither on one.
+            runs on several ranks but cannot run on one.
     """
     require_seed(seed)
     positive_seconds(timeout, f"--timeout {timeout!r}")
@@ -101,10 +101,10 @@ def verify_diff(
 
 @dataclass
 class _PutTogether(Reference):
-    """Run A, put together from its ranks: its map measures what rounding does to it.
+    """Run A, joined from its ranks; its map measures the effect of rounding.
 
     Attributes:
-        map: the program on one rank.
+        map: the run of the program on one rank.
     """
 
     map: Reference | None = field(default=None, repr=False)
@@ -116,7 +116,7 @@ class _PutTogether(Reference):
 
 @dataclass
 class _Comparison:
-    """One call of :func:`verify_diff`; its attributes are that function's arguments, and the report to fill."""
+    """One call of :func:`verify_diff`; its attributes are that function's arguments, and the report to fill in."""
 
     first: PlacedSide
     second: PlacedSide
@@ -157,7 +157,7 @@ class _Comparison:
         return lambda world: align_calls(reference, self.second.run(world, self.scratch))[0]
 
     def _reference(self) -> Reference | None:
-        """Return run A as one on one rank; None if it failed on its ranks."""
+        """Return run A as a run on one rank; None if it failed on its ranks."""
         own = self.first
         alone = own.program if own.world.size == 1 else own.alone()
         try:
@@ -184,7 +184,7 @@ class _Comparison:
         return _PutTogether(**values, run=whole, bounds=bounds, map=reference)
 
     def _note_own(self, verdict: Verdict, left_out: list[Any]) -> None:
-        """Note what A's ranks have that its run on one rank does not, and what could not be put together."""
+        """Note the values that A's ranks have but its run on one rank does not, and those that could not be joined."""
         if verdict.first is not None:
             heading = verdict.first.heading
             self.report.own.append(
@@ -200,7 +200,7 @@ class _Comparison:
         self.progress(f"A: {title}")
 
     def _advice(self, message: str) -> str:
-        """Return what is wrong with A on one rank, and what to do here."""
+        """Return the error of A on one rank, and the fix for this command."""
         if self.first.world.size == 1:
             return message
         own, _, rest = message.partition("\nIf it cannot run on one rank")
@@ -211,7 +211,7 @@ class _Comparison:
         )
 
     def _ranks(self, side: PlacedSide) -> Run | None:
-        """Run a side on its ranks; a rank that fails is in the report."""
+        """Run a side on its ranks; the failure of a rank is put into the report."""
         self.progress(f"{side.label}: {side.words.rpartition(', ')[2]}")
         sink = KeepSink(self.scratch, f"run {side.label}")
         try:
@@ -226,10 +226,10 @@ class _Comparison:
 
 
 def _first_bits(runs: PairedRuns) -> str:
-    """Return the first value whose bits differ from A's, and by how much; empty if there is none."""
+    """Return the first value whose bits differ from A's, and the difference; empty if there is none."""
     for key in runs.bounds.reference:
         if key[0] == "loss" and len(runs.ranks) > 1:
-            continue  # each rank's is of its own samples
+            continue  # each rank's value is of its own samples
         for rank in runs.holders(key):
             placement = runs.placement(key, rank)
             actual = None if placement is None or not placement.compared else runs.actual(key, rank, placement)

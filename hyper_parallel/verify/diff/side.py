@@ -1,4 +1,4 @@
-"""One of the two runs that are compared: what is run, where, and of which revision."""
+"""One of the two compared runs: program, place and revision."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DiffSide:
             folder of a recording, or a log of DebugMode.
         args: arguments of the script.
         world_size: number of ranks.
-        launch: how ranks run, as in ``verify program``.
-        single_args: of A: arguments with which the script runs on one rank, which says where the parts of ranks lie
-            and what rounding does; ``args`` by default.
-        platform: ``torch`` or ``mindspore``; None takes the one that the file imports.
-        mesh: of a recording that is compared with another one: sizes of the axes that declared placements name.
+        launch: kind of ranks, as in ``verify program``.
+        single_args: for A only: arguments with which the script runs on one rank, which determines the positions of
+            shards and the tolerances; ``args`` by default.
+        platform: ``torch`` or ``mindspore``; with None, the one that the file imports.
+        mesh: for a recording that is compared with another one: sizes of the axes in declared placements.
         python: interpreter that runs it, such as ``/envs/new/bin/python``; empty for this one.
         revision: commit whose files are run, such as ``HEAD~1``; empty for those of the working folder.
     """
@@ -44,19 +44,19 @@ class DiffSide:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the target is a folder, which has a recording, or a log."""
+        """Whether the target is a recording: a folder or a log."""
         return isinstance(self.target, str) and not self.target.startswith("-m ") and _is_recorded(Path(self.target))
 
 
 def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int | None]:
-    """Return the target, its arguments and its number of ranks, of words such as ``train.py --tp 2``.
+    """Return the target, its arguments and its number of ranks from words such as ``train.py --tp 2``.
 
     Args:
         words: a script or function and its arguments, or a command that starts training.
         label: ``A`` or ``B``, for messages.
 
     Raises:
-        InputError: (a ValueError) there are none, or they start no script and name no folder.
+        InputError: (a ValueError) there are no words, or they neither start a script nor name a folder.
     """
     if not words:
         msg = f"{label} is empty; it must be a script with its arguments, such as 'train.py --tp 2'"

@@ -1,4 +1,4 @@
-"""What two runs start from: their initial weights and their samples. Where these differ, all that follows does."""
+"""The start of two runs: their initial weights and samples. If these differ, all later values do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["require_common_names", "require_common_records", "start_differs"]
 _MATCHED = ("weight", "gradient", "value", "call")
 _TINY = float(np.finfo(np.float64).tiny)
 _ROWS = 4096
-"""Samples of floating numbers that are compared with each other at most."""
+"""Largest number of floating samples that are compared with each other."""
 
 
 def require_common_records(runs: PairedRuns) -> None:
@@ -35,7 +35,7 @@ def require_common_records(runs: PairedRuns) -> None:
 
 
 def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
-    """Check that values of two runs, by their keys, have a parameter or a recorded value in common.
+    """Check that two runs, given by their keys, have a parameter or a recorded value in common.
 
     Raises:
         InputError: they have none; the message has the nearest names.
@@ -53,11 +53,11 @@ def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
 
 
 def start_differs(first: Run, runs: PairedRuns) -> Verdict | None:
-    """Return a verdict that says what the runs start from, if that is not the same; None if it is.
+    """Return a verdict on the start of the runs if it differs; None if it is the same.
 
     Args:
-        first: run A on one rank, or put together.
-        runs: it and run B.
+        first: run A on one rank, or joined from its ranks.
+        runs: run A and run B, paired.
     """
     verdict = Verdict(runs.parallel.world_size, settings=dict(runs.parallel.settings))
     differences = _other_weights(runs) or _other_samples(first, runs.parallel)
@@ -70,7 +70,7 @@ def start_differs(first: Run, runs: PairedRuns) -> Verdict | None:
 
 
 def _other_weights(runs: PairedRuns) -> list[Difference]:
-    """Return the initial weights that are not A's; none where B names its weights otherwise."""
+    """Return the initial weights that differ from A's; none if B has other names for its weights."""
     found: list[Difference] = []
     keys = [key for key in runs.bounds.reference if key[0] in runs.parameters.KINDS and key[2] < 0]
     for key in keys:
@@ -95,14 +95,14 @@ def _other_weights(runs: PairedRuns) -> list[Difference]:
 
 
 def _other_samples(first: Run, second: Run) -> list[Difference]:
-    """Return that the models see other samples in the first step."""
+    """Return a statement that the models see different samples in the first step."""
     one, two = (rows_of_first_step(rank.notes for rank in run.ranks) for run in (first, second))
     for key, rows in one.items():
         if key not in two:
             continue
         missing, extra = _unmatched(rows, two[key], key[2]), _unmatched(two[key], rows, key[2])
         more = max(calls_of_first_step(rank.notes) for rank in second.ranks) - calls_of_first_step(first.ranks[0].notes)
-        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # with samples that are its own
+        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # with samples that only it has
         if (missing or extra) and not called_more_often:
             words = (
                 f"in the first step A's models see {len(rows)} different samples and B's {len(two[key])}: {missing} of "
@@ -116,7 +116,7 @@ def _other_samples(first: Run, second: Run) -> list[Difference]:
 
 
 def _unmatched(rows: set[bytes], others: set[bytes], dtype: str) -> int:
-    """Return how many samples are none of the others, up to rounding."""
+    """Return how many samples equal none of the others, up to rounding."""
     alone = rows - others
     if np.dtype(dtype).kind != "f" or not alone or not others or len(rows) > _ROWS or len(others) > _ROWS:
         return len(alone)

@@ -1,7 +1,7 @@
-"""Values of a run's ranks as one run has them: those that all ranks have alike, and parts that make a whole.
+"""Joins the values of a run's ranks: values that are equal on all ranks, and shards that make up a complete value.
 
-Elements are put together where all of them are there. Statistics of a dump are merged: extremes, squares of norms and
-sums of parts that cover the value once. Fingerprints of recordings are not: their projections would not add up.
+Elements are joined if all of them are recorded. Statistics of a dump are merged: extremes, squares of norms and sums of
+shards that cover the value once. Fingerprints of recordings are not merged, because their projections are not additive.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = ["alike_on_all_ranks", "with_declared"]
 def with_declared(
     runs: Sequence[Run], declared: Mapping[str, str], meshes: Sequence[Mapping[str, int] | None]
 ) -> list[Run]:
-    """Return runs whose records have the places that lines declare.
+    """Return runs whose records have the declared placements.
 
     Args:
         runs: A and B.
-        declared: placements by pattern of names (:mod:`hyper_parallel.verify.engine.declared`). An axis that one of the
-            runs does not have is one of a single rank there.
+        declared: placements by pattern of names (:mod:`hyper_parallel.verify.engine.declared`). An axis that a run does
+            not have is treated as an axis of one rank.
         meshes: sizes of the axes of each run, the last one fastest.
 
     Raises:
-        InputError: a mesh has another number of ranks than its run, or a line cannot be read, fits no shape, or matches
-            no value.
+        InputError: a mesh has another number of ranks than its run, or a declaration cannot be read, fits no shape, or
+            matches no value.
     """
     try:
         axes = [Axes(run, mesh) for run, mesh in zip(runs, meshes, strict=True)]
@@ -83,7 +83,7 @@ def _placed(run: Run, lines: Mapping[str, Declaration], axes: Axes) -> Run:
 def _region(
     line: Declaration, name: str, rank: int, shapes: Mapping[int, tuple[int, ...]], axes: Axes
 ) -> Region | None:
-    """Return the part of a value that a line declares to be a rank's; None for a replica."""
+    """Return the declared shard of a value on a rank; None for a replica."""
     total, start = list(shapes[rank]), [0] * len(shapes[rank])
     for dim, names in line.shards:
         if not -len(total) <= dim < len(total):
@@ -99,7 +99,7 @@ def _region(
 
 
 def alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
-    """Return the records that all ranks have alike, or of which all elements are there; and the keys of the others."""
+    """Return the records that are equal on all ranks or have all elements, and the keys of the others."""
     indices = [index_records(rank.records) for rank in run.ranks]
     alike: list[Record] = []
     own: list[Key] = []
@@ -118,10 +118,10 @@ def alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
 
 
 def _together(parts: Sequence[Record]) -> Record | None:
-    """Return a value that the ranks have parts of; None if elements, or their places, are not all known.
+    """Return the complete value from the ranks' shards; None if elements or their positions are not all known.
 
     Args:
-        parts: of the ranks. Those that say their place and have all elements are put together; statistics are merged.
+        parts: shards of the ranks. Shards with a known position and all elements are joined; statistics are merged.
     """
     places: list[Placement] = []
     for part in parts:
@@ -144,13 +144,13 @@ def _together(parts: Sequence[Record]) -> Record | None:
 
 
 def _has_part(place: Placement, value: Any, part: Record) -> bool:
-    """Return whether a rank's part is that of the value: a replica may be another."""
+    """Return whether a rank's shard equals that of the value, because a replica may differ."""
     own = part.value.whole
     return np.array_equal(place.take(value), own, equal_nan=own.dtype.kind in "fc")
 
 
 def _merged(parts: Sequence[Record], shape: tuple[int, ...]) -> Record | None:
-    """Return a value whose statistics are those of its parts; None if they are fingerprints, overlap or leave gaps."""
+    """Return a value with the merged statistics of its shards; None for fingerprints, overlaps or gaps."""
     distinct: dict[tuple[int, ...], Fingerprint] = {}
     for part in parts:
         if part.region is None or part.region.spans:
@@ -180,4 +180,4 @@ def _merged(parts: Sequence[Record], shape: tuple[int, ...]) -> Record | None:
 _MERGED: Mapping[int, Any] = {
     NORM: np.linalg.norm, SUM: np.sum, LEAST: np.min, LARGEST: np.max, NOT_FINITE: np.sum,
 }  # fmt: skip
-"""How the numbers of parts make those of a value."""
+"""Merges the numbers of shards into those of a value."""

@@ -1,7 +1,7 @@
-"""Puts the ranks of a run together: every value as one array, as a run on one rank would have recorded it.
+"""Joins the ranks of a run: every value as one array, as a run on one rank would have recorded it.
 
-Where a rank's part lies is known from a run of the same program on one rank (the map): the two are side by side as in
-any verification, so all that says where a part lies there says it here. Values are the ranks' own.
+The positions of shards come from a run of the same program on one rank (the map). The two runs are paired as in any
+verification, so placements are determined in the same ways. The values are those of the ranks.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["put_together"]
 
 
 def put_together(runs: PairedRuns, map_run: Run, sink: KeepSink) -> tuple[Run, list[Key]]:
-    """Return the parallel run of ``runs`` as a run on one rank, and the keys of what could not be put together.
+    """Return the parallel run of ``runs`` as a run on one rank, and the keys of values that could not be joined.
 
     Args:
         runs: the map and the run on several ranks.
         map_run: the run on one rank.
-        sink: where the arrays go.
+        sink: destination of the arrays.
     """
     alone, first = map_run.ranks[0], runs.parallel.ranks[0]
     records: list[Record] = []
     left_out: list[Key] = []
     for record in alone.records:
         if record.kind in DECISIONS:
-            records.append(record)  # ties are near on every rank, so what the map chose is what the ranks are asked for
+            records.append(record)  # near ties are near on every rank, so the map's choices are the expected ones
             continue
         value = _whole_value(runs, record.key) if runs.holders(record.key) else None
         if value is None:
@@ -47,7 +47,7 @@ def put_together(runs: PairedRuns, map_run: Run, sink: KeepSink) -> tuple[Run, l
 
 
 def _whole_value(runs: PairedRuns, key: Key) -> Any | None:
-    """Return a value of all ranks as one array; None if a part's place is not known or a part is on no rank."""
+    """Return a value of all ranks as one array; None if a shard's position is unknown or a shard is on no rank."""
     known = runs.bounds.reference[key].value
     if not np.shape(known) and key[0] in ("loss", "norm", "rate", "output", "value"):
         return _number(runs, key)
@@ -65,7 +65,7 @@ def _whole_value(runs: PairedRuns, key: Key) -> Any | None:
 
 
 def _put(whole: Any, covered: Any, placement: Placement, value: Any) -> bool:
-    """Write a rank's part to its place; return whether it fits."""
+    """Write a rank's shard to its position; return whether it fits."""
     positions = placement.all_positions().reshape(-1)
     if placement.shape != whole.shape or positions.size != value.size:
         return False
@@ -75,7 +75,7 @@ def _put(whole: Any, covered: Any, placement: Placement, value: Any) -> bool:
 
 
 def _number(runs: PairedRuns, key: Key) -> Any:
-    """Return the number that the ranks have together: one's, a mean or a sum, the nearest to the map's."""
+    """Return the joint number of the ranks: one rank's, a mean or a sum, whichever is nearest to the map's."""
     known = np.asarray(runs.bounds.reference[key].value)
     first = runs.value(key, runs.holders(key)[0])
     combined = [value for _, values in combinations_of_ranks(runs, key) for value in values.values()]
