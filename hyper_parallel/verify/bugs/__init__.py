@@ -1,1 +1,1 @@
-"""Documented bugs of distributed training as small programs, broken and fixed, and what the harness says of them."""
+"""Documented bugs of distributed training as small programs, broken and fixed, and the harness's verdicts on them."""

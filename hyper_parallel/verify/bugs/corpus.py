@@ -1,4 +1,4 @@
-"""Runs the corpus: each program, broken and fixed, through `verify_program`, as a user's."""
+"""Runs the corpus: each program, broken and fixed, through `verify_program`, like a user's program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["run_bug"]
 
 
 def run_bug(bug: Bug, seed: int = 0) -> BugResult:
-    """Return the harness's verdicts on both forms of a program; ``seed`` is of the perturbations."""
+    """Return the harness's verdicts on both forms of a program; ``seed`` is that of the perturbations."""
     started = time.perf_counter()
     broken, fixed = (_run_form(bug, seed, broken=form) for form in (True, False))
     return BugResult(bug, broken, fixed, time.perf_counter() - started)
@@ -37,7 +37,7 @@ def _run_form(bug: Bug, seed: int, *, broken: bool) -> FormResult:
 
 
 def form_result(report: ProgramReport) -> FormResult:
-    """Return what a report says, in the terms of the corpus's facts."""
+    """Return the result of a report, in the terms of the corpus's facts."""
     verdict = report.verdict
     if verdict is None:
         if _unequal_calls(report):
@@ -63,5 +63,5 @@ def form_result(report: ProgramReport) -> FormResult:
 
 
 def _unequal_calls(report: ProgramReport) -> bool:
-    """Return whether the ranks called different collectives, or waited in some that others had not joined."""
+    """Return whether the ranks called different collectives, or waited in a collective that others had not joined."""
     return report.cause.startswith(f"{CollectiveMismatchError.__name__}:")

@@ -1,4 +1,4 @@
-"""The facts of every bug: what goes wrong, where it was reported, and what must be found first, for which cause."""
+"""The facts of every bug: the error, its public report, and the expected first difference and cause."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ __all__ = ["FACTS", "Facts"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is documented of a bug.
+    """The documented facts of a bug.
 
     Attributes:
-        name: of its function.
-        module: that has the function, in the folder of each framework.
-        sentence: what goes wrong.
+        name: name of its function.
+        module: module with the function, in the folder of each framework.
+        sentence: description of the error.
         source: repository and number of the public report.
         mesh: sizes by name of axis; their product is the number of ranks.
-        kind: of the first wrong value, one of ``KINDS``, or ``calls`` where ranks call different collectives.
-        tensor: pattern that the name of the first wrong value matches, as in ``fnmatch``: ``*`` where all values of the
+        kind: kind of the first wrong value, one of ``KINDS``, or ``calls`` if ranks call different collectives.
+        tensor: pattern that the name of the first wrong value matches, as in ``fnmatch``: ``*`` if all values of the
             kind are wrong at once.
         cause: class of the error, one of ``CAUSES``.
-        frameworks: that have the program.
+        frameworks: frameworks that have the program.
         other_tensors: patterns instead of ``tensor``, by framework.
         declared: placements that cannot be read or inferred, by pattern of names.
-        has_single: a single device has the bug, too, so that the fixed form is the reference of the broken one.
+        has_single: whether a single device also has the bug, so that the fixed form is the reference of the broken one.
     """
 
     name: str

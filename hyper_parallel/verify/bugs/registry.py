@@ -1,4 +1,4 @@
-"""The bugs of the corpus as programs that can be run, without importing a framework until one is."""
+"""Runnable programs with the bugs of the corpus; a framework is imported only when one of its programs is loaded."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Bug:
 
     Attributes:
         framework: ``torch`` or ``mindspore``.
-        name: of its function.
-        sentence: what goes wrong.
+        name: name of its function.
+        sentence: description of the error.
         source: repository and number of the public report.
         mesh: sizes by name of axis; their product is the number of ranks.
-        kind: of the first wrong value, one of ``KINDS``, or :data:`CALLS`.
-        tensor: pattern that the name of the first wrong value matches, as in ``fnmatch``: ``*`` where all values of the
+        kind: kind of the first wrong value, one of ``KINDS``, or :data:`CALLS`.
+        tensor: pattern that the name of the first wrong value matches, as in ``fnmatch``: ``*`` if all values of the
             kind are wrong at once.
         cause: class of the error, one of ``CAUSES``.
         declared: placements that cannot be read or inferred, by pattern of names.
-        module: that has the function, in the framework's folder.
-        has_single: a single device has the bug, too: the fixed form is the reference of both.
+        module: module with the function, in the framework's folder.
+        has_single: whether a single device also has the bug, so that the fixed form is the reference of both forms.
     """
 
     framework: str
@@ -54,7 +54,7 @@ class Bug:
         return math.prod(self.mesh.values())
 
     def load(self) -> ModuleType:
-        """Import the module of the program, and its framework with it."""
+        """Import the module of the program, and with it its framework."""
         return importlib.import_module(f"{__package__}.{self.framework}.{self.module}")
 
     def program(self, *, broken: bool) -> Callable[[], None]:
@@ -64,11 +64,11 @@ class Bug:
         def run() -> None:
             train(broken)
 
-        run.__qualname__ = self.name  # what reports call the program
+        run.__qualname__ = self.name  # the program's name in reports
         return run
 
     def reference(self, *, broken: bool) -> Callable[[], None]:
-        """Return what the world of one runs: the same form, or the fixed one where a single device has the bug, too."""
+        """Return the function of the reference: the same form, or the fixed one if a single device also has the bug."""
         return self.program(broken=broken and not self.has_single)
 
 
@@ -87,10 +87,10 @@ def find_bugs(framework: str) -> list[Bug]:
 
 
 def bugs_named(frameworks: Sequence[str], names: Sequence[str] | None = None) -> list[Bug]:
-    """Return the bugs of these names in all frameworks that have them, or all bugs without names.
+    """Return the bugs with these names in all frameworks that have them; with no names, all bugs.
 
     Raises:
-        ValueError: there is none of a name.
+        ValueError: no bug has one of the names.
     """
     bugs = [bug for framework in frameworks for bug in find_bugs(framework)]
     known = sorted({bug.name for bug in bugs})

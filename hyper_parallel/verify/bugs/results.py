@@ -1,4 +1,4 @@
-"""The harness's verdicts on the corpus and the documented facts: caught or missed, tensor and cause right or not."""
+"""The harness's verdicts on the corpus, compared with the documented facts: detection, tensor and cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyper_parallel.verify.report import Report
 __all__ = ["CAUSE_SHARE", "TENSOR_SHARE", "BugResult", "CorpusReport", "FormResult"]
 
 TENSOR_SHARE = 0.9
-"""Share of the bugs whose tensor must be named right, in a run of the whole corpus."""
+"""Minimum share of bugs whose first wrong tensor is named correctly, in a run of the complete corpus."""
 
 CAUSE_SHARE = 0.8
 """The same for the class of the cause."""
@@ -32,8 +32,8 @@ class FormResult:
         cause: class of the error that was found; empty if none.
         axis: group or mesh axis that the cause concerns.
         evidence: the numbers that show the cause.
-        unplaced: values that could not be compared, as their placement could not be determined.
-        error: what ended the run without a verdict; empty if nothing did.
+        unplaced: values that could not be compared because their placement could not be determined.
+        error: the error that ended the run without a verdict; empty if there was none.
     """
 
     equal: bool
@@ -64,7 +64,7 @@ class BugResult:
         bug: the program and its facts.
         broken: the verdict with the bug.
         fixed: the verdict without it.
-        seconds: how long both took together.
+        seconds: duration of both runs together.
     """
 
     bug: Bug
@@ -79,17 +79,17 @@ class BugResult:
 
     @property
     def passed(self) -> bool:
-        """Whether the fixed form was compared whole, and found equal."""
+        """Whether all values of the fixed form were compared and are equal."""
         return self.fixed.equal and self.fixed.checked > 0 and not self.fixed.unplaced and not self.fixed.error
 
     @property
     def tensor_right(self) -> bool:
-        """Whether the value that is named first is the one that the bug touches first."""
+        """Whether the first reported value is the first one that the bug changes."""
         return self.caught and self.broken.kind == self.bug.kind and fnmatchcase(self.broken.name, self.bug.tensor)
 
     @property
     def cause_right(self) -> bool:
-        """Whether the class that was found is the documented one."""
+        """Whether the reported cause is the documented one."""
         return self.caught and self.broken.cause == self.bug.cause
 
     def text(self) -> str:
@@ -112,8 +112,8 @@ class CorpusReport(Report):
 
     Attributes:
         results: one per program.
-        whole: whether these are all programs of their frameworks, so that the shares count.
-        note: that the run was interrupted, for example.
+        whole: whether these are all programs of their frameworks, so that the minimum shares apply.
+        note: a remark, for example that the run was interrupted.
     """
 
     has_page: ClassVar[bool] = True
@@ -133,7 +133,7 @@ class CorpusReport(Report):
         return tensors >= TENSOR_SHARE and causes >= CAUSE_SHARE
 
     def count(self, state: str) -> int:
-        """Return how many results have a state: ``caught``, ``passed``, ``tensor_right`` or ``cause_right``."""
+        """Return the number of results in a state: ``caught``, ``passed``, ``tensor_right`` or ``cause_right``."""
         return sum(getattr(result, state) for result in self.results)
 
     def text(self) -> str:

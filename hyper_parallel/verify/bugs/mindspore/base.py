@@ -1,4 +1,4 @@
-"""What the programs share: parts over all ranks, random weights, small cells and an optimizer."""
+"""Shared code of the programs: shards over all ranks, random weights, small cells and an optimizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspore.communication import get_group_size, get_rank
 
 
 class Pair(nn.Cell):
-    """One function of the value, another of its gradient."""
+    """Computes one function of the value, and another one of its gradient."""
 
     def __init__(self, ahead: Any, back: Any) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def part(full: Any, dim: int = 0) -> Any:
 
 
 def initialized(model: nn.Cell, seed: int) -> tuple[np.random.Generator, nn.Cell]:
-    """A generator, and the model with weights that it has drawn."""
+    """Return a random generator, and the model with weights drawn from it."""
     random = np.random.default_rng(seed)
     for parameter in model.get_parameters():
         parameter.set_data(Tensor(random.normal(size=parameter.shape)))

@@ -1,4 +1,4 @@
-"""Gradients that ranks reduce too little, too often, or not alike."""
+"""Bugs: gradients that ranks reduce too little, too often, or not in the same way."""
 
 from __future__ import annotations
 
@@ -129,8 +129,9 @@ def projection_reduced_twice(bug: bool) -> None:
 def one_kv_head(bug: bool) -> None:
     """Sharded queries read one key-value head, whose gradients stay partial.
 
-    Every rank's queries add to the gradient of the shared head. The optimizer sums the weight's gradient over the
-    ranks, but not the bias's, and nothing sums the gradient of the head's input. The sum belongs behind the head.
+    Every rank's queries contribute to the gradient of the shared head. The optimizer sums the weight's gradient over
+    the ranks, but not the bias's, and the gradient of the head's input is not summed. The fix is to sum directly after
+    the head.
     """
     TOKENS, WIDTH, HEADS, SIZE = 7, 5, 4, 3
 
@@ -233,14 +234,14 @@ def experts_input_gradient(bug: bool) -> None:
 def axis_of_size_one(bug: bool) -> None:
     """Gradients are reduced over a shard axis of size one, so replicas never meet.
 
-    Hybrid sharding reduces over the shard axis, then over the replicas. With one shard it falls back to not sharding,
-    and the fallback reduces over the shard axis only: over the rank itself.
+    Hybrid sharding reduces over the shard axis, then over the replicas. With one shard it falls back to no sharding,
+    and the fallback reduces only over the shard axis, which contains one rank.
     """
     MESH = {"replicate": 3, "shard": 1}
     SAMPLES, WIDTH, HIDDEN = 6, 5, 7
 
     def group(axis: str) -> str:
-        """Name of this rank's group along an axis of the mesh; the last axis varies fastest."""
+        """Return the name of this rank's group along an axis of the mesh; the last axis varies fastest."""
         if get_group_size() == 1:
             return "hccl_world_group"
         places = np.arange(get_group_size()).reshape(tuple(MESH.values()))

@@ -1,4 +1,4 @@
-"""Inputs, masks, positions and random numbers of the wrong rank."""
+"""Bugs: inputs, masks, positions and random numbers of the wrong rank."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def dropout_stream_per_rank(bug: bool) -> None:
     """Ranks that hold the same activations draw dropout masks of their own.
 
     Activations between the sharded layers are replicated, and their dropout must draw from the stream that the ranks
-    share. A seed per rank makes replicas differ, and the sums behind them mix several masks.
+    share. With a seed per rank, replicas differ, and later sums combine several masks.
     """
     TOKENS, WIDTH, HIDDEN = 5, 4, 8
 
@@ -123,7 +123,7 @@ def dropout_stream_per_rank(bug: bool) -> None:
             return x + self.sum(self.down(ops.tanh(self.up(self.copy(x)))))
 
     init()
-    ms.set_seed(5 + get_rank() if bug else 5)  # before the dropout is made, which takes its seed then
+    ms.set_seed(5 + get_rank() if bug else 5)  # before the dropout is created, which reads its seed then
     random, model = np.random.default_rng(4828), Model()
     model.set_train()
     for parameter in model.get_parameters():
@@ -140,8 +140,8 @@ def dropout_stream_per_rank(bug: bool) -> None:
 def all_to_all_unequal(bug: bool) -> None:
     """A rank without tokens for the experts leaves out their all-to-all.
 
-    The rank that holds a batch without tokens for the experts skips the layer, and with it an all-to-all, while the
-    others wait in theirs. Ranks without tokens must take part.
+    The rank whose batch has no tokens for the experts skips the layer and its all-to-all, while the other ranks wait in
+    theirs. Ranks without tokens must participate.
     """
     ROWS, TOKENS, WIDTH = 3, 3, 4
 

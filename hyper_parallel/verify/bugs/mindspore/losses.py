@@ -1,4 +1,4 @@
-"""Losses that are scaled by the wrong number, or taken over a part."""
+"""Bugs: losses that are scaled by the wrong number, or computed over a shard only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def average_for_sum(bug: bool) -> None:
     """A loss that counts all ranks' tokens is averaged over the ranks once more.
 
     Each rank divides its sum of losses by the number of tokens of all ranks, so the ranks' gradients add up to the
-    right one; the data-parallel reducer takes their average, as it does by default.
+    right one. By default, the data-parallel reducer averages them instead.
     """
     SAMPLES, WIDTH = 8, 6
 
@@ -38,7 +38,7 @@ def average_for_sum(bug: bool) -> None:
     for _ in range(3):
         x, y = random.normal(size=(2, SAMPLES, WIDTH))
         valid = random.random((SAMPLES, 1)) < 0.7
-        count = valid.sum()  # every rank reads the whole batch's mask
+        count = valid.sum()  # every rank reads the mask of the complete batch
         x, y, own = (Tensor(part(full)) for full in (x, y, valid.astype(np.float64)))
         step = ms.value_and_grad(loss, None, model.trainable_params())
         optimizer(tuple(reduce(gradient) / mean for gradient in step(x, y, own, float(count))[1]))
@@ -47,8 +47,9 @@ def average_for_sum(bug: bool) -> None:
 def local_token_count(bug: bool) -> None:
     """Each part of a sequence divides its loss by its own number of valid tokens.
 
-    The reducer averages gradients over the parts. That equals the whole sequence's mean only if all parts have
-    equally many valid tokens; otherwise each must divide by the whole sequence's number, and undo the average.
+    The reducer averages gradients over the shards. That equals the mean over the complete sequence only if all shards
+    have the same number of valid tokens. Otherwise, each rank must divide by the number for the complete sequence, and
+    undo the average.
     """
     TOKENS, WIDTH = 9, 5
     VALID = np.array([0, 0, 0, 1, 0, 1, 1, 1, 1.0])
@@ -83,14 +84,14 @@ def local_token_count(bug: bool) -> None:
 def context_parallel_scale(bug: bool) -> None:
     """The loss is multiplied by the size of an axis over which gradients are summed.
 
-    Parts of a sequence divide by the whole sequence's number of tokens, so their gradients add up. The factor undoes
-    an average over the parts, but the gradients' average is over the data axis alone.
+    The losses of the shards are divided by the number of tokens of the complete sequence, so their gradients add up.
+    The factor undoes an average over the shards, but gradients are averaged over the data axis only.
     """
     MESH = {"dp": 2, "cp": 3}
     SAMPLES, TOKENS, WIDTH = 4, 8, 5
 
     def group(axis: str) -> str:
-        """Name of this rank's group along an axis of the mesh; the last axis varies fastest."""
+        """Return the name of this rank's group along an axis of the mesh; the last axis varies fastest."""
         if get_group_size() == 1:
             return "hccl_world_group"
         places = np.arange(get_group_size()).reshape(tuple(MESH.values()))
@@ -129,15 +130,15 @@ def context_parallel_scale(bug: bool) -> None:
 def token_counts_over_wrong_axes(bug: bool) -> None:
     """Token counts are summed over the data axis only, although the sequence is sharded, too.
 
-    Gradients are averaged over both axes, so each rank divides its sum of losses by the tokens of all ranks. The
-    count and the factor that undoes the average both belong to both axes; here ranks divide by the tokens of their
-    part of the sequence.
+    Gradients are averaged over both axes, so each rank divides its sum of losses by the tokens of all ranks. The count
+    and the factor that undoes the average must both cover both axes, but the ranks divide by the tokens of their shard
+    of the sequence.
     """
     MESH = {"dp": 2, "cp": 3}
     ROWS, TOKENS, WIDTH = 5, 8, 3
 
     def group(axis: str) -> str:
-        """Name of this rank's group along an axis of the mesh; the last axis varies fastest."""
+        """Return the name of this rank's group along an axis of the mesh; the last axis varies fastest."""
         if get_group_size() == 1:
             return "hccl_world_group"
         places = np.arange(get_group_size()).reshape(tuple(MESH.values()))
@@ -183,9 +184,9 @@ def token_counts_over_wrong_axes(bug: bool) -> None:
 def unequal_valid_tokens(bug: bool) -> None:
     """Micro-steps with unequal numbers of valid tokens count alike.
 
-    Each micro-step's loss is the mean over its own valid tokens, divided by the number of micro-steps. Tokens of
-    short micro-batches then weigh more than those of long ones; the divisor is the number of valid tokens of the
-    whole step.
+    Each micro-step's loss is the mean over its own valid tokens, divided by the number of micro-steps. Tokens of short
+    micro-batches then have larger weights than those of long ones; the right divisor is the number of valid tokens of
+    the complete step.
     """
     MICRO_STEPS, ROWS, TOKENS, WIDTH = 3, 4, 9, 3
 

@@ -1,4 +1,4 @@
-"""Gradient norms, optimizers, hooks and checkpoints that hold something else than the whole model."""
+"""Bugs: gradient norms, optimizers, hooks and checkpoints that do not cover the complete model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hyper_parallel.verify.bugs.mindspore.base import Pair, initialized, part, s
 def clipping_by_local_norm(bug: bool) -> None:
     """Every rank clips by the norm of what it holds, so replicas drift from the second step.
 
-    Linears are sharded, the bias behind them is replicated. The right norm counts all shards, and replicas once.
+    Linears are sharded, and the bias after them is replicated. The right norm includes all shards, and each replicated
+    value once.
     """
     TOKENS, WIDTH, HIDDEN, LIMIT = 6, 5, 8, 0.5
 
@@ -54,8 +55,8 @@ def clipping_by_local_norm(bug: bool) -> None:
 def optimizer_of_unsharded_parameters(bug: bool) -> None:
     """The optimizer holds the parameters from before sharding, and the model never learns.
 
-    Preparing a model for several ranks puts new parameters into its cells. An optimizer that was made before updates
-    tensors that no cell reads.
+    Preparing a model for several ranks replaces the parameters of its cells. An optimizer that was created before
+    updates tensors that no cell reads.
     """
     SAMPLES, WIDTH = 6, 7
 

@@ -1,1 +1,1 @@
-"""Programs of plain PyTorch: users' code, imported by nothing, run by the corpus."""
+"""Documented bugs as programs in plain PyTorch; nothing imports them, and the corpus runs them like users' code."""

@@ -1,4 +1,4 @@
-"""What the programs share: parts and sums over all ranks, random weights, three steps of training."""
+"""Shared code of the programs: shards and sums over all ranks, random weights, three steps of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Pair(torch.autograd.Function):
-    """One function of the value, another of its gradient."""
+    """Computes one function of the value, and another one of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ahead: Any, back: Any) -> Tensor:
@@ -34,7 +34,7 @@ def summed(partial: Tensor) -> Tensor:
 
 
 def initialized(model: nn.Module, seed: int) -> tuple[torch.Generator, nn.Module]:
-    """A generator, and the model in float64 with weights that it has drawn."""
+    """Return a random generator, and the model in float64 with weights drawn from it."""
     random = torch.Generator().manual_seed(seed)
     for parameter in model.double().parameters():
         parameter.data.normal_(generator=random)
@@ -49,7 +49,7 @@ def reduce_gradients(model: nn.Module, divisor: int = 1) -> None:
 
 
 def steps(optimizer: torch.optim.Optimizer) -> Iterator[int]:
-    """Number three training steps; what is done in each ends with the optimizer's."""
+    """Yield the numbers of three training steps; after each iteration, the optimizer steps."""
     for step in range(3):
         yield step
         optimizer.step()

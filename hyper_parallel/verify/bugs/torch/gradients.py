@@ -1,4 +1,4 @@
-"""Gradients that ranks reduce too little, too often, or not alike."""
+"""Bugs: gradients that ranks reduce too little, too often, or not in the same way."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, steps
 def sequence_parallel_norm(bug: bool) -> None:
     """The gradient of the final norm is not summed over the ranks of the sequence.
 
-    Norms inside the layers carry the mark by which their gradients are summed; the norm after the last layer lacks
-    it.
+    Norms inside the layers have a mark with which their gradients are summed; the norm after the last layer lacks it.
     """
     TOKENS, WIDTH, HIDDEN = 7, 5, 8
 
     def gather(shard: Tensor) -> Tensor:
         full = shard.new_zeros(TOKENS, *shard.shape[1:])
-        part(full).copy_(shard)  # the ranks' parts differ in size: a sum of parts between zeros
+        part(full).copy_(shard)  # the ranks' shards differ in size: sum shards padded with zeros
         dist.all_reduce(full)
         return full
 
@@ -98,10 +97,10 @@ def shared_norm_of_heads(bug: bool) -> None:
 def projection_reduced_twice(bug: bool) -> None:
     """Some rows of a projection get a gradient that was summed before and is summed again.
 
-    A replicated projection makes a compressed part, which the sharded second projection reads, and a positional part,
-    which the heads read as it is. The boundary whose backward sums stands before the second projection, so the sum
-    over the parameters' gradients afterwards is a second one for the compressed rows. The boundary belongs before the
-    first.
+    A replicated projection has a compressed output, which the sharded second projection reads, and a positional output,
+    which the heads read directly. The boundary whose backward sums is before the second projection, so the later sum
+    over the parameters' gradients counts the compressed rows twice. The fix is to place the boundary before the first
+    projection.
     """
     TOKENS, WIDTH, HEADS, SIZE, COMPRESSED = 6, 5, 4, 2, 3
 
@@ -140,9 +139,9 @@ def projection_reduced_twice(bug: bool) -> None:
 def one_kv_head(bug: bool) -> None:
     """Sharded queries read one key-value head, whose gradients stay partial.
 
-    Every rank's queries add to the gradient of the shared head. The optimizer sums the weight's gradient over the
-    ranks, but not the bias's (11), and nothing sums the gradient of the head's input (36). The sum belongs behind the
-    head (37).
+    Every rank's queries contribute to the gradient of the shared head. The optimizer sums the weight's gradient over
+    the ranks, but not the bias's (11), and the gradient of the head's input is not summed (36). The fix is to sum
+    directly after the head (37).
     """
     TOKENS, WIDTH, HEADS, SIZE = 7, 5, 4, 3
 
@@ -179,14 +178,14 @@ def one_kv_head(bug: bool) -> None:
 def router_weight(bug: bool) -> None:
     """Ranks route different tokens, and the router's gradient is not summed over them.
 
-    Under sequence parallelism the experts are sharded and gather the tokens; the replicated router reads the rank's
-    own.
+    Under sequence parallelism the experts are sharded and gather the tokens; the replicated router reads only the
+    rank's own tokens.
     """
     TOKENS, WIDTH, HIDDEN, EXPERTS = 8, 5, 7, 2
 
     def gather(shard: Tensor) -> Tensor:
         full = shard.new_zeros(TOKENS, *shard.shape[1:])
-        part(full).copy_(shard)  # the ranks' parts differ in size: a sum of parts between zeros
+        part(full).copy_(shard)  # the ranks' shards differ in size: sum shards padded with zeros
         dist.all_reduce(full)
         return full
 
@@ -224,8 +223,8 @@ def router_weight(bug: bool) -> None:
 def experts_input_gradient(bug: bool) -> None:
     """The input's gradient of sharded experts is cut instead of reduce-scattered.
 
-    The experts read the local tensor of a gathered DTensor. Without `grad_placements` its gradient, a part of a sum
-    on every rank, is used as if it were complete.
+    The experts read the local tensor of a gathered DTensor. Without `grad_placements`, its gradient is used as if it
+    were complete, although it is a partial sum on every rank.
     """
     TOKENS, WIDTH, HIDDEN, EXPERTS = 9, 4, 7, 2
 
@@ -273,9 +272,9 @@ def experts_input_gradient(bug: bool) -> None:
 def all_reduce_without_backward(bug: bool) -> None:
     """A plain all-reduce in the forward drops the other ranks' gradients in the backward.
 
-    A token's log-probability is its logit, which one rank has, less the logarithm of a sum over all ranks'
-    vocabulary. What the owner's loss asks of that sum concerns every rank's logits, but a plain all-reduce hands it
-    back to the owner only.
+    A token's log-probability is its logit, which one rank has, less the logarithm of a sum over all ranks' vocabulary.
+    The gradient of that sum depends on every rank's logits, but the backward of a plain all-reduce returns it to the
+    owner only.
     """
     TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -309,8 +308,8 @@ def all_reduce_without_backward(bug: bool) -> None:
 def axis_of_size_one(bug: bool) -> None:
     """Gradients are reduced over a shard axis of size one, so replicas never meet.
 
-    Hybrid sharding reduces over the shard axis, then over the replicas. With one shard it falls back to not sharding,
-    and the fallback reduces over the shard axis only: over the rank itself.
+    Hybrid sharding reduces over the shard axis, then over the replicas. With one shard it falls back to no sharding,
+    and the fallback reduces only over the shard axis, which contains one rank.
     """
     MESH = {"replicate": 3, "shard": 1}
     SAMPLES, WIDTH, HIDDEN = 6, 5, 7
@@ -339,8 +338,8 @@ def axis_of_size_one(bug: bool) -> None:
 def branch_on_rank(bug: bool) -> None:
     """A branch leaves a parameter without gradient on some ranks, whose optimizers skip it.
 
-    Only ranks whose samples have a picture run the picture encoder. The others put zeros into the reduction, which
-    keeps the collectives equal, but have no gradient to copy the result to.
+    Only ranks whose samples have a picture run the picture encoder. The others contribute zeros to the reduction, which
+    keeps the collectives equal, but they have no gradient to which the result could be copied.
     """
     SAMPLES, WIDTH, PIXELS = 6, 5, 4
 

@@ -1,4 +1,4 @@
-"""Inputs, masks, positions and random numbers of the wrong rank."""
+"""Bugs: inputs, masks, positions and random numbers of the wrong rank."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, reduc
 def rank_of_another_group(bug: bool) -> None:
     """A rank picks its tokens by its rank in another group; equal group sizes hid it.
 
-    Ranks that hold the same batch share out its tokens to the experts. Each should take the chunk of its rank in the
-    tensor group; it takes that of its rank in the expert group, so that some tokens are computed several times and
-    others never.
+    Ranks with the same batch divide its tokens among the experts. Each should take the chunk of its rank in the tensor
+    group, but takes that of its rank in the expert group. So some tokens are computed several times and others never.
     """
     MESH = {"ep": 2, "tp": 3}
     SAMPLES, TOKENS, WIDTH, HIDDEN = 4, 9, 5, 7
@@ -66,9 +65,8 @@ def rank_of_another_group(bug: bool) -> None:
 def mask_over_wrong_group(bug: bool) -> None:
     """A padding mask is cut for the ranks of another group of the same size.
 
-    The model got its tensor-parallel groups explicitly, ranks 0, 2, 4 and 1, 3, 5. The mask is cut by the place of
-    the rank in the groups that are made by default, 0 to 2 and 3 to 5: it has the right length, and belongs to other
-    tokens.
+    The model is given its tensor-parallel groups explicitly: ranks 0, 2, 4 and 1, 3, 5. The mask is sliced by the
+    rank's position in the default groups, 0 to 2 and 3 to 5: it has the right length but belongs to other tokens.
     """
     ROWS, TOKENS, WIDTH, EXPERTS = 3, 9, 4, 5
 
@@ -136,9 +134,9 @@ def equal_positions(bug: bool) -> None:
 def uneven_boundaries(bug: bool) -> None:
     """Two tensors with equal placements and different boundaries are multiplied in parts.
 
-    Both say "dim 0 is sharded", so nothing is redistributed. The ranks hold 0, 2 and 4 rows of one tensor and 1, 1
-    and 4 rows of the other: broadcasting makes the local products possible, and the first row meets the second one's
-    factor.
+    Both have the placement "dim 0 is sharded", so nothing is redistributed. The ranks have 0, 2 and 4 rows of one
+    tensor and 1, 1 and 4 rows of the other. Broadcasting makes the local products possible, and the first row is
+    multiplied by the second row's factor.
     """
     POINTS, WIDTH = 6, 3
     SHARDS, SCALE_SHARDS = [0, 2, 4], [1, 1, 4]
@@ -179,9 +177,8 @@ def uneven_boundaries(bug: bool) -> None:
 def dropout_stream_per_rank(bug: bool) -> None:
     """Ranks that hold the same activations draw dropout masks of their own.
 
-    Without sequence parallelism the activations between the sharded layers are replicated, and their dropout must
-    draw from the stream that the ranks share. A stream per rank makes replicas differ, and the sums behind them mix
-    several masks.
+    Without sequence parallelism the activations between the sharded layers are replicated, and their dropout must draw
+    from the stream that the ranks share. With a stream per rank, replicas differ, and later sums combine several masks.
     """
     TOKENS, WIDTH, HIDDEN = 5, 4, 8
 
@@ -210,9 +207,9 @@ def dropout_stream_per_rank(bug: bool) -> None:
 def dropout_stream_shared(bug: bool) -> None:
     """Ranks that hold different tokens draw the same dropout mask.
 
-    The random stream is that of the data axis, where the sequence is not sharded. Ranks that share a sequence start
-    it alike and drop the same elements of their parts; each should draw the part of the mask that belongs to its own
-    tokens.
+    The random stream is that of the data axis, over which the sequence is not sharded. Ranks that share a sequence
+    start the stream with the same seed and drop the same elements of their shards. Each should draw the part of the
+    mask for its own tokens.
     """
     TOKENS, WIDTH, HIDDEN = 8, 4, 6
 
@@ -246,8 +243,8 @@ def dropout_stream_shared(bug: bool) -> None:
 def dropout_in_evaluation(bug: bool) -> None:
     """Dropout stays active in evaluation.
 
-    The attention passes its dropout rate to a function that knows no training mode, so that `eval()` has no effect on
-    it. The losses of the validation are noisy and too high; training itself is right.
+    The attention passes its dropout rate to a function without a training mode, so `eval()` has no effect on it. The
+    validation losses are noisy and too high, but training itself is right.
     """
     ROWS, TOKENS, WIDTH = 4, 5, 3
 
@@ -295,14 +292,13 @@ def dropout_in_evaluation(bug: bool) -> None:
 def all_to_all_unequal(bug: bool) -> None:
     """A rank without tokens for the experts leaves out their all-to-all.
 
-    A part of the batches has nothing for the last layer of experts. The rank that holds such a batch skips the layer,
-    and with it two all-to-alls, while the others wait in theirs. Ranks without tokens must exchange nothing, but take
-    part.
+    Some batches have no tokens for the last layer of experts. The rank with such a batch skips the layer and its two
+    all-to-alls, while the other ranks wait in theirs. Ranks without tokens must participate with empty messages.
     """
     ROWS, TOKENS, WIDTH, EXPERTS = 3, 4, 3, 3
 
     class Exchange(torch.autograd.Function):
-        """Rows to other ranks; their gradients back."""
+        """Sends rows to other ranks; the backward sends their gradients back."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, sizes: list[int], new_sizes: list[int]) -> Tensor:

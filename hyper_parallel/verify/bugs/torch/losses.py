@@ -1,4 +1,4 @@
-"""Losses that are scaled by the wrong number, or taken over a part."""
+"""Bugs: losses that are scaled by the wrong number, or computed over a shard only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def average_for_sum(bug: bool) -> None:
     """A loss that counts all ranks' tokens is averaged over the ranks once more.
 
     Each rank divides its sum of losses by the number of tokens of all ranks, so the ranks' gradients add up to the
-    right one; the data-parallel wrapper takes their average, as it does by default.
+    right one. By default, the data-parallel wrapper averages them instead.
     """
     SAMPLES, LENGTH, WIDTH, CLASSES = 5, 4, 6, 7
 
@@ -36,7 +36,7 @@ def average_for_sum(bug: bool) -> None:
         x = torch.randn(SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=random).tensor_split(ranks)[rank]
         labels = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=random)
         labels[torch.rand(SAMPLES, LENGTH, generator=random) < 0.3] = -100
-        count = (labels != -100).sum()  # every rank reads the whole batch's labels
+        count = (labels != -100).sum()  # every rank reads the labels of the complete batch
         labels = labels.tensor_split(ranks)[rank]
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), labels.flatten(), reduction="sum") / count
         loss.backward()
@@ -49,8 +49,9 @@ def average_for_sum(bug: bool) -> None:
 def local_token_count(bug: bool) -> None:
     """Each part of a sequence divides its loss by its own number of valid tokens.
 
-    The wrapper averages gradients over the parts. That equals the whole sequence's mean only if all parts have
-    equally many valid tokens; otherwise each must divide by the whole sequence's number, and undo the average.
+    The wrapper averages gradients over the shards. That equals the mean over the complete sequence only if all shards
+    have the same number of valid tokens. Otherwise, each rank must divide by the number for the complete sequence, and
+    undo the average.
     """
     TOKENS, WIDTH, CLASSES = 9, 5, 7
     VALID = torch.tensor([0, 0, 0, 1, 0, 1, 1, 1, 1])
@@ -83,8 +84,8 @@ def local_token_count(bug: bool) -> None:
 def context_parallel_scale(bug: bool) -> None:
     """The loss is multiplied by the size of an axis over which gradients are summed.
 
-    Parts of a sequence divide by the whole sequence's number of tokens, so their gradients add up. The factor undoes
-    an average over the parts, but the gradients' average is over the data axis alone.
+    The losses of the shards are divided by the number of tokens of the complete sequence, so their gradients add up.
+    The factor undoes an average over the shards, but gradients are averaged over the data axis only.
     """
     MESH = {"dp": 2, "cp": 3}
     SAMPLES, TOKENS, WIDTH, CLASSES = 4, 8, 5, 7
@@ -121,9 +122,9 @@ def context_parallel_scale(bug: bool) -> None:
 def token_counts_over_wrong_axes(bug: bool) -> None:
     """Token counts are summed over the data axis only, although the sequence is sharded, too.
 
-    Gradients are averaged over both axes, so each rank divides its sum of losses by the tokens of all ranks. The
-    count and the factor that undoes the average both belong to both axes; here ranks divide by the tokens of their
-    part of the sequence.
+    Gradients are averaged over both axes, so each rank divides its sum of losses by the tokens of all ranks. The count
+    and the factor that undoes the average must both cover both axes, but the ranks divide by the tokens of their shard
+    of the sequence.
     """
     MESH = {"dp": 2, "cp": 3}
     ROWS, TOKENS, WIDTH = 5, 8, 3
@@ -162,8 +163,8 @@ def token_counts_over_wrong_axes(bug: bool) -> None:
 def smoothing_by_local_vocabulary(bug: bool) -> None:
     """Label smoothing averages over the local part of the vocabulary.
 
-    The loss of the label is reduced over the ranks that share the vocabulary, the mean of all log-probabilities is
-    not: ranks get different losses, and smooth with different targets.
+    The loss of the label is reduced over the ranks that share the vocabulary, but the mean of all log-probabilities is
+    not: ranks have different losses and smooth with different targets.
     """
     TOKENS, WIDTH, VOCABULARY, SMOOTHING = 7, 5, 13, 0.2
 
@@ -203,9 +204,9 @@ def smoothing_by_local_vocabulary(bug: bool) -> None:
 def unequal_valid_tokens(bug: bool) -> None:
     """Micro-steps with unequal numbers of valid tokens count alike.
 
-    Each micro-step's loss is the mean over its own valid tokens, divided by the number of micro-steps. Tokens of
-    short micro-batches then weigh more than those of long ones; the divisor is the number of valid tokens of the
-    whole step.
+    Each micro-step's loss is the mean over its own valid tokens, divided by the number of micro-steps. Tokens of short
+    micro-batches then have larger weights than those of long ones; the right divisor is the number of valid tokens of
+    the complete step.
     """
     ROWS, MICRO_STEPS, TOKENS, WIDTH = 4, 3, 9, 3
 
@@ -236,13 +237,13 @@ def unequal_valid_tokens(bug: bool) -> None:
 def auxiliary_loss_by_sizes(bug: bool) -> None:
     """The weight of a router's auxiliary loss depends on the number of ranks.
 
-    All gradients are divided by the number of tokens in the end. The auxiliary loss is multiplied beforehand to make
-    up for that, but by the tokens of this rank, not by those of all ranks that share the sequence.
+    At the end, all gradients are divided by the number of tokens. To compensate, the auxiliary loss is multiplied
+    beforehand, but by the number of tokens of this rank instead of all ranks that share the sequence.
     """
     TOKENS, WIDTH, EXPERTS = 15, 4, 5
 
     class Attach(torch.autograd.Function):
-        """The first argument; the gradient of the second is one."""
+        """Returns the first argument; the gradient of the second argument is one."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -293,14 +294,14 @@ def auxiliary_loss_by_sizes(bug: bool) -> None:
 def loss_parallel_backward(bug: bool) -> None:
     """The backward of a sharded log_softmax is left to a fused loss, but the program calls another one.
 
-    Under loss parallelism the backward of log_softmax hands on the gradient as it is, because that of the cross-
-    entropy has done its part already. Any other consumer, a preference loss for example, gets the identity for a
-    derivative.
+    Under loss parallelism, the backward of log_softmax passes the gradient on unchanged, because the backward of the
+    cross-entropy already includes its derivative. For any other consumer, such as a preference loss, the derivative is
+    then the identity.
     """
     TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
     class LogSoftmax(torch.autograd.Function):
-        """Logarithm of the softmax over a sharded last dim."""
+        """Computes the logarithm of the softmax over a sharded last dim."""
 
         @staticmethod
         def forward(ctx: Any, logits: Tensor, bug: bool) -> Tensor:

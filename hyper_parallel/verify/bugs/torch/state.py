@@ -1,4 +1,4 @@
-"""Gradient norms, optimizers, hooks and checkpoints that hold something else than the whole model."""
+"""Bugs: gradient norms, optimizers, hooks and checkpoints that do not cover the complete model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, steps
 def clipping_by_local_norm(bug: bool) -> None:
     """Every rank clips by the norm of what it holds, so replicas drift from the second step.
 
-    Linears are sharded, norms are replicated. The right norm counts all shards, and replicated gradients once.
+    Linears are sharded, and norms are replicated. The right norm includes all shards, and each replicated gradient
+    once.
     """
     TOKENS, WIDTH, HIDDEN, LIMIT = 6, 5, 8, 0.5
 
@@ -51,8 +52,8 @@ def clipping_by_local_norm(bug: bool) -> None:
 def expert_norm_over_wrong_group(bug: bool) -> None:
     """The gradient norm leaves out experts, which it takes for replicas over the dense weights' group.
 
-    What is replicated counts on the first rank only. Every rank has experts of its own, but the test for replicas
-    asks the tensor-parallel group of the dense weights, and drops the experts of all other ranks. Gradients are
+    Replicated values are counted on the first rank only. Every rank has different experts, but the test for replicas
+    uses the tensor-parallel group of the dense weights, and drops the experts of all other ranks. So gradients are
     clipped too little.
     """
     TOKENS, WIDTH, EXPERTS = 7, 4, 5
@@ -89,8 +90,8 @@ def expert_norm_over_wrong_group(bug: bool) -> None:
 def replicas_counted_in_norm(bug: bool) -> None:
     """Replicated weights count once per rank in the gradient norm.
 
-    Linear layers mark all of their weights as tensor-parallel, replicated ones among them. The norm sums the squares
-    of marked weights over the ranks, so that a replicated weight counts as often as there are ranks.
+    Linear layers mark all of their weights as tensor-parallel, including replicated ones. The norm sums the squares of
+    marked weights over the ranks, so a replicated weight is counted once per rank.
     """
     TOKENS, WIDTH, HIDDEN = 6, 5, 8
 
@@ -125,8 +126,8 @@ def replicas_counted_in_norm(bug: bool) -> None:
 def infinity_norm_summed(bug: bool) -> None:
     """The maximum norm of shards is summed over the ranks, like powers of other norms.
 
-    A clipping function that knows the stages or shards of other ranks adds up their norms. For the maximum norm the
-    ranks' values have no sum: the norm of the whole model is the largest of them.
+    A clipping function for several stages or shards adds up powers of the ranks' norms. Maximum norms must not be
+    added: the norm of the complete model is the largest of them.
     """
     TOKENS, WIDTH, HIDDEN = 6, 5, 8
 
@@ -159,7 +160,7 @@ def infinity_norm_summed(bug: bool) -> None:
 def optimizer_of_unsharded_parameters(bug: bool) -> None:
     """The optimizer holds the parameters from before sharding, and the model never learns.
 
-    Sharding puts new parameters into the modules. An optimizer that was made before updates tensors that no module
+    Sharding replaces the parameters of the modules. An optimizer that was created before updates tensors that no module
     reads.
     """
     SAMPLES, WIDTH, HIDDEN = 6, 5, 7
@@ -185,7 +186,7 @@ def optimizer_of_unsharded_parameters(bug: bool) -> None:
 def hooks_lost(bug: bool) -> None:
     """Hooks that reduce gradients stay on parameters that a second wrapping has replaced.
 
-    The wrapper makes its own copy of the layer's parameters. Hooks belong to a tensor and are not copied with it.
+    The wrapper makes a copy of the layer's parameters. Hooks belong to a tensor and are not copied with it.
     """
     SAMPLES, WIDTH, HIDDEN = 6, 5, 7
 
@@ -230,8 +231,8 @@ def hooks_lost(bug: bool) -> None:
 def stage_local_names(bug: bool) -> None:
     """A checkpoint names layers by their index in the stage, so later stages load the layers of the first stage.
 
-    Finding 12: written without pipeline parallelism, the checkpoint has all names that any stage asks for, so that
-    the strict load of a later stage succeeds. Names must count layers over the whole model.
+    Finding 12: a checkpoint written without pipeline parallelism has all names that any stage loads, so the strict load
+    of a later stage succeeds. Names must count layers over the complete model.
     """
     LAYERS, TOKENS, WIDTH = 5, 6, 4
 
@@ -256,7 +257,7 @@ def stage_local_names(bug: bool) -> None:
             layer.load_state_dict(stored)
 
     def step(model: Model, x: Tensor, y: Tensor, rank: int, last: int) -> None:
-        """Forward and backward of one batch through the stages."""
+        """Run forward and backward of one batch through the stages."""
         x = torch.empty_like(x) if rank else x
         if rank:
             dist.recv(x, rank - 1)
@@ -288,13 +289,13 @@ def stage_local_names(bug: bool) -> None:
 def empty_shards_lost(bug: bool) -> None:
     """A checkpoint does not keep empty shards, and their rank does not take part in loading.
 
-    Seven rows on four ranks are shards of 2, 2, 2 and 1 rows, six rows are 2, 2, 2 and 0. Saving lists the shards
-    that have rows. The rank without one finds no metadata for itself when it loads, while the others wait for it.
+    Seven rows on four ranks are shards of 2, 2, 2 and 1 rows, six rows are 2, 2, 2 and 0. Only shards with rows are
+    saved. The rank without rows finds no metadata for itself when it loads, while the others wait for it.
     """
     TOKENS, WIDTH, HIDDEN = 5, 7, 6
 
     class Gather(torch.autograd.Function):
-        """All shards of dim 0; of their gradients, summed over the ranks, the own."""
+        """Gathers all shards of dim 0; the backward sums gradients over the ranks and returns the rank's own shard."""
 
         @staticmethod
         def forward(ctx: Any, shard: Tensor, rows: int) -> Tensor:
@@ -344,9 +345,8 @@ def empty_shards_lost(bug: bool) -> None:
 def implicit_redistribution(bug: bool) -> None:
     """Copying a loaded tensor into a parameter redistributes it, on the ranks that copy.
 
-    The loaded tensor is sharded along another dim than the parameter, so that the copy between the two DTensors
-    communicates without saying so. Ranks load the files in an order of their own, and wait in the copies of different
-    parameters.
+    The loaded tensor is sharded along another dim than the parameter, so the copy between the two DTensors communicates
+    implicitly. Ranks load the files in different orders, and wait in the copies of different parameters.
     """
     TOKENS, WIDTH, HIDDEN = 6, 5, 8
 
