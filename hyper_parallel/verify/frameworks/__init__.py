@@ -1,4 +1,4 @@
-"""The frameworks as the harness sees them; each is imported when it is first asked for."""
+"""The harness's interfaces to the frameworks; each framework is imported at its first use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["harness_of"]
 
-hide_folder(Path(__file__).parent)  # what records a program stands between it and the framework
+hide_folder(Path(__file__).parent)  # recorders wrap calls between the program and the framework
 
 
 @cache
 def harness_of(platform: Platform) -> HarnessPlatform:
-    """Return what the harness needs of a platform's framework."""
+    """Return the harness interface of a platform's framework."""
     harness: HarnessPlatform = import_module(f"{__name__}.{platform.platform_type}.harness").build(platform)
     return harness

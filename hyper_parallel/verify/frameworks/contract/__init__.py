@@ -1,1 +1,1 @@
-"""What every framework gives the harness: its interface, records and changes of a case."""
+"""The interface that every framework implements for the harness, with records and changes of a case."""

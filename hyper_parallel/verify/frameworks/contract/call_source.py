@@ -1,4 +1,4 @@
-"""Calls of random programs as source: what is alike in the languages of both frameworks."""
+"""Source of calls in random programs: the common part of both frameworks' languages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _IN_PLACE = {"iadd": "+=", "isub": "-=", "imul": "*=", "itruediv": "/="}
 
 
 def call_source(name: str, args: Sequence[str], kwargs: Mapping[str, str], methods: Sequence[str] = ()) -> str:
-    """Return the call of a function, method or operator as source, from its arguments as source.
+    """Return the source of a call of a function, method or operator, from the sources of its arguments.
 
     Args:
-        name: ``operator.add``, ``Tensor.sum``, or a function by its whole name.
+        name: ``operator.add``, ``Tensor.sum``, or the qualified name of a function.
         args: positional arguments.
         kwargs: arguments by name.
         methods: prefixes of methods other than ``Tensor.``.
@@ -35,7 +35,7 @@ def call_source(name: str, args: Sequence[str], kwargs: Mapping[str, str], metho
 
 
 def _operator_source(name: str, args: Sequence[str]) -> str:
-    """Return an expression or a statement with an operator of Python; nothing where that is only a function."""
+    """Return an expression or statement with an operator of Python; empty if Python has only a function."""
     if name == "getitem":
         return f"{args[0]}[{args[1]}]"
     if name == "setitem":
@@ -45,7 +45,7 @@ def _operator_source(name: str, args: Sequence[str]) -> str:
 
 
 def value_source(value: Any) -> str:
-    """Return an argument that is neither a tensor nor a dtype as source."""
+    """Return the source of an argument that is neither a tensor nor a dtype."""
     if value is ...:
         return "..."
     if isinstance(value, (float, complex)) and not cmath.isfinite(value):

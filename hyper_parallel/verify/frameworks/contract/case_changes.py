@@ -1,9 +1,9 @@
-"""What a recorder changes about a program's case on one rank, so that the case can show more errors.
+"""Changes that a recorder makes to a program's case on one rank, so that the case can expose more errors.
 
-The program's code stays as it is. Values are chosen by the harness, the same for the single device and the ranks: a
-rank gets its own part of them. Inputs are changed by their place in memory: the parts that ranks cut out of one batch
-are views of it, so the same sample is changed alike in every world. What was changed is noted, so that nobody takes a
-change for made that the program never met.
+The program's code is not changed. The harness chooses the values, equal for the single device and the ranks; each rank
+gets its shard of them. Inputs are changed by their position in storage: the shards that ranks slice from a batch are
+views of it, so a sample gets the same change in every world. Applied changes are recorded, because a program may never
+reach a planned change.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ __all__ = [
 ]
 
 IGNORED_LABEL = -100
-"""Label that losses leave out."""
+"""Label that losses ignore."""
 
 INPUT_SPREAD = 0.5
-"""Standard deviation of what is added to floating inputs."""
+"""Standard deviation of the noise that is added to floating-point inputs."""
 
 KEPT_SHARES = (0.4, 1.0)
-"""Probability that a mask still selects an element, at the start and at the end of its memory: parts differ."""
+"""Probability that a mask keeps an element, at the start and at the end of its storage, so that shards differ."""
 
 
 @dataclass(frozen=True)
 class CaseChanges:
-    """The changes on one rank; an empty one changes nothing.
+    """The changes on one rank; by default none.
 
     Attributes:
-        weights: initial values by the rank's own name of the parameter, of the shape that the rank holds; written
-            before the first forward of the model.
-        share: what the losses are multiplied by when they enter a backward. The mean over ranks of equal data is 1.
-        outputs: factors by which outputs are multiplied before the program sees them, by the name of the output, the
-            step and the call, of the shape that the rank holds.
-        input_seed: seed of the noise that is added to floating inputs of models (:func:`noise_of`); None adds none.
-        mask_seed: seed of the elements that boolean inputs and labels drop in addition (:func:`kept_elements`); None
+        weights: initial values by the rank's name of the parameter, in the local shape; written before the first
+            forward of the model.
+        share: factor of the losses when backward starts. Its mean over ranks with equal data is 1.
+        outputs: factors of outputs, applied before the program gets them, by name of the output, step and call, in the
+            local shape.
+        input_seed: seed of the noise that is added to floating-point inputs of models (:func:`noise_of`); None adds
+            none.
+        mask_seed: seed of the additional elements that boolean inputs and labels drop (:func:`kept_elements`); None
             drops none.
-        strided: whether inputs of two and more dims come with other strides, and the same values.
+        strided: whether inputs of two or more dims get other strides with the same values.
     """
 
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -65,12 +66,12 @@ class CaseChanges:
 
 
 def noise_of(seed: int, size: int) -> Any:
-    """Return float64 noise of ``size`` elements, one for each element of a tensor's memory."""
+    """Return float64 noise of ``size`` elements, one for each element of a tensor's storage."""
     return INPUT_SPREAD * np.random.default_rng([seed, size]).standard_normal(size)
 
 
 def kept_elements(seed: int, size: int) -> Any:
-    """Return which of ``size`` elements of a tensor's memory a mask may still select, as booleans."""
+    """Return booleans for the ``size`` elements of a tensor's storage: True if a mask may select the element."""
     return np.random.default_rng([seed, size]).random(size) < np.linspace(*KEPT_SHARES, size)
 
 
@@ -78,7 +79,7 @@ class BaseAppliedChanges(ABC):
     """Applies the changes of a log to weights and outputs.
 
     Args:
-        log: of the rank; ``log.changes`` says what is changed.
+        log: log of the rank; ``log.changes`` has the changes.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -87,17 +88,17 @@ class BaseAppliedChanges(ABC):
 
     @abstractmethod
     def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
-        """Return the shape of what this rank holds of a parameter; None if that is not a tensor."""
+        """Return the local shape of a parameter; None if it is not a tensor."""
 
     @abstractmethod
     def write(self, parameter: Any, array: Any) -> None:
-        """Write an array into what this rank holds of a parameter."""
+        """Write an array into the local tensor of a parameter."""
 
     def write_weights(self, named: Mapping[str, Any]) -> None:
         """Write initial values into parameters, each once.
 
         Raises:
-            RecordingError: a parameter has another shape than the values.
+            RecordingError: the shapes of a parameter and its values differ.
         """
         for name, array in self._log.changes.weights.items():
             shape = self.local_shape(named[name]) if name in named and name not in self._written else None
@@ -111,10 +112,10 @@ class BaseAppliedChanges(ABC):
             self._log.notes["changed weights"] = self._written
 
     def factors_of(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """Return what multiplies the output that was recorded last under ``name``, or None.
+        """Return the factors of the output that was recorded last under ``name``, or None.
 
         Raises:
-            RecordingError: the output has another shape than the factors.
+            RecordingError: the shapes of the output and the factors differ.
         """
         factors = self._log.changes.outputs.get((name, self._log.step, self._log.count("output", name) - 1))
         if factors is None:

@@ -1,23 +1,24 @@
-"""A tensor in 17 numbers: what a recording has of it, and how far two of them may be apart.
+"""Fingerprints: 17 numbers that represent a tensor in a recording, and the tolerance between two of them.
 
-The numbers are norm, sum, least and largest element, how many are not finite, eight projections and four elements.
+The numbers are norm, sum, smallest and largest element, number of non-finite elements, eight projections and four
+elements.
 
-**Projections.** A tensor of ``n`` elements is a matrix ``X`` of ``rows x columns``, and elements that are left over
-as one more row. Projection ``j`` is ``r^T X c_j``, where ``r`` and ``c_j`` have a random sign at each place, drawn by
-the hash :func:`signs` from a fixed seed, so they are the same on every machine and in every version. The projection
-vector has ``n`` signs, so its norm is ``sqrt(n)``, and the mean square of the projections of a difference ``d`` is
-``|d|^2`` on average: eight projections measure the distance of two tensors of which neither is there.
+**Projections.** A tensor of ``n`` elements is a matrix ``X`` of ``rows x columns``, with the remaining elements as one
+more row. Projection ``j`` is ``r^T X c_j``, where ``r`` and ``c_j`` are vectors of random signs. The hash :func:`signs`
+draws them from a fixed seed, so they are the same on every machine and in every version. The projection vector has
+``n`` signs, so its norm is ``sqrt(n)``, and the mean square of the projections of a difference ``d`` is ``|d|^2`` on
+average: eight projections measure the distance of two tensors without either of them.
 
-**How rounding moves the numbers.** If element ``i`` may be off by ``b_i``:
+**Effect of rounding.** If the tolerance of element ``i`` is ``b_i``, the tolerances of the numbers are:
 
-- the norm by ``|b|_2``, since ``| |x + d| - |x| | <= |d|``; least and largest element by ``max b``; an element by its
-  own ``b_i``; the sum by ``|b|_1``;
-- a projection by ``|b|_1`` at most, and by Cauchy and Schwarz never more than ``|b|_2`` times the norm of the
-  projection vector. Both are reached only where every error has the sign of the projection vector, which errors that
-  were made without knowledge of it do not. For a fixed ``d``, the moments of a product of two sign vectors
-  (hypercontractivity: ``|Z|_q <= (q - 1) |Z|_2``) make a projection larger than :data:`TIMES` times ``|d|_2`` with a
-  probability below 3e-6. So ``min(|b|_1, TIMES |b|_2)`` is allowed;
-- and what the numbers themselves are rounded to: they are computed in the dtype of the tensor, at least float32.
+- norm: ``|b|_2``, since ``| |x + d| - |x| | <= |d|``; smallest and largest element: ``max b``; an element: its own
+  ``b_i``; sum: ``|b|_1``;
+- projection: at most ``|b|_1``, and by Cauchy-Schwarz at most ``|b|_2`` times the norm of the projection vector. Both
+  are reached only if every error has the sign of the projection vector, but errors are independent of that vector. For
+  a fixed ``d``, the moments of a product of two sign vectors (hypercontractivity: ``|Z|_q <= (q - 1) |Z|_2``) imply
+  that a projection exceeds :data:`TIMES` times ``|d|_2`` with a probability below 3e-6. The tolerance is therefore
+  ``min(|b|_1, TIMES |b|_2)``;
+- all numbers: plus their own rounding, as they are computed in the dtype of the tensor, at least float32.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ __all__ = [
 PROJECTIONS = 8
 ELEMENTS = 4
 NUMBERS = ("norm", "sum", "least", "largest", "not finite") + ("projection",) * PROJECTIONS + ("element",) * ELEMENTS
-"""What each number of a fingerprint is; the places of the numbers are the constants below."""
+"""Names of the numbers of a fingerprint; the constants below are their positions."""
 
 NORM, SUM, LEAST, LARGEST, NOT_FINITE = range(5)
 PROJECTED = slice(NOT_FINITE + 1, NOT_FINITE + 1 + PROJECTIONS)
 CHOSEN = slice(PROJECTED.stop, PROJECTED.stop + ELEMENTS)
 
 TIMES = 32.0
-"""How many times the norm of a difference a projection of it may be."""
+"""Maximum ratio of a projection of a difference to the norm of the difference."""
 
 _ROWS = 32
 _MOST_COLUMNS = 8192
 _CHUNK = 32
-"""Rows of the most columns that are looked at together: a megabyte, which a cache holds while it is read again."""
+"""Maximum number of rows per chunk: one megabyte, which stays in the cache for repeated reads."""
 
 _SMALL = 1024
-"""Elements up to which a tensor is multiplied by its projection vectors at once."""
+"""Maximum number of elements of a tensor that is multiplied by its projection vectors at once."""
 
 _OF_NORM, _OF_SUM, _OF_PROJECTION = 64.0, 32.0, 256.0
 """Units in the last place of the tensor's norm that its numbers may be off; of the sum of all magnitudes for the sum.
@@ -76,7 +77,7 @@ Norms, sums and projections are added up in the dtype of the tensor over :data:`
 multiple :data:`TIMES`, all else in float64."""
 
 _OF_STATISTICS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""What statistics of half precision are rounded to: they are sums in float32, and results of the tensor's dtype."""
+"""Rounding of half-precision statistics: they are summed in float32 and rounded to the tensor's dtype."""
 
 _SEED = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -84,14 +85,14 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a recording has of a tensor.
+    """A tensor in a recording.
 
     Attributes:
         numbers: float64 array, in the order of :data:`NUMBERS`.
-        shape: of the tensor on its rank.
-        dtype: of the tensor, such as ``bfloat16``.
-        whole: all elements, where the recording was asked for them; half precision as float32. None elsewhere.
-        known: places of the numbers that are there, where others wrote fewer (statistics of a dump); None for all.
+        shape: shape of the tensor on its rank.
+        dtype: dtype of the tensor, such as ``bfloat16``.
+        whole: all elements if the recording was requested to store them, half precision as float32; otherwise None.
+        known: positions of the known numbers if the source has fewer (statistics of a dump); None for all.
     """
 
     numbers: Any
@@ -117,41 +118,41 @@ class Fingerprint:
 
     @property
     def not_finite(self) -> int | None:
-        """Number of elements that are not finite; None if it is not known."""
+        """Number of non-finite elements; None if unknown."""
         return int(self.numbers[NOT_FINITE]) if self.known is None or NOT_FINITE in self.known else None
 
     @property
     def some_not_finite(self) -> bool | None:
-        """Whether some elements are not finite; None if it is not known. An extreme shows it where none counted."""
+        """Whether some elements are not finite; None if unknown. Without a count, the extremes show it."""
         if self.not_finite is not None:
             return self.not_finite > 0
         return True if self.known is not None and LARGEST in self.known else None
 
     @property
     def is_exact(self) -> bool:
-        """Whether its elements are integers or booleans."""
+        """Whether the elements are integers or booleans."""
         return not self.dtype.startswith(("float", "bfloat", "complex"))
 
     def same(self, other: Fingerprint) -> bool:
-        """Return whether shape, the numbers of both, and all elements if both have them, are equal."""
+        """Return whether shapes, common numbers, and all elements if both have them, are equal."""
         places = self.shared(other)
         if self.shape != other.shape or not np.array_equal(self.numbers[places], other.numbers[places], equal_nan=True):
             return False
         return not self.both_whole(other) or np.array_equal(self.whole, other.whole, equal_nan=not self.is_exact)
 
     def both_whole(self, other: Fingerprint) -> bool:
-        """Return whether all elements of both are there, so that they can be compared with each other."""
+        """Return whether both have all elements, so that they can be compared with each other."""
         return self.whole is not None and other.whole is not None and self.shape == other.shape
 
     def shared(self, other: Fingerprint) -> Any:
-        """Return the places of the numbers that both have, as an index of ``numbers``."""
+        """Return the positions of the numbers that both have, as an index of ``numbers``."""
         if self.known is None or other.known is None:
             found = other.known if self.known is None else self.known
             return slice(None) if found is None else list(found)
         return [place for place in self.known if place in other.known]
 
     def both_have(self, place: int, other: Fingerprint) -> bool:
-        """Return whether both have the number at a place."""
+        """Return whether both have the number at a position."""
         return all(each.known is None or place in each.known for each in (self, other))
 
     def comparable(self, other: Fingerprint) -> bool:
@@ -159,17 +160,18 @@ class Fingerprint:
         return self.both_whole(other) or any(self.both_have(place, other) for place in (NORM, LARGEST, CHOSEN.start))
 
     def finite_alike(self, other: Fingerprint) -> bool:
-        """Return whether as many elements of both are finite, as far as both know."""
+        """Return whether both have the same number of finite elements, as far as it is known."""
         if None not in (self.not_finite, other.not_finite):
             return self.not_finite == other.not_finite
         some = self.some_not_finite, other.some_not_finite
         return None in some or some[0] == some[1]
 
     def distance(self, other: Fingerprint) -> float:
-        """Return about how far two tensors of one shape are apart, as the norm of their difference.
+        """Return an estimate of the norm of the difference of two tensors of the same shape.
 
-        The root mean square of the differences of projections, and at least that of the norms. Without projections, at
-        least what sums show: those of ``n`` elements are off by at most ``sqrt(n)`` times the norm of the difference.
+        It is the root mean square of the differences of projections, but at least the difference of the norms. Without
+        projections it is at least the bound from the sums: sums of ``n`` elements differ by at most ``sqrt(n)`` times
+        the norm of the difference.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             off = np.where(self.numbers == other.numbers, 0.0, np.abs(self.numbers - other.numbers))
@@ -182,7 +184,7 @@ class Fingerprint:
 
     @property
     def rounding(self) -> float:
-        """What a norm is off by, relative to it, that others have computed in the tensor's dtype and order of sums."""
+        """Relative rounding error of a norm that another tool has computed in the tensor's dtype and its own order."""
         if self.known is None or LARGEST not in self.known:  # hashes are computed in float64
             return 0.0
         return float(2.0**-24 * np.sqrt(max(self.size, 1)) + _OF_STATISTICS.get(self.dtype, 0.0))
@@ -194,7 +196,7 @@ def signs(name: str, count: int) -> Any:
 
     Args:
         name: ``rows`` or ``columns``.
-        count: how many; those of a smaller count are the first of a larger one.
+        count: number of signs; a smaller count gives the first signs of a larger one.
     """
     streams = np.arange(PROJECTIONS, dtype=np.uint64)[:, None] if name == "columns" else np.array([[16]], np.uint64)
     with np.errstate(over="ignore"):
@@ -208,13 +210,13 @@ def signs(name: str, count: int) -> Any:
 
 
 def grid(size: int) -> tuple[int, int]:
-    """Return the rows and columns that a tensor of ``size`` elements is seen as; the rest follows as one more row."""
+    """Return the numbers of rows and columns of a tensor of ``size`` elements as a matrix; the rest is one more row."""
     columns = min(_MOST_COLUMNS, max(1, size // _ROWS))
     return size // columns, columns
 
 
 def places(size: int) -> tuple[int, ...]:
-    """Return the indices of the elements that a fingerprint has: the first, the last, and two in between."""
+    """Return the indices of the elements in a fingerprint: the first, the last, and two in between."""
     drawn = [((_SEED * (size + number) & _MASK) >> 20) % size for number in range(ELEMENTS - 2)]
     return (0, *drawn, size - 1)
 
@@ -223,8 +225,8 @@ def fingerprint_of(array: Any, dtype: str = "") -> Fingerprint:
     """Return the fingerprint of a NumPy array of any shape.
 
     Args:
-        array: floating, complex, integer or boolean; half precision as float32.
-        dtype: that the numbers were rounded to, where the array's is wider.
+        array: floating-point, complex, integer or boolean array; half precision as float32.
+        dtype: dtype that the elements were rounded to, if the array's is wider.
     """
     array = np.asarray(array)
     name = dtype or array.dtype.name
@@ -260,7 +262,7 @@ def numbers_of(flat: Any) -> Any:
 
 
 def _in_chunks(flat: Any, found: Any) -> None:
-    """Fill in all numbers but elements; several passes over parts that fit in a cache."""
+    """Fill in all numbers except elements, in several passes over chunks that fit in the cache."""
     rows, columns = grid(flat.size)
     weights = _row_weights(rows + 1, flat.dtype.char)
     square, summed, ends = 0.0, np.zeros((2, columns)), []
@@ -307,10 +309,10 @@ def _indices(size: int) -> Any:
 
 
 def tolerance(allowed: Any, one: Fingerprint) -> Any:
-    """Return how far each number of a fingerprint may be off, as a float64 array.
+    """Return the tolerance of each number of a fingerprint, as a float64 array.
 
     Args:
-        allowed: what each element of the tensor may be off by, of its shape; of complex numbers the modulus.
+        allowed: tolerance of each element, in the shape of the tensor; for complex numbers that of the modulus.
         one: the fingerprint of the tensor.
     """
     each = np.asarray(allowed, dtype=np.float64).reshape(-1)
@@ -321,7 +323,7 @@ def tolerance(allowed: Any, one: Fingerprint) -> Any:
     absolute, square, most = float(each.sum()), float(np.sqrt(np.square(each).sum())), float(each.max())
     projected = min(absolute, TIMES * square)
     unit = 0.0 if one.is_exact else 2.0**-53 if one.dtype in ("float64", "complex128") else 2.0**-24
-    own = unit * (one.norm if np.isfinite(one.norm) else 0.0)  # what the numbers are rounded to themselves
+    own = unit * (one.norm if np.isfinite(one.norm) else 0.0)  # rounding of the numbers themselves
     numbers = [square + _OF_NORM * own, absolute + _OF_SUM * np.sqrt(each.size) * own, most, most, 0.0]
     projections = [projected + _OF_PROJECTION * own] * PROJECTIONS
     return np.array([*numbers, *projections, *each[list(places(each.size))]], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The interface of a framework for the harness: what verification needs and no trainer calls."""
+"""The interface of a framework for the harness: functions for verification that training does not need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fingerprints(Protocol):
     """Computes the numbers of a recording; see ``verify/frameworks/contract/fingerprint.py``."""
 
     def of(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor: a vector on its device, of the host a NumPy array."""
+        """Return the numbers of a tensor: a vector on its device, or a NumPy array for a host tensor."""
 
     def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
         """Return the numbers of vectors or NumPy arrays, copied from their devices."""
@@ -41,14 +41,14 @@ class Fingerprints(Protocol):
         """Return this process's rank and the number of ranks; None if it has joined no world."""
 
     def facts(self) -> dict[str, str]:
-        """Return for the header of a recording the framework with its version, and its default dtype."""
+        """Return the framework's version and default dtype for the header of a recording."""
 
 
 class HarnessPlatform(abc.ABC):
-    """What the harness asks of a framework, for plain models and for models of DTensors alike.
+    """Functions of a framework for the harness, for plain models and models of DTensors.
 
     Attributes:
-        platform: the framework's platform, as the library uses it.
+        platform: the library's platform of the framework.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -60,28 +60,28 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def fingerprints(self) -> Fingerprints:
-        """Return what computes the fingerprints of a recording."""
+        """Return the object that computes the fingerprints of a recording."""
 
     def saved_array(self, path: Path) -> Any:
         """Return the tensor in a file of the framework as a NumPy array; half precision as float32.
 
         Args:
-            path: of a file with one tensor. Nothing in it is executed.
+            path: path of a file with one tensor. Nothing in it is executed.
 
         Raises:
-            ValueError: it has something else.
-            UnsupportedOnBackend: (a NotImplementedError) the framework has no file of one tensor.
+            ValueError: the file does not contain exactly one tensor.
+            UnsupportedOnBackend: (a NotImplementedError) the framework has no file format for one tensor.
         """
         msg = f"{self.platform.platform_type} has no file of one tensor, and {path} is one of PyTorch"
         raise UnsupportedOnBackend(msg)
 
     def inherited_world(self) -> AbstractContextManager[None]:
-        """Return a context in which a program that initialises its world gets the one that the process has joined."""
+        """Return a context in which a program that initialises its world gets the world that the process has joined."""
         return nullcontext()
 
     @abc.abstractmethod
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """Return the mesh that a function of a program is called with."""
+        """Return the mesh that is passed to a program's function."""
 
     @abc.abstractmethod
     def vjp(
@@ -94,13 +94,13 @@ class HarnessPlatform(abc.ABC):
         """Run ``fn`` on plain tensors and compute the vector-Jacobian product.
 
         Args:
-            fn: takes the inputs, returns a sequence of plain tensors.
+            fn: function of the inputs that returns a sequence of plain tensors.
             inputs: plain tensors.
-            seeds: cotangent per output (None for outputs without one), or a function from the outputs to these.
+            seeds: cotangent per output (None for outputs without one), or a function from the outputs to cotangents.
             wanted: which inputs need a gradient.
 
         Returns:
-            the outputs, and per input its gradient (zeros if no output depends on it), or None if it is not wanted.
+            the outputs, and one gradient per input: zeros if no output depends on it, None if it is not wanted.
         """
 
     def writing_op(self, op: str) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def reference_model(self, config: LanguageModelConfig) -> Any:
-        """Return the small transformer, as single-device code; parameter paths are equal on every framework."""
+        """Return the reference transformer as single-device code; parameter paths are equal on every framework."""
 
     @abc.abstractmethod
     def reference_loss(self, logits: Any, labels: Any) -> Any:
@@ -120,9 +120,9 @@ class HarnessPlatform(abc.ABC):
         """Return two layers, ``up`` and ``down``, written as the framework's tutorials do.
 
         Args:
-            inputs: size of what ``up`` takes.
-            hidden: size of what it returns.
-            outputs: size of what ``down`` returns.
+            inputs: input size of ``up``.
+            hidden: output size of ``up``.
+            outputs: output size of ``down``.
             dtype: ``float64`` or ``float32``.
         """
 
@@ -134,7 +134,7 @@ class HarnessPlatform(abc.ABC):
             training: a :class:`~hyper_parallel.verify.training_loop.Training` of one batch: inputs and targets.
 
         Returns:
-            the loss; on MindSpore plus that of a model that loaded the checkpoint.
+            the loss; on MindSpore plus the loss of a model that loaded the checkpoint.
         """
 
     @abc.abstractmethod
@@ -154,7 +154,7 @@ class HarnessPlatform(abc.ABC):
         return first_paths(buffers)
 
     def infers_sizes(self, model: Any) -> bool:
-        """Return whether ``model`` has parameters whose sizes its first forward infers."""
+        """Return whether ``model`` has parameters whose sizes are inferred by its first forward."""
         del model
         return False
 
@@ -176,10 +176,10 @@ class HarnessPlatform(abc.ABC):
             model: a model of plain tensors or DTensors.
             optimizer: ``sgd`` (momentum 0.9), ``adamw`` (weight decay 0.1), or a function of the list of parameters
                 that returns an optimizer of the framework.
-            learning_rate: of the optimizers with a name.
+            learning_rate: learning rate of ``sgd`` and ``adamw``.
 
         Raises:
-            ValueError: unknown name, or the function returns something else.
+            ValueError: the name is unknown, or the function does not return an optimizer.
         """
 
     @abc.abstractmethod
@@ -188,14 +188,14 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def watch_random(self, model: Any) -> Callable[[], str | None]:
-        """Watch ``model``; return a function that returns the first module whose forward sampled, or None."""
+        """Watch ``model``; return a function that returns the first module that drew random numbers, or None."""
 
     @abc.abstractmethod
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
-        """Let random functions on plain tensors in ``model`` draw from the stream of DTensors inside a block.
+        """Let random functions on plain tensors in ``model`` draw from the random stream of DTensors inside a block.
 
         Args:
-            model: whose dropout layers are meant, where functions cannot be intercepted.
+            model: model whose dropout layers are changed if functions cannot be intercepted.
             place: returns mesh, placements and global shape of a plain tensor; called before each draw.
         """
 
@@ -205,7 +205,7 @@ class HarnessPlatform(abc.ABC):
         TF32 and HF32 are off.
 
         Args:
-            device_type: ``cpu``, which changes nothing, or the type of the process's device.
+            device_type: type of the process's device; ``cpu`` changes nothing.
 
         Raises:
             UnsupportedOnBackend: this process has no such device.
@@ -220,12 +220,12 @@ class HarnessPlatform(abc.ABC):
         return nullcontext()
 
     def missing_device(self, device_type: str) -> str:
-        """Return why this process has no device of this type, and what to do."""
+        """Return the reason why this process has no device of this type, and the fix."""
         return f"check the driver and the build of the framework for {device_type}"
 
     @abc.abstractmethod
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """Begin to look for the most bytes in use on a device; return a function that returns them.
+        """Start to measure the peak number of bytes in use on a device; return a function that returns it.
 
         Args:
             device_type: ``cuda`` or ``npu``.
@@ -236,26 +236,26 @@ class HarnessPlatform(abc.ABC):
         return nullcontext()
 
     def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int] | None]:
-        """Count what forward keeps for backward inside a block.
+        """Count the bytes that forward saves for backward inside a block.
 
         Args:
-            model: whose parameters are not counted.
+            model: model whose parameters are not counted.
 
         Returns:
-            a context with a function that returns the most bytes that were kept at one time, or with None where the
-            framework does not tell.
+            a context with a function that returns the peak number of saved bytes, or with None if the framework does
+            not report it.
         """
         del model
         return nullcontext()
 
     def collective_owners(self, model: Any) -> dict[str, str]:
-        """Return, by the names that the groups of ``fully_shard`` have in collectives, the paths of their modules."""
+        """Return the module paths of the groups of ``fully_shard``, by the names of the groups in collectives."""
         del model
         return {}
 
     @abc.abstractmethod
     def generator_state(self) -> bytes | None:
-        """Return the state of the framework's own generator of this rank; None where it cannot be read."""
+        """Return the state of the framework's own generator on this rank; None if it cannot be read."""
 
     @abc.abstractmethod
     def advance_generator(self, shape: Sequence[int]) -> None:
@@ -267,11 +267,11 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """Return a parameter, or where gradients are values an object, whose ``gradient_of`` is ``gradient``."""
+        """Return an object with this ``gradient_of``: a parameter, or another object if gradients are values."""
 
     @abc.abstractmethod
     def kept_operators(self) -> list[Any]:
-        """Return operators of the reference model for selective checkpointing to keep: its matrix products."""
+        """Return the operators of the reference model whose results selective checkpointing keeps: matrix products."""
 
     def primitives(
         self,
@@ -284,10 +284,10 @@ class HarnessPlatform(abc.ABC):
 
         Args:
             run: ``run(tensors, sizes)`` calls it.
-            operands: tensors whose sizes are values of the symbols; no two dims that need not be equal are. Or pairs
+            operands: tensors whose sizes are the values of symbols; dims that may differ have different sizes. Or pairs
                 of a shape and a dtype, whose sizes stay numbers.
-            requires_grad: per operand, whether its gradient is wanted.
-            sizes: makes what ``run`` needs of the operands' symbolic shapes.
+            requires_grad: whether the gradient is wanted, per operand.
+            sizes: computes the second argument of ``run`` from the operands' symbolic shapes.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no decompositions.
@@ -302,11 +302,11 @@ class HarnessPlatform(abc.ABC):
     ) -> AbstractContextManager[Any]:
         """Call ``observe(func, args, kwargs, result, in_backward)`` after each function that the program calls.
 
-        Calls of the library's own code are left out, but for those of ``clip_grad_norm_``.
+        Calls of the library's own code are skipped, except those of ``clip_grad_norm_``.
 
         Args:
-            observe: notes a call.
-            stepped: called with each DTensor whose local tensor a step of an optimizer is about to take.
+            observe: records a call.
+            stepped: called with each DTensor whose local tensor an optimizer's step is about to use.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no such hook.
@@ -321,7 +321,7 @@ class HarnessPlatform(abc.ABC):
         return []
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
-        """Return what identifies the memory of a tensor, where in it the tensor lies, and how often it was written.
+        """Return a key of a tensor's storage, the position of the tensor in it, and the number of writes to it.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) as for :meth:`observed_calls`.

@@ -1,4 +1,4 @@
-"""Names of the modules of the models that a program calls: what is alike in all frameworks."""
+"""Names of the modules in a program's models: the common part of all frameworks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["BaseModelNames", "joined"]
 class BaseModelNames(ABC):
     """The models of a program, in the order in which they are first called.
 
-    A model is a module that is called from outside of any other module. The first one with parameters has no prefix;
-    others go by their class, ``Discriminator.layers.0``, with a number where there are several.
+    A model is a module that is called from outside of any other module. The first model with parameters has no prefix.
+    The prefix of the others is their class, ``Discriminator.layers.0``, with a number if there are several.
 
     Attributes:
-        models: by prefix.
+        models: the models by prefix.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class BaseModelNames(ABC):
             self._scan(prefix, module)
 
     def path_of(self, module: Any, parent: str) -> str:
-        """Return the path of a module; that of a part that no model has is its class after ``parent``'s path."""
+        """Return the path of a module; if no model contains it, its class after ``parent``'s path."""
         path = self._paths.get(id(module))
         if path is None:
             for prefix, model in self.models.items():
@@ -45,7 +45,7 @@ class BaseModelNames(ABC):
 
     @abstractmethod
     def unwrapped(self, module: Any) -> Any:
-        """Return what a module wraps in the end, or itself."""
+        """Return the innermost module that a module wraps, or the module itself."""
 
     @abstractmethod
     def class_name(self, module: Any) -> str:
@@ -57,11 +57,11 @@ class BaseModelNames(ABC):
 
     @abstractmethod
     def walk(self, root: Any) -> Iterator[tuple[str, Any]]:
-        """Yield all modules of ``root``, or of what it wraps, with their paths."""
+        """Yield all modules of ``root``, or of the module that it wraps, with their paths."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """Return all parameters of the models by name, a shared one by its first."""
+        """Return all parameters of the models by name, shared ones by their first name."""
 
     @abstractmethod
     def buffers(self) -> dict[str, Any]:
@@ -78,5 +78,5 @@ class BaseModelNames(ABC):
 
 
 def joined(prefix: str, path: str) -> str:
-    """Return a path inside a model that has a prefix, which may be empty."""
+    """Return a path inside a model with the model's prefix, which may be empty."""
     return f"{prefix}.{path}" if prefix and path else prefix or path

@@ -1,8 +1,8 @@
-"""An operator as primitives: what a proof is about.
+"""Graphs of primitives, which represent an operator in proofs.
 
-A primitive is described by labels, one per dim of its operands and of its result. The element of the result at some
-labels depends on the elements of the operands at these labels, and on all that differ in the labels which are `whole`
-or `reduced`. Nothing else is known of it, except where it is linear and where it is increasing.
+A primitive is described by labels, one per dim of its operands and of its result. An element of the result depends on
+the elements of the operands at the same labels, and on all elements along labels that are `whole` or `reduced`. The
+only other facts are the operands in which it is linear or increasing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same number in every element: zero, another one, or one that the program does not define.
+    """A tensor with the same number in every element: zero, another number, or one that the program does not define.
 
     Attributes:
-        zero: whether it is zero.
-        number: it as text, empty where it is not defined.
+        zero: whether the number is zero.
+        number: the number as text, empty if it is undefined.
     """
 
     zero: bool = False
@@ -37,14 +37,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Opaque:
-    """What has no description."""
+    """A function without description."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """The elements of the operand in row-major order, in other sizes."""
+    """The elements of the operand in row-major order, in another shape."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class Primitive:
     """A function of labelled elements.
 
     Attributes:
-        inputs: a label per dim of each operand; None for a dim of one element that is stretched.
-        output: a label per dim of the result.
+        inputs: labels of the dims of each operand; None for a dim of one element that is broadcast.
+        output: labels of the dims of the result.
         copies: labels of the result that no operand has, along which all elements are equal.
-        whole: labels along which elements of the result depend on all elements.
-        reduce: how labels that the result lacks are reduced, or empty where they are whole as well.
-        each: operands in each of which it is linear while the others are fixed.
-        joint: operands in which it is linear together.
-        increasing: each element of the result depends on one element of the operands, and increases with it.
-        moves: each element of the result is an element of an operand, or zero, whatever the values are; of the operands
-            ``each`` if there are some, at places that the others give.
-        times: sizes that are factors of the result; ``per`` are divisors.
+        whole: labels along which each element of the result depends on all elements.
+        reduce: reduction of the labels that the result lacks, or empty if they are whole too.
+        each: operands in which it is linear separately, with the others fixed.
+        joint: operands in which it is linear jointly.
+        increasing: whether each element of the result is an increasing function of one element of the operands.
+        moves: whether each element of the result is an element of an operand or zero, for all values. If there are
+            operands ``each``, the elements are theirs, and the other operands determine the positions.
+        times: sizes that are factors of the result.
         per: sizes that divide the result.
         values: other sizes that the result depends on.
-        numbers: that the result depends on, as text.
+        numbers: numbers that the result depends on, as text.
     """
 
     inputs: tuple[Labels, ...]
@@ -88,10 +88,10 @@ class Step:
     """One primitive in a graph.
 
     Attributes:
-        name: of the framework's function.
-        does: what it does.
-        operands: numbers of the steps that it takes its operands from.
-        shape: sizes of its result.
+        name: name of the framework's function.
+        does: description of the function.
+        operands: numbers of the steps whose results are its operands.
+        shape: shape of its result.
     """
 
     name: str
@@ -105,14 +105,16 @@ class Graph:
     """An operator and its backward as primitives over symbolic sizes.
 
     Attributes:
-        steps: in the order in which they run.
-        inputs: the step of each operand; then one whose dims are the sizes that are arguments, whole on every rank.
+        steps: the steps in order of execution.
+        inputs: the step of each operand; then a step whose dims are the sizes among the arguments, replicated on every
+            rank.
         outputs: the step of each result.
-        cotangents: per result the step of its gradient, None where it has none.
-        gradients: per operand the step of its gradient, None where it has none; empty where the backward is not there.
-        hints: a value of each symbol.
-        assumptions: conditions on symbols under which this is the operator, with the symbols of each.
-        no_backward: why the backward is not there, or empty.
+        cotangents: the step of the gradient of each result; None for a result without gradient.
+        gradients: the step of the gradient of each operand; None for an operand without gradient. Empty without
+            backward.
+        hints: one value of each symbol.
+        assumptions: conditions on symbols under which the graph is the operator, each with its symbols.
+        no_backward: the reason why there is no backward, or empty.
     """
 
     steps: tuple[Step, ...]

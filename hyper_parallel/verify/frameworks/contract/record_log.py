@@ -1,7 +1,8 @@
-"""What the recorders of all frameworks share: the log of one rank, its limits, and perturbations of a reference.
+"""Common parts of the recorders of all frameworks: the log of one rank, its limits, and perturbations of a reference.
 
-A framework's recorder (``verify/frameworks/<framework>/recorder.py``) watches modules and optimizers and adds what it
-sees to the :class:`RecordLog` of its rank. It neither communicates nor changes values, random state or order.
+A framework's recorder (``verify/frameworks/<framework>/recorder.py``) watches modules and optimizers and adds their
+values to the :class:`RecordLog` of its rank. It does not communicate, and does not change values, random state or order
+of execution.
 """
 
 from __future__ import annotations
@@ -46,48 +47,48 @@ __all__ = [
 ]
 
 ReplayTable: TypeAlias = Mapping[int, Mapping[tuple[str, str, int, int], Any]]
-"""By rank and key of a record, the dropout mask or the choice that the rank takes from the reference."""
+"""Dropout masks and choices that a rank takes from the reference, by rank and key of the record."""
 
 _PACKAGE = Path(__file__).parents[3]
-take_for_programs(_PACKAGE / "verify" / "bugs")  # the corpus: its programs stand for a user's
+take_for_programs(_PACKAGE / "verify" / "bugs")  # the bug corpus: its programs count as the user's code
 
 
 class ProgramStopped(BaseException):
-    """Ends a program after its last step; a BaseException, so that the program does not swallow it."""
+    """Raised to end a program after its last step; a BaseException, so that the program does not catch it."""
 
 
 class RecordSink(Protocol):
-    """Where the records of a run go instead of into memory."""
+    """Receives the records of a run that are not kept in memory."""
 
     @property
     def folder(self) -> str:
-        """Path of the folder that it writes to; empty if it writes none."""
+        """Path of the folder that it writes to; empty if it writes no files."""
 
     def take(self, record: Record) -> Record | None:
-        """Return the record that the log keeps, with what stands for its array; None if it keeps none."""
+        """Return the record for the log, with a placeholder for its array; None if the log keeps no record."""
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Add to the notes of a rank, when its program has ended, what its process alone knows."""
+        """Add facts that only the rank's process knows to its notes, after its program has ended."""
 
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """What of a run is recorded.
+    """Selection of the values of a run to record.
 
     Attributes:
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
         only: patterns of names (``layers.0.*``) of the outputs, masks and values to record; empty records all.
-            Weights, gradients, losses and what belongs to the optimizer are always recorded.
-        size: bytes that one rank's records may take in memory.
-        sink: where records go; None keeps them in memory.
-        upcast: dtype in which the program computes what it asks to compute in a narrower one: ``float32`` for half
-            precision, ``float64`` for all; empty changes nothing.
+            Weights, gradients, losses and the optimizer's values are always recorded.
+        size: maximum number of bytes of one rank's records in memory.
+        sink: receiver of the records; None keeps them in memory.
+        upcast: wider dtype of the program's computations: ``float32`` instead of half precision, ``float64`` instead of
+            all narrower dtypes; empty changes nothing.
         pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
-        contributions: step in which the gradient of each backward by itself is noted; None in no step.
-        draws: whether the samples that data loaders draw are noted.
-        replay: what ranks take from the reference instead of drawing or deciding it; empty changes nothing.
+        contributions: step in which the gradient of each backward is recorded separately; None for no step.
+        draws: whether the samples that data loaders draw are recorded.
+        replay: masks and choices that ranks take from the reference instead of their own; empty changes nothing.
         observe: whether the program is only observed, as in a recording: nothing is copied, drawn again or kept, and
-            the sink gets the framework's own tensors, which the program overwrites later.
+            the sink gets the framework's own tensors, which the program may overwrite later.
     """
 
     steps: int | None = None
@@ -103,34 +104,34 @@ class RecordLimits:
 
 
 REDUCED = "gradients that were reduced"
-"""The note of how often gradients were reduced, by dtype, step and ``file:line``."""
+"""Key of the note with the number of reductions of gradients, by dtype, step and ``file:line``."""
 
 
 def sink_folder(limits: RecordLimits) -> str:
-    """Return the folder to which records are written; empty if they stay in memory."""
+    """Return the folder that records are written to; empty if they stay in memory."""
     return "" if limits.sink is None else limits.sink.folder
 
 
 class Perturbation(Protocol):
-    """Small changes of a reference's values, by which its rounding is measured."""
+    """Small changes of a reference's values, which measure its rounding errors."""
 
     def moved(self, name: str, array: Any, dtype: str = "") -> Any:
-        """Return the input or weight ``array`` changed, of the same shape and dtype; ``name`` tells them apart.
+        """Return the perturbed input or weight ``array``, of the same shape and dtype; ``name`` identifies it.
 
         ``dtype`` is that of :class:`LocalValue`.
         """
 
     def rounded(self, name: str, array: Any, dtype: str = "") -> Any:
-        """Return a module's output, or the gradient of one, changed: numbers of half precision as float32."""
+        """Return the perturbed output of a module, or its gradient; half precision as float32."""
 
     def computes_exact_norms(self) -> bool:
-        """Return whether a norm that the program asks for now is computed in float64."""
+        """Return whether the norm that the program requests now is computed in float64."""
 
     def displaced(self, name: str, step: int, array: Any) -> Any:
-        """Return the gradient of parameter ``name`` changed, before the optimizer sees it."""
+        """Return the perturbed gradient of parameter ``name``, before the optimizer gets it."""
 
     def decided(self, key: tuple[str, str, int, int]) -> Any | None:
-        """Return what the unperturbed reference chose in the record of this key; None if it has none."""
+        """Return the choice of the unperturbed reference in the record of this key; None if it has none."""
 
 
 @dataclass
@@ -138,14 +139,14 @@ class RecordLog:
     """The records of one rank while its program runs.
 
     Attributes:
-        rank: its number.
-        limits: what is recorded.
-        perturbation: of a reference; None leaves every value alone.
-        changes: of the case; applied before the perturbation.
-        step: optimizer steps that are complete.
-        records: by now, in the order of execution.
-        paused: whether recorders look away.
-        place: returns where a plain output of a module lies, if whoever runs the program knows.
+        rank: number of the rank.
+        limits: selection of the values to record.
+        perturbation: perturbation of a reference; None changes no value.
+        changes: changes of the case; applied before the perturbation.
+        step: number of completed optimizer steps.
+        records: records so far, in order of execution.
+        paused: whether recorders are paused.
+        place: returns the region of a module's plain output, if the caller of the program knows it.
     """
 
     rank: int
@@ -180,11 +181,11 @@ class RecordLog:
         """Append a record.
 
         Args:
-            kind: of ``KINDS``.
+            kind: one of ``KINDS``.
             name: as in :class:`Record`.
-            value: an array that nobody else writes to, and its place.
+            value: an array that no other code writes to, with its region.
             module: as in :class:`Record`.
-            step: optimizer steps that were complete before; the log's by default.
+            step: number of optimizer steps completed before; the log's by default.
             site: as in :class:`Record`.
 
         Raises:
@@ -206,21 +207,21 @@ class RecordLog:
             self.records.append(kept)
 
     def count(self, kind: str, name: str) -> int:
-        """Return how many records of a kind and name this step has."""
+        """Return the number of records of a kind and name in this step."""
         return self._counts.get((kind, name, self.step), 0)
 
     def replayed(self, kind: str, name: str) -> Any | None:
-        """Return what the next record of a kind and name takes from the reference; None if it takes nothing."""
+        """Return the reference's value that replaces the next record of a kind and name; None if it is not replaced."""
         key = (kind, name, self.step, self.count(kind, name))
         own = self.limits.replay.get(self.rank, {}).get(key)
         return own if own is not None or self.perturbation is None else self.perturbation.decided(key)
 
     def forget(self, step: int) -> None:
-        """Forget how often names were recorded before ``step``: a recording may have any number of steps."""
+        """Discard counts of records before ``step``, since a recording may have any number of steps."""
         self._counts = {key: count for key, count in self._counts.items() if key[2] >= step}
 
     def drop(self, kind: str, step: int) -> None:
-        """Forget the records of ``kind`` of ``step``, which are then taken again."""
+        """Discard the records of ``kind`` of ``step``, which are then recorded again."""
         dropped = [record for record in self.records if record.kind == kind and record.step == step]
         self._size -= sum(record.value.nbytes for record in dropped)
         for name in [name for own, name, at in self._counts if (own, at) == (kind, step)]:
@@ -228,7 +229,7 @@ class RecordLog:
         self.records = [record for record in self.records if record.kind != kind or record.step != step]
 
     def move_to_start(self, kinds: Sequence[str], step: int) -> None:
-        """Put the records of ``kinds`` of ``step`` before all others: weights before training."""
+        """Move the records of ``kinds`` of ``step`` before all others: weights before training."""
         self.records.sort(key=lambda record: not (record.kind in kinds and record.step == step))
 
     def result(self) -> RankRecords:
@@ -267,7 +268,7 @@ def use_log(log: RecordLog) -> Iterator[RecordLog]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Inside, modules and optimizers run unseen, before the program trains; outside of a verification, as ever."""
+    """Pause recording inside this context, before the program trains; without a verification it does nothing."""
     log = _LOG.get()
     if log is None:
         yield
@@ -283,10 +284,10 @@ def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | No
     """Record a value of the program that is being verified; outside of a verification it does nothing.
 
     Args:
-        name: by which the value is compared with the single device's, and between ranks.
-        value: a tensor of the framework (a DTensor says its own placement), a NumPy array or a number.
-        placement: where the rank's part lies, if the value cannot tell: ``{"shape": (8, 6), "start": (4, 0)}`` of the
-            global value.
+        name: name by which the value is compared with the single device's, and between ranks.
+        value: a tensor of the framework (a DTensor has its own placement), a NumPy array or a number.
+        placement: position of the rank's shard if the value does not have it: global shape and first index, such as
+            ``{"shape": (8, 6), "start": (4, 0)}``.
 
     Raises:
         RecordingError: the value is not a tensor, array or number, or the records do not fit in memory.
@@ -316,7 +317,7 @@ def user_site(framework: str) -> str:
     """Return ``file:line`` of the innermost frame outside of a framework and this library; empty if there is none.
 
     Args:
-        framework: the folder of its package.
+        framework: folder of the framework's package.
     """
     frame: Any = inspect.currentframe()
     libraries = (framework, str(_PACKAGE), threading.__file__, "<")

@@ -1,7 +1,7 @@
-"""The values that a recorder takes from a run of a program, as plain data that can be sent between processes.
+"""The values that a recorder reads from a run of a program, as plain data that can be sent between processes.
 
-A recorder of a framework fills these on each rank, without any communication: a recorder that communicated would change
-the program it watches. The comparison puts the ranks' values together later.
+A framework's recorder fills these on each rank without communication, because communication would change the program
+that it watches. The comparison combines the ranks' values later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ that it chose in each row (:mod:`hyper_parallel.verify.engine.decisions`), rando
 
 
 OWN_GRADIENTS = "gradients as backward has left them"
-"""The note of a recorder that no optimizer was seen: the program may have reduced these gradients elsewhere."""
+"""Key of a recorder's note that no optimizer was seen: the program may have reduced these gradients elsewhere."""
 
 
 class RecordingError(HyperParallelError, ValueError):
@@ -68,7 +68,7 @@ class Pending:
 
     Attributes:
         reduction: ``sum``, ``avg``, ``max`` or ``min``.
-        ranks: over which it runs, in order.
+        ranks: ranks of the reduction, in order.
     """
 
     reduction: str
@@ -77,13 +77,13 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The box of a global tensor that a rank holds.
+    """The index box of a rank's shard in a global tensor.
 
     Attributes:
-        shape: of the global tensor.
+        shape: shape of the global tensor.
         start: first index of the box in each dim; its sizes are those of the value.
         pending: reductions that the value still awaits.
-        spans: if the value concatenates several pieces of a flattened tensor: the first element and the size of each;
+        spans: first element and size of each piece, if the value concatenates several pieces of a flattened tensor;
             empty for a box.
     """
 
@@ -94,28 +94,28 @@ class Region:
 
 
 def region_of(value: Any) -> Region:
-    """Return the box of a rank's part of ``value``, a DTensor of this library."""
+    """Return the box of the rank's shard of ``value``, a DTensor of this library."""
     layout = value._layout
     pending = tuple(Pending(reduction, tuple(layout.mesh.ranks_along((axis,)))) for axis, reduction in layout.partials)
     return Region(tuple(layout.shape), tuple(interval[0] for interval in layout.local_box()), pending)
 
 
 HALF_BITS = {"bfloat16": 16, "float16": 13}
-"""Trailing bits that are zero in numbers of half precision that are stored as float32."""
+"""Number of trailing zero bits in half-precision numbers that are stored as float32."""
 
 
 def used_bits(array: Any) -> int:
-    """Return the bits that are set in any number of a float32 array."""
+    """Return the bits that are set in at least one number of a float32 array."""
     return int(np.bitwise_or.reduce(np.ascontiguousarray(array).view(np.uint32), axis=None))
 
 
 class LocalValue(NamedTuple):
-    """A rank's part of a tensor, as a recorder reads it.
+    """A rank's shard of a tensor, as read by a recorder.
 
     Attributes:
         array: NumPy array: a copy of what this rank holds; bfloat16 and float16 as float32.
         region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
-        dtype: of the tensor where the array's is wider: ``bfloat16`` or ``float16``; else empty.
+        dtype: dtype of the tensor if the array's is wider: ``bfloat16`` or ``float16``; otherwise empty.
     """
 
     array: Any
@@ -133,13 +133,14 @@ class Record:
             there are several tensors, and `` (no_grad)`` after the path where the model was called for evaluation; for
             the optimizer's state the parameter's name, a colon and the entry, ``wq.weight:exp_avg``; for values what
             the user called them.
-        module: path of the module that it belongs to; empty for the model itself and for what belongs to none.
-        step: optimizer steps that were complete before, from 0; -1 before training.
-        call: how many records of this kind and name came before in the same step (micro-batches, modules called twice).
+        module: path of the module that it belongs to; empty for the model itself and for values without a module.
+        step: number of optimizer steps completed before, from 0; -1 before training.
+        call: number of earlier records of this kind and name in the same step (micro-batches, modules called twice).
         value: NumPy array: a copy of what this rank holds.
         region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
         site: ``file:line`` of the user's call where there is one (records, losses, clipping).
-        dtype: that the value was rounded to where the array's is wider: ``bfloat16`` or ``float16``; else empty.
+        dtype: dtype that the value was rounded to if the array's is wider: ``bfloat16`` or ``float16``; otherwise
+            empty.
     """
 
     kind: str
@@ -154,22 +155,22 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """Kind, name, step and call: the same for this value in other runs and on other ranks."""
+        """Kind, name, step and call, which are equal for this value in other runs and on other ranks."""
         return self.kind, self.name, self.step, self.call
 
     @property
     def is_initial_weight(self) -> bool:
-        """Whether it is a weight before training."""
+        """Whether the record is a weight before training."""
         return self.kind == "weight" and self.step == -1
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group that the program made; the axis of its mesh, if it named one.
+    """A process group that the program created, and its mesh axis if it has one.
 
     Attributes:
-        name: of the mesh axis, ``world``, or the group's description; never empty.
-        ranks: in order.
+        name: name of the mesh axis, ``world``, or the group's description; never empty.
+        ranks: ranks of the group, in order.
     """
 
     name: str
@@ -177,29 +178,29 @@ class Group:
 
 
 DRAWS = "passes over data loaders"
-"""The note of a list of :class:`LoaderPass`."""
+"""Key of the note with a list of :class:`LoaderPass`."""
 
 
 @dataclass
 class LoaderPass:
-    """One pass of a rank over a data loader: an epoch, unless the program leaves it before its end.
+    """One pass of a rank over a data loader: an epoch, unless the program stops it early.
 
     Attributes:
-        loader: number of the loader, in the order of their first passes on the rank.
-        number: of the pass over this loader, from 0.
-        dataset: name of its class.
-        sampler: name of the class that chooses the indices; empty if the loader has none.
+        loader: number of the loader, in order of the first passes on the rank.
+        number: number of the pass over this loader, from 0.
+        dataset: class name of the dataset.
+        sampler: class name of the sampler; empty if the loader has none.
         size: number of samples of the dataset; None if it has no length.
-        drops: whether the loader or its sampler leaves out an incomplete last batch.
+        drops: whether the loader or its sampler drops an incomplete last batch.
         replaces: whether the sampler draws with replacement.
-        reorders: whether the sampler shuffles by an epoch that the program sets.
-        step: optimizer steps that were complete at its beginning.
+        reorders: whether the sampler shuffles with an epoch number that the program sets.
+        step: number of optimizer steps completed at its start.
         site: ``file:line`` of the program's loop.
         trains: whether the model is trained with its samples; None if no model was called.
         indexed: whether samples have indices.
-        indices: what was drawn, in order.
-        last: number of indices in the last batch that was drawn.
-        complete: whether the sampler has come to its end.
+        indices: drawn indices, in order.
+        last: number of indices in the last batch drawn.
+        complete: whether the sampler was exhausted.
     """
 
     loader: int
@@ -225,10 +226,10 @@ class RankRecords:
 
     Attributes:
         rank: its number.
-        records: in the order of execution.
+        records: records in order of execution.
         groups: process groups that this rank belongs to.
-        notes: by subject, facts for messages: optimizer classes, frozen parameters, parameters that the optimizer does
-            not know, random draws.
+        notes: facts for messages by key: optimizer classes, frozen parameters, parameters that the optimizer does not
+            have, random draws.
     """
 
     rank: int
@@ -243,7 +244,7 @@ class Run:
 
     Attributes:
         ranks: records by rank.
-        settings: what was run and how, in words, for the report.
+        settings: settings of the run in words, for the report.
     """
 
     ranks: list[RankRecords]

@@ -1,7 +1,7 @@
-"""What a rank takes from the reference instead of its own: dropout masks, and choices such as those of top-k.
+"""Replacement of a rank's dropout masks, and of choices such as those of top-k, by those of the reference.
 
-A module that is recomputed in backward draws and decides again what it did in forward, and gets the same replacement:
-it is found by the values that the rank itself drew or chose from.
+A module that is recomputed in backward repeats the draws and choices of its forward, and gets the same replacement. The
+replacement is found by the values that the rank itself drew or chose from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Replayed:
     """The replacements of one rank.
 
     Args:
-        log: of the rank, whose limits or perturbation have them.
+        log: log of the rank, whose limits or perturbation have the replacements.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -28,13 +28,13 @@ class Replayed:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def instead_of(self, own: Any, kind: str, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
-        """Return what replaces the next mask or choice of a name, in its shape; None if it stays.
+        """Return the replacement of the next mask or choice of a name, in its shape; None if it is not replaced.
 
         Args:
-            own: the array by which a recomputation finds the replacement again.
+            own: array by which a recomputation finds the replacement again.
             kind: ``mask`` or ``choice``.
-            name: of the record.
-            shape: of the replacement; that of ``own`` by default.
+            name: name of the record.
+            shape: shape of the replacement; that of ``own`` by default.
         """
         found = self._log.replayed(kind, name)
         if found is None or np.shape(found) != (np.shape(own) if shape is None else shape):
@@ -43,12 +43,12 @@ class Replayed:
         return found
 
     def again(self, own: Any) -> Any | None:
-        """Return what :meth:`instead_of` returned for the same array; None if nothing did."""
+        """Return the earlier result of :meth:`instead_of` for the same array; None if there is none."""
         return self._known.get(_mark(own)) if self._known else None
 
 
 def _mark(array: Any) -> tuple[Any, ...]:
-    """Return a key that is the same for equal arrays."""
+    """Return a key that equal arrays share."""
     array = np.ascontiguousarray(array)
     return array.shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
 
@@ -61,7 +61,7 @@ def rows_along(array: Any, dim: int) -> Any:
 
 
 def unrolled(rows: Any, shape: tuple[int, ...], dim: int) -> Any:
-    """Return the array of ``shape`` whose :func:`rows_along` a dim these are."""
+    """Return the array of ``shape`` with these :func:`rows_along` a dim: the inverse of that function."""
     dim %= len(shape)
     others = tuple(size for place, size in enumerate(shape) if place != dim)
     return np.ascontiguousarray(np.moveaxis(np.asarray(rows).reshape(*others, shape[dim]), -1, dim))

@@ -1,4 +1,4 @@
-"""Sizes as products of symbols, so that a statement about them holds for every number that a symbol may stand for."""
+"""Sizes as products of symbols, so that a statement about them is valid for every value of the symbols."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["ONE", "Size", "product"]
 
 @dataclass(frozen=True)
 class Size:
-    """A number times symbols; or, where it is not a product, the symbols that it depends on.
+    """A number times symbols; or, if the size is not a product, the symbols that it depends on.
 
     Attributes:
         number: the factor.
-        symbols: of the product, sorted; one that occurs twice is squared.
-        formula: the text of what is not a product, or empty.
+        symbols: symbols of the product, sorted; a symbol that occurs twice is squared.
+        formula: text of a size that is not a product, otherwise empty.
     """
 
     number: int = 1
@@ -30,7 +30,7 @@ class Size:
         return Size(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
 
     def over(self, other: Size) -> Size | None:
-        """Return the quotient where it is a product as well, or None."""
+        """Return the quotient if it is a product too, otherwise None."""
         if self.formula or other.formula or not other.number or self.number % other.number:
             return ONE if self == other and self.formula else None
         rest = list(self.symbols)
@@ -41,11 +41,11 @@ class Size:
         return Size(self.number // other.number, tuple(rest))
 
     def value(self, values: Mapping[str, int]) -> int:
-        """Return the number that it is for these values of symbols; -1 for what is not a product."""
+        """Return the value for these values of symbols; -1 if the size is not a product."""
         return -1 if self.formula else self.number * math.prod(values[symbol] for symbol in self.symbols)
 
     def __str__(self) -> str:
-        """Return it as text."""
+        """Return the size as text."""
         if self.formula:
             return self.formula
         return "*".join([*([str(self.number)] if self.number != 1 or not self.symbols else []), *self.symbols])

@@ -1,4 +1,4 @@
-"""Sizes of the reference model, the result of a training step, and an optimizer that the harness watches."""
+"""Configuration of the reference model, result of a training step, and optimizer interface of the harness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LanguageModelConfig:
     """Sizes and choices of the reference transformer.
 
     Attributes:
-        vocab: number of tokens; 256 bytes and a few marks.
+        vocab: number of tokens: 256 bytes and a few special tokens.
         dim: width of the residual stream.
         layers: number of blocks.
         heads: query heads; a multiple of ``kv_heads``.
@@ -38,8 +38,8 @@ class LanguageModelConfig:
         ffn: inner width of the MLP.
         length: tokens per sequence.
         norm: ``rms`` or ``layer``.
-        tied: the head uses the embedding's weight.
-        bias: linear layers of the blocks carry a bias.
+        tied: whether the head uses the embedding's weight.
+        bias: whether the linear layers of the blocks have a bias.
         dtype: ``float64`` or ``float32``.
         eps: epsilon of the norms.
         rotary_base: base of the rotary embedding's frequencies.
@@ -88,22 +88,22 @@ class StepResult:
 
 
 class TrainingOptimizer(abc.ABC):
-    """An optimizer of one model's parameters, and what the verifier reads of it.
+    """An optimizer of one model's parameters, with the interface that the verifier reads.
 
     Attributes:
-        engine: what a user's step function calls: the framework's optimizer, or where gradients are values a callable
-            that takes them in the order of the parameters.
+        engine: object that a user's step function calls: the framework's optimizer, or, if gradients are values, a
+            callable that takes them in the order of the parameters.
     """
 
     engine: Any
 
     @abc.abstractmethod
     def __call__(self, result: StepResult) -> None:
-        """Apply one step, on the gradients of ``result``."""
+        """Apply one step with the gradients of ``result``."""
 
     @abc.abstractmethod
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
-        """Call ``before`` with the gradients by path at the start of every step; None where there is none."""
+        """Call ``before`` with the gradients by path at the start of every step; missing gradients are None."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def check_names(names: Sequence[str], wanted: Mapping[str, Any], caller: str) ->
     """Check that every key of ``wanted`` is in ``names``; ``caller`` starts the message.
 
     Raises:
-        ValueError: a key is not.
+        ValueError: a key is not among ``names``.
     """
     unknown = sorted(set(wanted) - set(names))
     if unknown:

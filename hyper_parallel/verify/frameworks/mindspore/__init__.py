@@ -1,1 +1,1 @@
-"""MindSpore for the harness."""
+"""Implementation of the harness interface for MindSpore."""

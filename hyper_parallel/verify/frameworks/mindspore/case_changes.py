@@ -1,7 +1,7 @@
 """Changes the case of a MindSpore program on one rank while it is recorded: weights, outputs, strides.
 
-Losses are not weighted, since MindSpore differentiates functions whose gradients may be reduced inside; parts of a
-batch are copies, so that inputs keep their values.
+Losses are not weighted, since MindSpore differentiates functions that may reduce gradients inside. Inputs keep their
+values, since shards of a batch are copies.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["AppliedChanges"]
 
 
 class AppliedChanges(BaseAppliedChanges):
-    """Applies the changes of a log to weights, strides of inputs, and outputs; notes properties of the case.
+    """Applies the changes of a log to weights, strides of inputs, and outputs; records properties of the case.
 
     Args:
-        log: of the rank; ``log.changes`` says what is changed.
+        log: log of the rank; ``log.changes`` has the changes.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -31,31 +31,31 @@ class AppliedChanges(BaseAppliedChanges):
         self._calls = 0
 
     def local_shape(self, parameter: Any) -> tuple[int, ...] | None:
-        """Return the shape of what this rank holds of a parameter; None if that is not a tensor."""
+        """Return the local shape of a parameter; None if it is not a tensor."""
         taken = read_tensor(parameter)
         return None if taken is None else taken.array.shape
 
     def write(self, parameter: Any, array: Any) -> None:
-        """Write an array into what this rank holds of a parameter."""
+        """Write an array into the local tensor of a parameter."""
         write_tensor(parameter, array)
 
     def output(self, name: str, output: Any) -> Any:
-        """Return a cell's output, multiplied by its factors; called after it was recorded.
+        """Return a cell's output multiplied by its factors; called after the output was recorded.
 
         Raises:
-            RecordingError: the output has another shape than the factors.
+            RecordingError: the shapes of the output and the factors differ.
         """
         factors = self.factors_of(name, tuple(output.shape)) if type(output) is Tensor else None
         return output if factors is None else output * Tensor(factors, dtype=output.dtype)
 
     def inputs(self, args: Any, kwargs: Any, *, evaluates: bool = False) -> tuple[Any, Any]:
-        """Return the arguments of a model, with other strides if that is asked for; note those of the first step.
+        """Return the arguments of a model, with other strides if requested; record those of the first step.
 
         Args:
-            args: of the call.
-            kwargs: likewise.
-            evaluates: whether the call is not differentiated, such as a call with gradients as arguments, which are not
-                samples.
+            args: positional arguments of the call.
+            kwargs: named arguments of the call.
+            evaluates: whether the call is not differentiated, for example because its arguments are gradients instead
+                of samples.
         """
         if self._log.changes.strided:
             args, kwargs = tree_map(_strided, (args, kwargs), CONTAINERS)
@@ -76,7 +76,7 @@ class AppliedChanges(BaseAppliedChanges):
             notes["contiguous inputs"] = notes.get("contiguous inputs", True) and bool(value.is_contiguous())
 
     def note_gradients(self, gradients: Any) -> None:
-        """Note the gradients that a backward returns, before the program can reduce them."""
+        """Record the gradients that a backward returns, before the program can reduce them."""
         if self._log.step or self._log.perturbation is not None:
             return
         digests = self._log.notes.setdefault("own gradients", {}).setdefault("all parameters", [])
@@ -86,7 +86,7 @@ class AppliedChanges(BaseAppliedChanges):
 
 
 def _strided(value: Any) -> Any:
-    """Return a matrix with the same values and other strides; other values as they are."""
+    """Return a matrix with the same values and other strides; other values are returned unchanged."""
     if type(value) is not Tensor or value.ndim < 2:
         return value
     last = value.ndim - 1

@@ -1,4 +1,4 @@
-"""What the harness asks of MindSpore: reference training, recording, draws by index."""
+"""MindSpore's implementation of the harness interface: reference training, recording, draws by index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["MindSporeHarness", "build"]
 
 
 class _Seeded(Function):
-    """A scalar whose gradient with respect to each of several tensors is exactly a seed."""
+    """A scalar function whose gradient with respect to each of several tensors is exactly a seed."""
 
     @staticmethod
     def forward(ctx: Any, seeds: list[Tensor], *outs: Tensor) -> Tensor:
@@ -54,17 +54,17 @@ class MindSporeHarness(HarnessPlatform):
     """Training by MindSpore's function transform and MindSpore's optimizers."""
 
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """By the calls of cells and optimizers, which are replaced meanwhile."""
+        """Record by replacing the calls of cells and optimizers."""
         from hyper_parallel.verify.frameworks.mindspore.hooks import recording
 
         return recording(log)
 
     def fingerprints(self) -> Fingerprints:
-        """By NumPy: the recorder reads tensors as arrays on the host."""
+        """Compute with NumPy: the recorder reads tensors as arrays on the host."""
         return _HostFingerprints()
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """This library's mesh: MindSpore has none."""
+        """Return this library's mesh, since MindSpore has none."""
         from hyper_parallel.core.dtensor.mesh import init_device_mesh
 
         return init_device_mesh(self.platform.device_type(), tuple(sizes), mesh_dim_names=tuple(names))
@@ -76,7 +76,7 @@ class MindSporeHarness(HarnessPlatform):
         seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
         wanted: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
-        """Differentiate one scalar that pulls every seed back at once: forward and backward run once."""
+        """Differentiate one scalar that pulls back all seeds at once: forward and backward run once."""
         leaves = [ops.stop_gradient(tensor) for tensor in inputs]
         positions = tuple(index for index, want in enumerate(wanted) if want)
         outs: list[Any] = []
@@ -101,37 +101,37 @@ class MindSporeHarness(HarnessPlatform):
         return outs, grads
 
     def writing_op(self, op: str) -> Callable[..., Any]:
-        """The kernel that writes its result into its first argument."""
+        """Return the kernel that writes its result into its first argument."""
         from hyper_parallel.platform.mindspore.ops.registry import writing_kernels
 
         return writing_kernels()[op]
 
     def reference_model(self, config: LanguageModelConfig) -> Any:
-        """The transformer of ``reference_model.py``."""
+        """Return the transformer of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.mindspore.reference_model import Transformer
 
         return Transformer(config)
 
     def reference_loss(self, logits: Any, labels: Any) -> Any:
-        """``ops.cross_entropy``."""
+        """Return the loss by ``ops.cross_entropy``."""
         from hyper_parallel.verify.frameworks.mindspore.reference_model import loss
 
         return loss(logits, labels)
 
     def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
-        """The regression of ``reference_model.py``."""
+        """Return the regression model of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.mindspore.reference_model import Regression
 
         return Regression(inputs, hidden, outputs, getattr(mindspore, dtype))
 
     def tutorial_step(self, training: Any) -> Any:
-        """The step of ``reference_model.py``."""
+        """Run the step of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.mindspore.reference_model import train_one_step
 
         return train_one_step(training)
 
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
-        """``set_data``: in-place arithmetic does nothing on MindSpore's CPU build."""
+        """Write by ``set_data``: in-place arithmetic has no effect on MindSpore's CPU build."""
         tensors = self.platform.parameters_dict(model)
         for path, cell in self.platform.get_cells_and_names(model):
             prefix = f"{path}." if path else ""
@@ -145,24 +145,24 @@ class MindSporeHarness(HarnessPlatform):
                 write_over(tensors[path], value)
 
     def trainable(self, model: Any) -> dict[str, Any]:
-        """Parameters that require grad."""
+        """Return the parameters that require grad."""
         parameters = self.platform.parameters_dict(model).items()
         return first_paths({path: parameter for path, parameter in parameters if parameter.requires_grad})
 
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
-        """``mint.nn.Linear``."""
+        """Return ``mint.nn.Linear``."""
         return mindspore.mint.nn.Linear(inputs, outputs, dtype=dtype)
 
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """The gradient, which is a value."""
+        """Return the gradient, which is a value."""
         return gradient
 
     def kept_operators(self) -> list[Any]:
-        """Products, by the names that MindSpore dispatches them under."""
+        """Return matrix products, by the names under which MindSpore dispatches them."""
         return ["MatMulExt", "Dense", "BatchMatMul", "MatMul"]
 
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
-        """``value_and_grad`` over the parameters."""
+        """Differentiate by ``value_and_grad`` over the parameters."""
         parameters = self.trainable(model)
         total: Any = None
         gradients: dict[str, Any] = {}
@@ -176,7 +176,7 @@ class MindSporeHarness(HarnessPlatform):
     def optimizer(
         self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
     ) -> MindSporeOptimizer:
-        """``nn.Momentum`` (``SGD`` takes no float64), ``experimental.optim.AdamW`` or the caller's."""
+        """Return ``nn.Momentum`` (``SGD`` rejects float64), ``experimental.optim.AdamW`` or the caller's optimizer."""
         parameters = self.trainable(model)
         values = list(parameters.values())
         if optimizer == "sgd":
@@ -192,14 +192,14 @@ class MindSporeHarness(HarnessPlatform):
         return MindSporeOptimizer(engine, parameters)
 
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
-        """The gradients are values."""
+        """Clip gradients, which are values."""
         del model
         return self.platform.clip_grad_norm_(list(gradients.values()), max_norm)
 
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
         """See :meth:`HarnessPlatform.on_device`; MindSpore has one device and one precision of products per process.
 
-        On CPU, a process that has computed nothing leaves its device alone.
+        On CPU, a process that has not computed anything keeps its device unset.
         """
         if device_type == "cpu":
             compute_on_cpu()
@@ -209,7 +209,7 @@ class MindSporeHarness(HarnessPlatform):
         return plain
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """By the memory pool of ``mindspore.runtime``, when all work is done."""
+        """Measure by the memory pool of ``mindspore.runtime``, after all work is complete."""
         del device_type
         mindspore.runtime.synchronize()
         mindspore.runtime.reset_peak_memory_stats()
@@ -221,30 +221,30 @@ class MindSporeHarness(HarnessPlatform):
         return most
 
     def missing_device(self, device_type: str) -> str:
-        """From what is installed, and from what became of MindSpore's plugin for Ascend."""
+        """Diagnose by the installed packages and by the state of MindSpore's plugin for Ascend."""
         if device_type == "cuda":
             return "this library uses MindSpore on cpu and npu: take --platform torch"
         return missing_ascend() or f"this process computes on {self.platform.device_type()}"
 
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
-        """Hooks of the dropout cells, as MindSpore does not intercept functions of plain tensors."""
+        """Replace the calls of dropout cells, since MindSpore cannot intercept functions of plain tensors."""
         return indexed_draws(active_dropouts(self.platform.get_cells_and_names(model)), place)
 
     def generator_state(self) -> bytes | None:
-        """MindSpore's CPU generators have no state to read."""
+        """Return None: the state of MindSpore's CPU generators cannot be read."""
         return None
 
     def advance_generator(self, shape: Sequence[int]) -> None:
-        """Nothing: the generator's state is not compared."""
+        """Do nothing: the generator's state is not compared."""
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
-        """Nothing can be watched: dropout cells draw by index, and other draws show when the run is repeated."""
+        """Watch nothing: dropout cells draw by index, and repeated runs reveal other draws."""
         del model
         return lambda: None
 
 
 class _HostFingerprints:
-    """Makes fingerprints of copies on the host, as MindSpore's recorder reads tensors."""
+    """Computes fingerprints of copies on the host, like MindSpore's recorder reads tensors."""
 
     def of(self, tensor: Any) -> Any:
         """Return the numbers of a tensor."""
@@ -281,5 +281,5 @@ class _HostFingerprints:
 
 
 def build(platform: Platform) -> MindSporeHarness:
-    """What the harness asks, for ``platform``."""
+    """Return the harness interface for ``platform``."""
     return MindSporeHarness(platform)

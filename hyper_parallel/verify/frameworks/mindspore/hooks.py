@@ -1,7 +1,7 @@
-"""Lets a recorder see the cells, differentiations and optimizers of the program that runs in a context.
+"""Connects a recorder to the cells, differentiations and optimizers of the program that runs in a context.
 
-MindSpore's hooks belong to single cells, so the calls of cells and optimizers are replaced in their classes, for the
-time of the recording. A process is one rank and runs one program at a time.
+MindSpore's hooks belong to single cells, so the calls of cells and optimizers are replaced in their classes during the
+recording. A process is one rank and runs one program at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     """Record the MindSpore program that runs inside this context into ``log``.
 
     Args:
-        log: of the rank; its perturbation, if any, is applied.
+        log: log of the rank; its perturbation, if any, is applied.
     """
     recorder, mode = Recorder(log), context.get_context("mode")
     replaced: list[tuple[Any, str, Any]] = []
@@ -56,10 +56,10 @@ def recording(log: RecordLog) -> Iterator[None]:
     for owner, name in places_of(serialization.save_checkpoint):
         replace(owner, name, lambda plain: _function(log, recorder.save, plain))
     replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))
-    # A recorded program compiles nothing, so the guard of jit, which serves these functions, is never called.
+    # A recorded program compiles nothing, so jit's guard, which calls these functions, never runs.
     for function, served in UNCOMPILED.items():
         replace(amp, function.__name__, functools.partial(_served, served))
-    if not log.limits.pretend:  # with --pretend these functions are replaced by correct ones
+    if not log.limits.pretend:  # --pretend replaces these functions by correct ones
         for defect in DEFECTS:
             replace(defect.owner, defect.name, functools.partial(reporting, log, defect))
     try:
@@ -74,7 +74,7 @@ def recording(log: RecordLog) -> Iterator[None]:
 
 @contextmanager
 def _pretended(log: RecordLog) -> Iterator[None]:
-    """Let the CPU stand in for the device that the log's limits name, if any, and note what was asked of it."""
+    """Let the CPU stand in for the device in the log's limits, if any, and record the calls that it replaced."""
     if not log.limits.pretend:
         yield
         return
@@ -89,7 +89,7 @@ def _pretended(log: RecordLog) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled(log: RecordLog) -> Iterator[None]:
-    """Let MindSpore run compiled functions and cells as they are written, in a process that is recorded."""
+    """Let MindSpore run compiled functions and cells uncompiled, in a recorded process."""
     before = os.environ.get("MS_JIT")
     os.environ["MS_JIT"] = "0"
     try:

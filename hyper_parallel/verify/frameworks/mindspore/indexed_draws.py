@@ -1,4 +1,4 @@
-"""Dropout cells on plain MindSpore tensors that draw as DTensors do: by the global index of an element."""
+"""Dropout cells on plain MindSpore tensors that draw like DTensors: by the global index of an element."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["active_dropouts", "indexed_draws"]
 
 
 def active_dropouts(cells: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the dropout cells that draw, with their paths."""
+    """Return the active dropout cells with their paths."""
     return [
         (path, cell)
         for path, cell in cells
@@ -24,11 +24,11 @@ def active_dropouts(cells: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 @contextmanager
 def indexed_draws(cells: list[tuple[str, Any]], place: Callable[[Any], tuple[Any, Any, Any]]) -> Iterator[None]:
-    """Let dropout ``cells`` draw from the stream of DTensors: their plain operand is a DTensor for the call.
+    """Let dropout ``cells`` draw from the random stream of DTensors: their operand becomes a DTensor for the call.
 
     Args:
         cells: paths and cells.
-        place: mesh, placements and global shape of a plain operand; called before the draw.
+        place: returns mesh, placements and global shape of a plain operand; called before the draw.
     """
 
     def drawing(construct: Callable[..., Any]) -> Callable[..., Any]:

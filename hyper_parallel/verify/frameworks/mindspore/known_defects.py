@@ -1,6 +1,6 @@
 """Known defects of MindSpore on the CPU: calls whose results are silently wrong, reported where a program makes them.
 
-The next defect is another entry of :data:`DEFECTS`.
+A new defect is one more entry of :data:`DEFECTS`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Defect(NamedTuple):
     """A call that MindSpore computes wrongly.
 
     Attributes:
-        owner: what has the function.
-        name: of the function there.
-        label: its full name.
+        owner: module or class that has the function.
+        name: name of the function there.
+        label: qualified name of the function.
         meets: whether a call with these arguments meets the defect.
-        words: what is wrong, and what to call instead.
+        words: description of the error, and the function to call instead.
     """
 
     owner: Any
@@ -81,11 +81,11 @@ DEFECTS = (
     Defect(Tensor, "__setitem__", "x[...] = y", _all_elements, _SHARED),
     *(Defect(Tensor, name, f"Tensor.{name}", _plain, _UNWRITTEN) for name in ("add_", "sub_", "mul_", "div_", "exp_")),
 )
-"""Measured on MindSpore 2.10; those that concern programs alone, since the library's own calls avoid them."""
+"""Defects measured on MindSpore 2.10. They affect only programs, since the library's own calls avoid them."""
 
 
 def reporting(log: RecordLog, defect: Defect, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``own`` such that a program's call that meets the defect is noted in ``log``, with its place."""
+    """Return ``own`` with a wrapper that records a program's call that meets the defect in ``log``, with its site."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the framework's own calls are not the program's

@@ -1,4 +1,4 @@
-"""Reads a rank's MindSpore tensor as a NumPy array and, where the tensor says so, its place in the global tensor."""
+"""Reads a rank's MindSpore tensor as a NumPy array, and its region in the global tensor if it is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["read_tensor", "write_tensor"]
 
 
 def read_tensor(value: Any) -> LocalValue | None:
-    """Return a copy of a rank's part of a tensor; None if ``value`` is not a tensor.
+    """Return a copy of a rank's shard of a tensor; None if ``value`` is not a tensor.
 
     Args:
         value: any object. A DTensor has a region, a plain tensor none; bfloat16 and float16 become float32.
@@ -27,7 +27,7 @@ def read_tensor(value: Any) -> LocalValue | None:
 
 
 def write_tensor(value: Any, array: Any) -> None:
-    """Write values into the memory of a tensor, or of the local tensor of a DTensor."""
+    """Write values into the storage of a tensor, or of the local tensor of a DTensor."""
     local = value._local if isinstance(value, DTensor) else value
     overwrite(local, array)
 

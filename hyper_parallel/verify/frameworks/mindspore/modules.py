@@ -1,4 +1,4 @@
-"""Cells of a MindSpore program: their names, without those of wrappers."""
+"""Names of the cells of a MindSpore program, without wrappers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hyper_parallel.verify.frameworks.contract.modules import BaseModelNames, jo
 __all__ = ["ModelNames", "is_wrapper"]
 
 _WRAPPED = ((nn.TrainOneStepCell, "network"), (nn.WithLossCell, "_backbone"), (nn.WithEvalCell, "_network"))
-"""Cells of MindSpore that train or evaluate a model, and the child in which they keep it."""
+"""Cells of MindSpore that train or evaluate a model, and the name of the child that is the model."""
 
 
 def is_wrapper(cell: nn.Cell) -> bool:
@@ -27,11 +27,11 @@ def _wrapped(cell: nn.Cell) -> Any:
 class ModelNames(BaseModelNames):
     """Names of the cells, parameters and buffers of a program's models.
 
-    They are the attributes that lead to a value: ``Parameter.name`` may be anything, and the same for two parameters.
+    A name is the path of attributes to a value, because ``Parameter.name`` is arbitrary and not unique.
     """
 
     def unwrapped(self, module: nn.Cell) -> nn.Cell:
-        """Return what a cell trains or evaluates in the end, or itself."""
+        """Return the innermost cell that a cell trains or evaluates, or the cell itself."""
         while _wrapped(module) is not None:
             module = _wrapped(module)
         return module
@@ -45,11 +45,11 @@ class ModelNames(BaseModelNames):
         return next(iter(model.get_parameters()), None) is not None
 
     def walk(self, root: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-        """Yield all cells of what ``root`` trains or evaluates, with their paths."""
+        """Yield all cells of the model that ``root`` trains or evaluates, with their paths."""
         yield from self.unwrapped(root).cells_and_names()
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return all parameters of the models by name, a shared one by its first."""
+        """Return all parameters of the models by name, shared ones by their first name."""
         return self._named("_params")
 
     def buffers(self) -> dict[str, Any]:

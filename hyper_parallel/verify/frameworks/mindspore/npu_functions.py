@@ -1,6 +1,6 @@
-"""Functions of MindSpore whose kernels exist on Ascend devices only, or are wrong on the CPU, computed from others.
+"""CPU implementations of MindSpore functions whose kernels exist only on Ascend devices, or are wrong on the CPU.
 
-They serve plain tensors: those of DTensors have kernels in the library.
+They are for plain tensors; DTensors use kernels of the library.
 """
 
 from __future__ import annotations
@@ -165,23 +165,23 @@ METHODS: dict[str, Callable[..., Any]] = {
     "sub_": lambda x, y, *, alpha=1: x - y * alpha,
     "zero_": lambda x: mint.zeros(tuple(x.shape), dtype=x.dtype),
 }
-"""Methods that write in place, by name: what each writes. On the CPU MindSpore's leave the tensor as it is."""
+"""In-place methods by name, each with the function of the written value. MindSpore's do not write on the CPU."""
 
 
 def written(method: str) -> Callable[..., Any]:
-    """Return the method of a plain tensor that writes what :data:`METHODS` computes and returns the tensor."""
+    """Return the method of a plain tensor that writes the value from :data:`METHODS` and returns the tensor."""
     compute = METHODS[method]
 
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         values = compute(self, *args, **kwargs).astype(self.dtype)
-        with get_platform().no_grad():  # what is written is a leaf or a buffer
+        with get_platform().no_grad():  # the written tensor is a leaf or a buffer
             return write_over(self, values)
 
     return write
 
 
 def to_empty(self: nn.Cell, *, device: str | None = None, **options: Any) -> Any:
-    """``Cell.to_empty`` that leaves the meta device for the CPU where none is named."""
+    """``Cell.to_empty`` that moves from the meta device to the CPU if no device is named."""
     return _TO_EMPTY(self, device=device or "CPU", **options)
 
 

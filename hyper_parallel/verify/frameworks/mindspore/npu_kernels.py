@@ -1,4 +1,4 @@
-"""Kernels that MindSpore has for Ascend devices only, computed on the CPU from operators that it has there."""
+"""CPU implementations of MindSpore kernels that exist only on Ascend devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rms_norm(x: Any, gamma: Any, epsilon: float = 1e-6) -> tuple[Any, Any]:
 def grouped_matmul(
     self: Any, x: Sequence[Any], weight: Sequence[Any], bias: Any = None, *others: Any, group_list: Any = None
 ) -> tuple[Any]:
-    """Multiply the rows of one matrix, group after group, by one matrix per group; ``group_list`` has their ends.
+    """Multiply each group of rows of one matrix by its own matrix; ``group_list`` has the ends of the groups.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) other forms of the operator.
@@ -56,12 +56,12 @@ def grouped_matmul(
 
 
 def moe_token_permute(tokens: Any, indices: Any, num_out_tokens: int | None = None, padded_mode: bool = False) -> Any:
-    """Return the rows of ``tokens`` in the order of their experts, and where each (token, choice) went.
+    """Return the rows of ``tokens`` in the order of their experts, and the position of each (token, choice).
 
     Args:
         tokens: matrix of tokens.
-        indices: expert per token and choice.
-        num_out_tokens: all by default.
+        indices: expert of each token and choice.
+        num_out_tokens: number of rows to return; all by default.
         padded_mode: not supported.
     """
     count = int(np.prod(indices.shape))
@@ -74,12 +74,12 @@ def moe_token_permute(tokens: Any, indices: Any, num_out_tokens: int | None = No
 
 
 def moe_token_unpermute(permuted: Any, went: Any, probs: Any = None, *others: Any) -> Any:
-    """Return per token the sum over its choices of their rows, each times its probability.
+    """Return for each token the sum of the rows of its choices, weighted by their probabilities.
 
     Args:
         permuted: rows in the order of their experts.
         went: the second result of :func:`moe_token_permute`.
-        probs: per token and choice; None for one choice of weight 1.
+        probs: probability of each token and choice; None for one choice of weight 1.
         others: not supported.
     """
     if any(others):
@@ -120,7 +120,7 @@ def attention(
 
 
 def _hidden(self: Any, mask: Any, rows: int, columns: int) -> Any:
-    """Return which scores are hidden, a boolean tensor that broadcasts to them; None for none."""
+    """Return a boolean tensor that broadcasts to the scores, True where masked; None if nothing is masked."""
     if self.sparse_mode in (_LEFT_UP, _RIGHT_DOWN):
         offset = columns - rows if self.sparse_mode == _RIGHT_DOWN else 0
         return Tensor(np.triu(np.ones((rows, columns), bool), 1 + offset))
@@ -135,7 +135,7 @@ def _hidden(self: Any, mask: Any, rows: int, columns: int) -> Any:
 
 
 def _repeated(x: Any, times: int) -> Any:
-    """Return ``x`` (batch, heads, length, width) with each head ``times`` times."""
+    """Return ``x`` (batch, heads, length, width) with each head repeated ``times`` times."""
     if times == 1:
         return x
     batch, heads, length, width = x.shape

@@ -1,4 +1,4 @@
-"""Optimizers of MindSpore as the verifier uses them."""
+"""Optimizers of MindSpore with the verifier's interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MindSporeOptimizer(TrainingOptimizer):
 
     Args:
         optimizer: MindSpore's.
-        parameters: that it trains, by path.
+        parameters: parameters that it trains, by path.
     """
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any]) -> None:
@@ -27,15 +27,15 @@ class MindSporeOptimizer(TrainingOptimizer):
         self._before: list[Callable[[dict[str, Any]], None]] = []
 
     def __call__(self, result: StepResult) -> None:
-        """Pass the gradients of ``result``."""
+        """Apply one step with the gradients of ``result``."""
         self._step([result.gradients[path] for path in self.parameters])
 
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
-        """Gradients are arguments of the step."""
+        """Watch the gradients, which are arguments of the step."""
         self._before.append(before)
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's own parameters; one that is named after a trained parameter is sharded like it."""
+        """Return the optimizer's own parameters; one that is named after a trained parameter is sharded like it."""
         trained = {parameter.name: (path, parameter) for path, parameter in self.parameters.items()}
         own = {id(parameter) for parameter in self.parameters.values()}
         values: dict[str, Any] = {}
@@ -51,7 +51,7 @@ class MindSporeOptimizer(TrainingOptimizer):
         return values
 
     def _step(self, gradients: Sequence[Any]) -> bool:
-        """Apply one step on ``gradients``, in the order of the parameters; return True, as MindSpore's do."""
+        """Apply one step with ``gradients`` in the order of the parameters; return True like MindSpore's optimizers."""
         by_path = dict(zip(self.parameters, gradients, strict=True))
         for before in self._before:
             before(by_path)
@@ -64,14 +64,14 @@ class MindSporeOptimizer(TrainingOptimizer):
 
 
 class _Engine:
-    """An optimizer whose steps are watched, as a function of the gradients or in a ``TrainOneStepCell``."""
+    """A watched optimizer, called with gradients directly or by a ``TrainOneStepCell``."""
 
     def __init__(self, step: Callable[[Sequence[Any]], bool], parameters: list[Any]) -> None:
         self._step = step
         self.parameters = parameters
 
     def __call__(self, gradients: Sequence[Any]) -> bool:
-        """Apply one step on ``gradients``, in the order of :attr:`parameters`."""
+        """Apply one step with ``gradients``, in the order of :attr:`parameters`."""
         return self._step(gradients)
 
 

@@ -1,4 +1,4 @@
-"""The CPU instead of Ascend devices: functions of MindSpore without a kernel there are computed from others."""
+"""Lets the CPU stand in for Ascend devices: replaces MindSpore functions that have no CPU kernel."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ hide_file(__file__)
 
 @contextmanager
 def pretended_npu() -> Iterator[Counter[str]]:
-    """Inside, programs for Ascend devices run on the CPU; the result counts the calls of what stands in, by name.
+    """Run programs for Ascend devices on the CPU inside; the result counts the calls of replacements by name.
 
-    It is entered before the program imports: modules keep the functions that they import by name.
+    Enter it before the program's imports, because modules keep functions that they import by name.
     """
     counts: Counter[str] = Counter()
     places = list(_stand_ins())
@@ -46,7 +46,7 @@ _INHERITED = object()
 
 
 def _stand_ins() -> Iterator[tuple[Any, str, str, Callable[..., Any]]]:
-    """Yield what holds each function, its name there, its full name, and what stands in for it."""
+    """Yield the owner of each function, its name there, its qualified name, and its replacement."""
     for path, function in npu_functions.FUNCTIONS.items():
         home, _, name = path.rpartition(".")
         yield operator.attrgetter(home)(mint) if home else mint, name, f"mint.{path}", function

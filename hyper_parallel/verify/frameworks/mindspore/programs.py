@@ -1,4 +1,4 @@
-"""MindSpore as the language of random programs: public calls and cells by name, their source, differentiation."""
+"""Implementation of the fuzz language for MindSpore: public calls and cells by name, their source, differentiation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ outputs times these. Nothing is differentiated twice: MindSpore 2.10 computes so
 tensors, so that a single device cannot be a reference."""
 
 DTYPES = ("float64", "float64", "float32", "float32", "float16")
-"""The dtypes that programs are drawn in; few kernels for CPU take bfloat16."""
+"""The dtypes of programs; few CPU kernels support bfloat16."""
 
 FUNCTIONS = {"cat": "mint.cat", "stack": "ops.stack", "maximum": "mint.maximum"}
 """The functions that idioms call."""
@@ -65,13 +65,13 @@ HEAD = "import mindspore, numpy, operator; from mindspore import Tensor, mint, n
 """The imports of a program."""
 
 COPY = "(lambda y: mint.logical_or(y, y) if y.dtype == mindspore.bool_ else y * 1)({})"
-"""A copy of a tensor as source."""
+"""Source of a copy of a tensor."""
 
 ASSERTION = (
     "assert (y.dtype, y.shape) == (z.dtype, z.shape) and "
     "numpy.allclose(y.asnumpy(), z.asnumpy(), {bound}, {bound}, equal_nan=True), (y, z)"
 )
-"""The comparison of a DTensor's values ``y`` with those of a plain tensor ``z`` as source."""
+"""Source that compares a DTensor's values ``y`` with those of a plain tensor ``z``."""
 
 _HOMES = {"mint": mint, "mint.nn.functional": mint.nn.functional, "ops": ops, "Tensor": Tensor}
 
@@ -118,21 +118,21 @@ def modules() -> dict[str, tuple[Sample, ...]]:
 def forms(
     op: str, arguments: Mapping[str, Any], canonical: Binder, *, writes: bool
 ) -> list[tuple[str, Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]]:
-    """Return the ways to write a call of a canonical operator.
+    """Return the public calls of a canonical operator.
 
-    MindSpore's functions say too little about their parameters: what fits is found by trying.
+    The signatures of MindSpore's functions are incomplete, so fitting calls are found by trial.
 
     Args:
         op: canonical name.
-        arguments: of the call, in canonical names, defaults included.
+        arguments: arguments of the call by canonical name, including defaults.
         canonical: the operator's parameters.
-        writes: calls that write their first operand.
+        writes: whether to return calls that write their first operand.
 
     Returns:
         pairs of a name for :func:`call_named`, and a function from arguments in canonical names to those of the call.
     """
     if writes:
-        return []  # on CPU MindSpore computes such a call and leaves the tensor as it was, or has no kernel
+        return []  # on CPU MindSpore has no kernel for such a call, or leaves the tensor unchanged
     ways = _ways(arguments, canonical)
     return [
         (f"{home}.{name}", way)
@@ -145,7 +145,7 @@ def forms(
 
 @cache
 def _public_names(op: str) -> tuple[str, ...]:
-    """Return what MindSpore may call an operator: as here, or as one of the names that it dispatches."""
+    """Return possible MindSpore names of an operator: the canonical name, or the names under which it is dispatched."""
     names = [op]
     for name, handler in handlers().items():
         if isinstance(handler, Spelling) and handler.entry.rule.op == op:
@@ -157,7 +157,7 @@ def _public_names(op: str) -> tuple[str, ...]:
 def _ways(
     arguments: Mapping[str, Any], canonical: Binder
 ) -> list[Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]:
-    """Return the ways to pass arguments: options by keyword, under each name that they may have; all in order."""
+    """Return the ways to pass arguments: options by keyword under each possible name, or all positionally."""
     parameters = canonical.parameters
     starred = canonical.starred
     passed = [name for name, value in arguments.items() if not _is_default(value, parameters[name].default)]
@@ -191,7 +191,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 @cache
 def call_named(name: str) -> Callable[..., Any]:
-    """Return a function, method, operator or cell by the name that a program has for it."""
+    """Return a function, method, operator or cell by its name in programs."""
     if name in _CELLS:
         return _cell_call(name)
     home, _, rest = name.rpartition(".")
@@ -208,7 +208,7 @@ def _cell_call(name: str) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         cell = _cell_class(name)(*args[:made])
-        # A cell's parameters cannot be tensors that another computation made, so that it is not called as a whole.
+        # A cell's parameters cannot be results of other computations, so the cell itself is not called.
         cell._params.update(zip(parameters, args[made + inputs :], strict=True))
         return cell.construct(*args[made : made + inputs])
 
@@ -216,7 +216,7 @@ def _cell_call(name: str) -> Callable[..., Any]:
 
 
 def settle() -> None:
-    """Wait for all calls, some of which raise their error only when a result is read."""
+    """Wait for all calls; some of them raise their error only when a result is read."""
     pynative_executor.sync()
 
 
@@ -224,7 +224,7 @@ def settle() -> None:
 
 
 def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
-    """Return a call as source, from its arguments as source."""
+    """Return the source of a call, from the sources of its arguments."""
     if name not in _CELLS:
         return call_source(name, args, kwargs)
     made, inputs, parameters, _ = _CELLS[name]
@@ -236,27 +236,27 @@ def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return an argument that is not a tensor as source."""
+    """Return the source of an argument that is not a tensor."""
     if isinstance(value, DType):
         return f"mindspore.{value.name}{'_' if value.name == 'bool' else ''}"
     return value_source(value)
 
 
 def values_of(array: Any, dtype: str) -> str:
-    """Return a tensor's values as source."""
+    """Return the source of a tensor's values."""
     numbers = repr(array.tolist()).replace("nan", "numpy.nan").replace("inf", "numpy.inf")
     shaped = f".reshape({tuple(array.shape)})" if 0 in array.shape else ""
     return f"Tensor(numpy.array({numbers}, numpy.{dtype}{'_' if dtype == 'bool' else ''}){shaped})"
 
 
 def leaf_source(text: str, *, requires_grad: bool) -> str:
-    """Return a tensor as it is: MindSpore gets what to differentiate by in the call that differentiates."""
+    """Return the source of the tensor itself: MindSpore's differentiating call names the leaves."""
     del requires_grad
     return text
 
 
 def detached_source(text: str) -> str:
-    """Return the tensor itself: it has no gradient."""
+    """Return the source of the tensor itself, which has no gradient."""
     return text
 
 
@@ -290,7 +290,7 @@ def body_source(
 
 
 def leaf(tensor: Any, *, requires_grad: bool) -> Any:
-    """Return the tensor itself: MindSpore gets what to differentiate by in the call that differentiates."""
+    """Return the tensor itself: MindSpore's differentiating call names the leaves."""
     del requires_grad
     return tensor
 
@@ -306,7 +306,7 @@ def state(tensor: Any) -> Any:
 
 
 def may_have_gradient(tensor: Any) -> bool:
-    """Whether a plain tensor is floating: MindSpore differentiates everything, constants with zeros."""
+    """Whether a plain tensor is floating-point: MindSpore differentiates everything, constants with zeros."""
     return bool(tensor.dtype in (mindspore.float16, mindspore.float32, mindspore.float64))
 
 
@@ -319,7 +319,7 @@ def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
 
 
 def moved(tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
-    """Return a plain tensor plus the values of ``array``; to its gradient is added what ``gradient`` says of it."""
+    """Return a plain tensor plus ``array``; the result of ``gradient`` is added to the gradient that passes it."""
     changed = tensor + Tensor.from_numpy(np.array(array, order="C")).astype(tensor.dtype)
     if gradient is not None and requires_grad(changed):
 
@@ -367,7 +367,7 @@ def gradients(
         else:
             _, grads = mindspore.value_and_grad(weighted, tuple(range(len(by))))(*by)
     except BaseException:
-        pynative_executor.clear_res()  # what a failed run leaves behind makes gradients of the next ones wrong
+        pynative_executor.clear_res()  # leftovers of a failed run make the gradients of later runs wrong
         raise
     grads = grads if isinstance(grads, tuple) else (grads,)
     return {("gradient", number): grad for number, grad in zip(differentiated, grads, strict=True)}

@@ -29,7 +29,7 @@ __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
 _BEFORE = -1  # the step of weights before training
-_RECOMPUTED = "._recompute_cell"  # the child in which a recomputed cell keeps what it computes
+_RECOMPUTED = "._recompute_cell"  # the child of a recomputed cell that does its computation
 _NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
 _Change = Callable[[Any], Any]
 _DROPOUTS = (nn.Dropout, mint_nn.Dropout)
@@ -39,7 +39,7 @@ class Recorder:
     """Fills the log of one rank; MindSpore's functions call it through ``hooks.py``.
 
     Attributes:
-        log: of the rank.
+        log: log of the rank.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -54,11 +54,11 @@ class Recorder:
         self._in_backward = False
         self._initial: dict[str, int] = {}
         self._perturbed: set[str] = set()
-        self._moved = 0  # the step before which weights moved last
+        self._moved = 0  # the step before which weights were perturbed last
         self._steps: dict[int, int] = {}
         self._stepped_at = ""
-        self._unrecorded: int | None = None  # the step whose weights are taken when the program goes on
-        self._stepped: set[int] = set()  # optimizers that have stepped since
+        self._unrecorded: int | None = None  # the step whose weights are recorded when the program continues
+        self._stepped: set[int] = set()  # optimizers that have made a step since then
         self._optimizers: list[Any] = []
         self._in_step = False
         self._changed = AppliedChanges(log)
@@ -68,7 +68,7 @@ class Recorder:
     # -- cells ---------------------------------------------------------------------------------------------------------
 
     def call(self, plain: Callable[..., Any], cell: nn.Cell, args: Any, kwargs: Any) -> Any:
-        """Call a cell and record its output; cells inside a backward or an optimizer are not the model's."""
+        """Call a cell and record its output; cells inside a backward or an optimizer do not belong to the model."""
         if self._in_backward or self._in_step:
             return plain(cell, *args, **kwargs)
         if isinstance(cell, ClipByGlobalNorm):
@@ -113,7 +113,7 @@ class Recorder:
         return changed
 
     def _observe_inputs(self, args: Any, kwargs: Any) -> None:
-        """Record the data that a model is called with; a cell that takes gradients is called with no data."""
+        """Record the data that a model is called with; a cell that takes gradients gets no data."""
         for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
             taken = read_tensor(value) if type(value) is Tensor and not self._evaluates else None
             if taken is not None:
@@ -135,17 +135,17 @@ class Recorder:
                 self.log.add("output", leaf_name, taken, module=path, site=user_site(_FRAMEWORK))
 
     def record_mask(self, path: str, output: Any) -> None:
-        """Record which elements a dropout kept."""
+        """Record the mask of a dropout."""
         taken = read_tensor(output)
         if taken is not None:
             self.log.add("mask", path or "(model)", taken._replace(array=taken.array != 0, dtype=""), module=path)
 
-    # -- what the program saves ----------------------------------------------------------------------------------------
+    # -- saved files ---------------------------------------------------------------------------------------------------
 
     def save(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record the floating tensors that the program saves, if their names end with a parameter's, and save them.
+        """Record the floating-point tensors that the program saves if their names end with a parameter's; save them.
 
-        Averages of weights and other copies that no cell and no optimizer has are seen here alone.
+        Averages of weights, and other copies outside of cells and optimizers, are only visible here.
         """
         known = set() if self._observes else set(self._parameters())
         for name, value in entries_of(args[0] if args else kwargs.get("save_obj")):
@@ -161,7 +161,7 @@ class Recorder:
     # -- differentiation and clipping ----------------------------------------------------------------------------------
 
     def forward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a function that is differentiated, and record its loss."""
+        """Run a function to differentiate, and record its loss."""
         outermost = not self._differentiating and not self._in_backward
         self._differentiating += 1
         try:
@@ -189,7 +189,7 @@ class Recorder:
         return gradients
 
     def imperative_backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run ``Tensor.backward``, and record what is differentiated as a loss."""
+        """Run ``Tensor.backward``, and record the differentiated tensor as a loss."""
         self._record_loss(args[0][0])
         before, self._in_backward = self._in_backward, True
         try:
@@ -198,7 +198,7 @@ class Recorder:
             self._in_backward = before
 
     def _record_norm(self, gradients: Sequence[Any], largest: float) -> None:
-        """Record the norm that this rank clips by, and the factor that clips."""
+        """Record the norm that this rank clips by, and the clipping factor."""
         squares = [np.sum(np.square(taken.array.astype(np.float64))) for taken in map(read_tensor, gradients) if taken]
         total = np.sqrt(np.sum(squares))
         site = user_site(_FRAMEWORK)
@@ -213,10 +213,10 @@ class Recorder:
     def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Run an optimizer's step; record gradients and rates before, and state after it.
 
-        Weights and buffers are recorded when the program goes on: at its next forward, or at its end.
+        Weights and buffers are recorded later: at the program's next forward, or at its end.
 
         Raises:
-            ProgramStopped: that was the last step to record.
+            ProgramStopped: the last step to record is complete.
         """
         if self._in_step:
             return plain(optimizer, *args, **kwargs)
@@ -266,10 +266,10 @@ class Recorder:
         limit = self.log.limits.steps
         if limit is not None and min(self._steps.values()) >= limit:
             self._end_step()
-            raise ProgramStopped  # here: an error inside a differentiated function leaves MindSpore differentiating
+            raise ProgramStopped  # not inside a differentiated function, which would stay in gradient mode
 
     def _end_step(self) -> None:
-        """Record the weights of the last step: now that the program goes on, it has changed what it wants to change."""
+        """Record the weights of the last step, now that the program has continued and completed its changes to them."""
         if self._unrecorded is None:
             return
         step, self._unrecorded = self._unrecorded, None
@@ -279,10 +279,10 @@ class Recorder:
             self.log.forget(step)
 
     def _names_of(self, optimizer: Any) -> list[str]:
-        """Names of the parameters of an optimizer, in its order.
+        """Return the names of an optimizer's parameters, in its order.
 
-        A parameter that no model has any more goes by the name of the one that has its ``Parameter.name`` now: an
-        optimizer that was made before the model's parameters were replaced trains such ones.
+        A parameter that no model has any more gets the name of the current parameter with the same ``Parameter.name``.
+        Such parameters occur if the model's parameters were replaced after the optimizer was created.
         """
         named = self._names.parameters()
         names = {id(value): name for name, value in named.items()}
@@ -294,7 +294,7 @@ class Recorder:
         ]
 
     def _state_of(self, optimizer: Any) -> list[tuple[str, Any]]:
-        """What the optimizer keeps for each parameter, as ``weight:moment1``."""
+        """Return the optimizer's state of each parameter, as ``weight:moment1``."""
         own = {value.name: name for value, name in zip(optimizer.parameters, self._names_of(optimizer), strict=True)}
         ids = {id(value) for value in optimizer.parameters}
         state = []
@@ -341,7 +341,7 @@ class Recorder:
         self.log.notes.update({"frozen parameters": frozen} if frozen else {})
 
     def _parameters(self) -> dict[str, Any]:
-        """Parameters of the models, and those that only an optimizer has."""
+        """Return the parameters of the models, and those that only an optimizer has."""
         named: dict[str, Any] = self._names.parameters()
         for optimizer in self._optimizers:
             for name, value in zip(self._names_of(optimizer), optimizer.parameters, strict=True):
@@ -361,7 +361,7 @@ class Recorder:
                 write_tensor(parameter, perturbation.moved(f"weight {name}", taken.array, taken.dtype))
 
     def _move_doubles(self) -> None:
-        """Move weights of float64 again in every step: optimizers round them to float32, which undoes what moved."""
+        """Perturb float64 weights in every step: optimizers round them to float32, which removes the perturbation."""
         perturbation, step = self.log.perturbation, self.log.step
         if perturbation is None or self._moved >= step:
             return
@@ -383,7 +383,7 @@ class Recorder:
         if perturbation is None or type(value) is not Tensor or not _is_perturbable(value):
             return value
         array = np.array(to_host(value))
-        # Added, not replaced: a tensor that an operation made keeps its gradient.
+        # The perturbation is added instead of replacing the tensor, so that the gradient of a computed tensor is kept.
         return value + Tensor(perturbation.moved(f"input {self._inputs}", array) - array)
 
     def rewrite(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -394,7 +394,7 @@ class Recorder:
         return made
 
     def _half_of(self, tensor: Any) -> str:
-        """Return the half precision that the numbers of a cell's output have been rounded to; empty for none."""
+        """Return the half-precision dtype that the numbers of a cell's output are rounded to; empty for none."""
         if tensor.dtype in HALF:
             return "bfloat16" if tensor.dtype == mindspore.bfloat16 else "float16"
         if not self._cast_to or type(tensor) is not Tensor or tensor.dtype != mindspore.float32:
@@ -403,7 +403,7 @@ class Recorder:
         return self._cast_to if used and not used & ((1 << HALF_BITS[self._cast_to]) - 1) else ""
 
     def _rounded_output(self, path: str, output: Any) -> Any:
-        """Note half-precision tensors of a cell's output, and perturb them and their gradients."""
+        """Record half-precision tensors of a cell's output, and perturb them and their gradients."""
         tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, Tensor)]
         if self._observes or not any(map(self._half_of, tensors)):
             return output
@@ -438,7 +438,7 @@ class Recorder:
 
 
 class _Rounded(Function):
-    """The output of a cell, changed as rounding could; so is its gradient."""
+    """Perturbs the output of a cell, and its gradient, within rounding error."""
 
     @staticmethod
     def forward(ctx: Any, value: Any, forward: _Change, backward: _Change) -> Any:
@@ -459,9 +459,9 @@ def _changed(tensor: Any, change: _Change) -> Any:
 
 
 def _group_name(name: str, ranks: tuple[int, ...]) -> str:
-    """The program's name of a group without the numbers that tell it from others: ``dp-3`` is an axis ``dp``.
+    """Return the program's name of a group without its distinguishing number: ``dp-3`` is an axis ``dp``.
 
-    ``new_group`` makes one up from a hash, which says nothing.
+    Names that ``new_group`` derives from a hash carry no information.
     """
     axis = re.sub(r"([-_.]?\d+)+$", "", name)
     made_up = name.startswith(("hccl_", "mccl_")) and re.fullmatch("[0-9a-f]{40}", name.rpartition("_")[2])
@@ -473,7 +473,7 @@ def _is_perturbable(tensor: Any) -> bool:
 
 
 def _rates(optimizer: Any) -> list[float]:
-    """Learning rates by group."""
+    """Return the learning rates by group."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is not None:  # the optimizers of mint and of mindspore.experimental
         return [float(group["lr"]) for group in groups]

@@ -1,7 +1,7 @@
-"""The reference transformer on MindSpore: ordinary single-device code that knows nothing of parallelism.
+"""The reference transformer on MindSpore: ordinary single-device code without parallelism.
 
-The same structure and the same parameter paths as on PyTorch. What MindSpore's CPU build has no kernel for (float64
-layer norm, embedding, log-softmax) is written with operators that it has, so one model runs on every device.
+It has the same structure and parameter paths as on PyTorch. Functions without a kernel in MindSpore's CPU build
+(float64 layer norm, embedding, log-softmax) are composed of other operators, so that one model runs on every device.
 Shapes: B batch, L length, D dim, K key/value heads, G query heads per key/value head, H head_dim, F ffn, V vocab.
 """
 
@@ -21,15 +21,15 @@ __all__ = ["Embedding", "Regression", "Transformer", "loss", "train_one_step"]
 
 
 class Embedding(mint.nn.Embedding):
-    """Rows of a table; by ``gather``, which every device has."""
+    """Embedding by ``gather``, which every device supports."""
 
     def construct(self, ids_BL: Any) -> Any:
-        """Row ``ids`` of the weight."""
+        """Return the rows ``ids`` of the weight."""
         return ops.gather(self.weight, ids_BL, 0)
 
 
 class RMSNorm(nn.Cell):
-    """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467), written out: there is no such cell."""
+    """Root-mean-square norm (Zhang and Sennrich, arXiv 1910.07467); MindSpore has no such cell."""
 
     def __init__(self, dim: int, eps: float, dtype: Any) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class RMSNorm(nn.Cell):
         self.weight = Parameter(mint.ones(dim, dtype=dtype))
 
     def construct(self, x_BLD: Any) -> Any:
-        """Scale every token to unit mean square, then by the weight."""
+        """Scale every token to unit mean square, and multiply by the weight."""
         return x_BLD * mint.rsqrt(mint.mean(x_BLD * x_BLD, -1, True) + self.eps) * self.weight
 
 
 class LayerNorm(nn.Cell):
-    """Layer norm (Ba et al., arXiv 1607.06450), written out: the CPU kernel knows no float64."""
+    """Layer norm (Ba et al., arXiv 1607.06450) of basic operators: the CPU kernel does not support float64."""
 
     def __init__(self, dim: int, eps: float, dtype: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class LayerNorm(nn.Cell):
         self.bias = Parameter(mint.zeros(dim, dtype=dtype))
 
     def construct(self, x_BLD: Any) -> Any:
-        """Every token to zero mean and unit variance, then the affine map."""
+        """Normalize every token to zero mean and unit variance, and apply the affine map."""
         centred_BLD = x_BLD - mint.mean(x_BLD, -1, True)
         variance_BL1 = mint.mean(centred_BLD * centred_BLD, -1, True)
         return centred_BLD * mint.rsqrt(variance_BL1 + self.eps) * self.weight + self.bias
@@ -70,7 +70,7 @@ class Attention(nn.Cell):
         self.o = mint.nn.Linear(wide, config.dim, bias=config.bias, dtype=dtype)
 
     def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:
-        """Mix tokens with those before them."""
+        """Attend to each token and the tokens before it."""
         q_BKGLH = self._heads(self.q(x_BLD), self.groups)
         k_BKGLH = self._heads(self.k(x_BLD), 1)
         v_BKGLH = self._heads(self.v(x_BLD), 1)
@@ -95,7 +95,7 @@ class SwiGLU(nn.Cell):
         self.down = mint.nn.Linear(config.ffn, config.dim, bias=config.bias, dtype=dtype)
 
     def construct(self, x_BLD: Any) -> Any:
-        """Widen, gate, narrow."""
+        """Apply the up projection, the gate and the down projection."""
         return self.down(mint.nn.functional.silu(self.gate(x_BLD)) * self.up(x_BLD))
 
 
@@ -108,13 +108,13 @@ class Block(nn.Cell):
         self.mlp_norm, self.mlp = _norm(config, dtype), SwiGLU(config, dtype)
 
     def construct(self, x_BLD: Any, cos_LH: Any, sin_LH: Any, mask_LL: Any) -> Any:
-        """One block."""
+        """Run one block."""
         h_BLD = x_BLD + self.attn(self.attn_norm(x_BLD), cos_LH, sin_LH, mask_LL)
         return h_BLD + self.mlp(self.mlp_norm(h_BLD))
 
 
 class Transformer(nn.Cell):
-    """Token numbers (B, L) to logits (B, L, V)."""
+    """Transformer from token numbers (B, L) to logits (B, L, V)."""
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Transformer(nn.Cell):
         self.register_buffer("mask", Tensor(causal_mask(config)))
 
     def construct(self, tokens_BL: Any) -> Any:
-        """Logits of the next token at every position."""
+        """Return the logits of the next token at every position."""
         x_BLD = self.embed(tokens_BL)
         for layer in self.layers:
             x_BLD = layer(x_BLD, self.cos, self.sin, self.mask)
@@ -139,7 +139,7 @@ class Transformer(nn.Cell):
 
 
 def loss(logits_BLV: Any, labels_BL: Any) -> Any:
-    """Mean cross-entropy; classes second, as MindSpore wants them, so that no dims are merged."""
+    """Return the mean cross-entropy; classes are dim 1, as MindSpore requires, so that no dims are merged."""
     return ops.cross_entropy(mint.transpose(logits_BLV, 1, 2), labels_BL)
 
 
@@ -182,22 +182,22 @@ class _Losses(ms.Callback):
         self.losses: list[Any] = []
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """Keep what the training step returned."""
+        """Keep the result of the training step."""
         self.losses.append(run_context.original_args().net_outputs)
 
 
 def train_one_step(training: Any) -> Any:
-    """Run ``Model.train`` over a dataset of one batch, save the model, and evaluate another that loads what was saved.
+    """Run ``Model.train`` over a dataset of one batch, save the model, and evaluate another that loads the checkpoint.
 
-    The optimizer was made before the first forward; ``TrainOneStepCell`` calls it, and a callback keeps the loss. The
-    trained model does not load: on one device MindSpore 2.10's compiled optimizers go on writing to the values that a
-    parameter had before.
+    The optimizer is created before the first forward; ``TrainOneStepCell`` calls it, and a callback keeps the loss. The
+    trained model itself does not load the checkpoint: on one device MindSpore 2.10's compiled optimizers continue to
+    write to the earlier values of a parameter.
 
     Args:
         training: a :class:`~hyper_parallel.verify.training_loop.Training` of one batch: inputs and targets.
 
     Returns:
-        the loss of the step, plus that of the model from the checkpoint.
+        the loss of the step, plus the loss of the model from the checkpoint.
     """
     losses, net, batch = _Losses(), training.model, training.batches[0]
     cell = nn.TrainOneStepCell(nn.WithLossCell(net, _squared_error), training.optimizer)
@@ -207,7 +207,7 @@ def train_one_step(training: Any) -> Any:
 
 
 def _restored(net: Any) -> Regression:
-    """Return a model of plain parameters from a checkpoint of ``net``."""
+    """Return a model with plain parameters from a checkpoint of ``net``."""
     other = Regression(*net.arguments)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "net.ckpt")
@@ -217,5 +217,5 @@ def _restored(net: Any) -> Regression:
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """The mean squared error; ``nn.MSELoss`` computes float64 in float32."""
+    """Return the mean squared error; ``nn.MSELoss`` computes float64 in float32."""
     return mint.mean(mint.square(output - target))

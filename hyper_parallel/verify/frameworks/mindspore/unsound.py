@@ -1,4 +1,4 @@
-"""Calls that random programs leave out, since MindSpore's own result is wrong or undefined; each with the reason."""
+"""Calls that random programs skip because MindSpore's own result is wrong or undefined, each with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEFT_OUT: Mapping[str, str] = {
     "write copy": "on CPU copy_ leaves some views as they were",
     **dict.fromkeys(("arithmetic clone", "arithmetic detach"), _NO_KERNEL),
 }
-"""Idioms that are left out, and why."""
+"""Idioms that are skipped, with the reason."""
 
 _WITH_EMPTY = """
 abs neg negative square sqrt exp expm1 log log1p sin cos tan sinh cosh tanh sigmoid sign floor ceil reciprocal relu erf
@@ -40,7 +40,7 @@ _UNSOUND_IN_FLOAT64 = {
 """Calls whose results are wrong in float64."""
 
 _UNSOUND_IN_FLOAT16 = {"lerp": "its gradient is float32"}
-"""Calls in float16 likewise."""
+"""Calls whose results are wrong in float16."""
 
 _OF_ONE = "of an axis of one element its gradient is that of rounding"
 _UNSOUND_OF_ONE = {
@@ -52,10 +52,10 @@ _UNSOUND_OF_ONE = {
     "layer_norm": _OF_ONE,
     **dict.fromkeys(("std_mean", "var_mean"), "the gradient of one element is NaN, also where only the mean is used"),
 }
-"""Calls with a dim of one element likewise."""
+"""Calls whose results are wrong with a dim of one element."""
 
 _UNSOUND_BROADCAST = {"cross": "it leaves elements unwritten"}
-"""Calls whose operands have several shapes likewise."""
+"""Calls whose results are wrong if the shapes of operands differ."""
 
 _UNSOUND = {
     "msort": "it sorts float64 as float32",
@@ -72,12 +72,12 @@ _UNSOUND = {
 
 
 def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-    """Return why MindSpore's own result of a call is nothing to compare with; nothing if it is sound.
+    """Return why MindSpore's own result of a call is not a valid reference; empty if it is valid.
 
     Args:
-        name: of the call.
-        shapes: of the operands.
-        dtype: of the program.
+        name: name of the call.
+        shapes: shapes of the operands.
+        dtype: dtype of the program.
     """
     sizes = {size for shape in shapes for size in shape}
     if 0 in sizes and name.rpartition(".")[2] not in _SERVE_EMPTY:
