@@ -1,1 +1,1 @@
-"""Recordings of runs: fingerprints of what every rank computes, written while it trains."""
+"""Recordings of runs: fingerprints of the values that every rank computes, written during training."""

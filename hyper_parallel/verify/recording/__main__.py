@@ -16,7 +16,7 @@ _BAD_INPUT = 2
 
 
 def main() -> None:
-    """Record the program that the arguments name, after the settings as JSON."""
+    """Record the program that the arguments name; they follow the settings, which are JSON."""
     settings, *words = sys.argv[1:]
     target, arguments = (" ".join(words[:2]), words[2:]) if words[0] == "-m" else (words[0], words[1:])
     try:

@@ -1,4 +1,4 @@
-"""Reads a log of PyTorch's DebugMode as a recording: what operators got and returned, by the hashes of their tensors.
+"""Reads a log of PyTorch's DebugMode as a recording: inputs and outputs of operators, by the hashes of their tensors.
 
 A log is the text that ``DebugMode.debug_string()`` returns after a run inside ``DebugMode.log_tensor_hashes()``. Each
 call has a line with shapes and ``# {'hash': ...}``; a module has one above the calls inside it, which are indented::
@@ -7,8 +7,9 @@ call has a line with shapes and ``# {'hash': ...}``; a module has one above the 
       aten::mm(t: f32[4, 8], t: f32[8, 3])  ->  t: f32[4, 3]  # {'input_hash': ((9.1, 4.2), {}), 'hash': 3.9}
 
 Each tensor becomes a record of the kind ``call`` with one or two numbers. The hash ``norm`` is the sum of magnitudes in
-float64; divided by the root of their number it is at most the norm, and moves by at most the norm of a difference, so
-it stands in the norm's place. The hash ``hash_tensor`` has 64 bits of the elements' bits; they are kept as two numbers.
+float64; divided by the square root of the number of elements, it is at most the norm, and changes by at most the norm
+of a difference. So it is used instead of the norm. The hash ``hash_tensor`` is a 64-bit hash of the elements' bits,
+which is kept as two numbers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _NO_NUMBER = "tensors whose hash is neither a number nor several"
 
 
 def is_log(path: Path) -> bool:
-    """Return whether a path is a file that may be a log: text, by its name."""
+    """Return whether a path may be a log: a file with the suffix of a text."""
     return path.suffix in (".log", ".txt") and path.is_file()
 
 
@@ -56,16 +57,16 @@ def logs_in(folder: Path) -> dict[int, Path]:
 
 
 def read_log(path: Path, label: str, rank: int = 0, size: int = 1) -> RankRecording:
-    """Return what a rank's log has, in the form of a recording.
+    """Return the content of a rank's log, in the form of a recording.
 
     Args:
-        path: of the log.
+        path: path of the log.
         label: ``A`` or ``B``, for messages.
-        rank: whose log it is.
+        rank: the rank of the log.
         size: number of ranks.
 
     Raises:
-        InputError: (a ValueError) the file is no such log, or has no hash.
+        InputError: (a ValueError) the file is not a log of DebugMode, or has no hash.
     """
     log = _Log()
     try:
@@ -92,12 +93,12 @@ def read_log(path: Path, label: str, rank: int = 0, size: int = 1) -> RankRecord
 
 @dataclass
 class _Log:
-    """The lines so far.
+    """The state of reading a log line by line.
 
     Attributes:
-        records: of their tensors.
-        left_out: how many tensors were left out, by the reason.
-        step: optimizer steps that have begun.
+        records: records of the tensors so far.
+        left_out: number of skipped tensors, by reason.
+        step: number of optimizer steps that have started.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -109,7 +110,7 @@ class _Log:
     _kernel: tuple[str, str] = ("", "")
 
     def take(self, line: str) -> bool:
-        """Add a line; return whether it is one of a log."""
+        """Add a line; return whether it belongs to a log."""
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if not text:
@@ -133,14 +134,14 @@ class _Log:
         return any((scope, kernel, call, _PLACED.match(text)))
 
     def _call(self, name: str, args: str, results: str | None, text: str) -> None:
-        """Add the tensors of a call; a placement of DTensors has none."""
+        """Add the tensors of a call; calls with placements of DTensors have none."""
         for key, what, tensors in (("input_hash", "argument {} of ", args), ("hash", "result{} of ", results or "")):
             found = re.search(rf"'{key}': (.+?)(?:, '\w+': |\}}$)", text)
             if found:
                 self._add(f"{what}{name}", list(_tensors(tensors)), found[1])
 
     def _kernel_ran(self, when: str, text: str) -> None:
-        """Add the tensors of a kernel of Triton, before or after it ran."""
+        """Add the tensors of a Triton kernel, before or after it ran."""
         for name, _, number in (each.partition(": ") for each in re.split(r", (?=\w+: )", text)):
             tensor = next(_tensors(self._kernel[1].partition(f"{name}=")[2]), ("float64", ()))
             self._add(f"argument {name} of {self._kernel[0]}{when}", [tensor], number)
@@ -149,15 +150,15 @@ class _Log:
         """Add one record for each tensor.
 
         Args:
-            name: of the tensors, with a place for the number of each.
-            tensors: dtypes and shapes; none where the log has none.
-            text: of the hashes.
+            name: name of the tensors, with a placeholder for the number of each.
+            tensors: dtypes and shapes; empty if the log has none.
+            text: text of the hashes.
         """
         try:
             numbers = list(_leaves(ast.literal_eval(_NOT_FINITE.sub(r"'\g<0>'", text))))
         except (ValueError, SyntaxError):
             numbers = []
-        if not numbers and text == "None":  # a call that returned no tensor
+        if not numbers and text == "None":  # a call without output tensors
             return
         count = sum(isinstance(number, float) for number in numbers) or len(numbers)  # one norm for each tensor
         known = tensors or [("float64", ())] * count

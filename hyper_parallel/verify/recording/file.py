@@ -1,7 +1,7 @@
-"""The file of one rank: lines of JSON, each of them complete or not there.
+"""The file of one rank: lines of JSON, each of which is complete or absent.
 
-The first line is the header, then each record has a line, and the last says how the recording ended. Lines are appended
-by single writes, so a process that is killed leaves whole lines and at most one without its end, which is dropped.
+The first line is the header, then each record has a line, and the last line states how the recording ended. Lines are
+appended by single writes, so a killed process leaves complete lines and at most one truncated line, which is dropped.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Version of the format; another one is refused. Recordings of format 1 have gradients before clipping, too."""
+"""Version of the format; other versions are refused. Recordings of format 1 also have gradients before clipping."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _END = b'{"end":'
 
 _END_ROOM = 4096
-"""Bytes of the limit that are kept for the last line."""
+"""Number of bytes of the limit that are reserved for the last line."""
 
 
 def file_of_rank(folder: Path, rank: int) -> Path:
@@ -49,7 +49,7 @@ def file_of_rank(folder: Path, rank: int) -> Path:
 
 
 def is_blank(path: Path) -> bool:
-    """Return whether a rank's file has ended without a record: its program failed before it trained."""
+    """Return whether a rank's file has ended without a record, because its program failed before training."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -61,9 +61,9 @@ class RankFile:
     """The file of this rank, opened when the first line is written.
 
     Args:
-        folder: which is made.
-        limit: bytes that the file may take.
-        header: returns the header, once the world is known; ``rank`` names the file.
+        folder: folder of the file; it is created if needed.
+        limit: largest size of the file in bytes.
+        header: function that returns the header, called when the world is known; its ``rank`` determines the file name.
     """
 
     def __init__(self, folder: Path, limit: int, header: Callable[[], Mapping[str, Any]]) -> None:
@@ -72,7 +72,7 @@ class RankFile:
         self._written = 0
 
     def write(self, lines: Iterable[str]) -> bool:
-        """Append lines that fit under the limit; return whether all did.
+        """Append the lines that fit under the limit; return whether all did.
 
         Raises:
             RecordingError: the folder cannot be written to, or has a recording of this rank.
@@ -90,7 +90,7 @@ class RankFile:
         return fits
 
     def close(self, ended: Mapping[str, Any]) -> None:
-        """Append how the recording ended, and close the file."""
+        """Append the reason why the recording ended, and close the file."""
         descriptor = self._open()
         self._append(descriptor, f"{json.dumps({'end': ended})}\n".encode())
         os.close(descriptor)
@@ -111,7 +111,7 @@ class RankFile:
             if not self._folder.is_dir():
                 self._folder.mkdir(parents=True)
         except OSError as error:
-            if not self._folder.is_dir():  # another rank has made it meanwhile
+            if not self._folder.is_dir():  # another rank has created it meanwhile
                 msg = f"{self._folder} cannot be made: {error.strerror}"
                 raise RecordingError(msg) from None
         try:
@@ -132,17 +132,17 @@ def line_of(shown: Mapping[str, Any], numbers: list[float]) -> str:
     """Return the line of a record.
 
     Args:
-        shown: what :func:`shown_record` returns.
-        numbers: of its fingerprint.
+        shown: the result of :func:`shown_record`.
+        numbers: numbers of its fingerprint.
     """
     return _ENCODER.encode({**shown, "numbers": numbers})
 
 
 def shown_record(record: Record, dtype: str, whole: Any | None) -> dict[str, Any]:
-    """Return the fields of a record's line except the numbers; of the value, only the shape is read.
+    """Return the fields of a record's line except the numbers; only the shape of the value is used.
 
     Args:
-        record: its value has the shape of the tensor.
+        record: the record, whose value has the shape of the tensor.
         dtype: of the tensor.
         whole: all elements as a NumPy array, or None.
     """
@@ -167,13 +167,13 @@ def shown_record(record: Record, dtype: str, whole: Any | None) -> dict[str, Any
 
 @dataclass
 class RankRecording:
-    """What a rank's file has.
+    """The content of a rank's file.
 
     Attributes:
         header: version, host, dtype and the like.
         records: values are :class:`Fingerprint`.
-        end: how the recording ended; None if the process was killed or is still running.
-        cut: whether the last line was cut off, and dropped.
+        end: the reason why the recording ended; None if the process was killed or is still running.
+        cut: whether the last line was truncated, and dropped.
     """
 
     header: dict[str, Any]
@@ -187,7 +187,7 @@ def read_header(path: Path, label: str) -> dict[str, Any]:
     """Return the header of a rank's file.
 
     Raises:
-        InputError: it has none, or another version's.
+        InputError: it has no header, or one of another version.
     """
     with path.open("rb") as file:
         first = file.readline()
@@ -211,7 +211,7 @@ def read_header(path: Path, label: str) -> dict[str, Any]:
 
 
 def read_rank(path: Path, label: str) -> RankRecording:
-    """Return what a rank's file has, without a last line that was cut off.
+    """Return the content of a rank's file, without a truncated last line.
 
     Raises:
         InputError: as in :func:`read_header`, or a line is damaged.

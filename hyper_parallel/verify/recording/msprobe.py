@@ -1,7 +1,7 @@
-"""Reads a dump of Ascend's msprobe as a recording: what modules and functions got and returned, and gradients.
+"""Reads a dump of Ascend's msprobe as a recording: inputs, outputs and gradients of modules and functions.
 
-A dump is ``step0/rank0/dump.json`` and the like, where the process joined no world ``step0/proc123/dump.json``. Under
-``data`` it has, in the order of execution, ``Module.PATH.CLASS.forward.CALL`` (``Cell`` in MindSpore) and
+A dump consists of files such as ``step0/rank0/dump.json``, or ``step0/proc123/dump.json`` if the process joined no
+world. Under ``data`` it has, in the order of execution, ``Module.PATH.CLASS.forward.CALL`` (``Cell`` in MindSpore) and
 ``Functional.linear.CALL.forward``, each with its tensors: dtype, shape, ``Max``, ``Min``, ``Mean`` and ``Norm``, and
 for the task ``tensor`` the file with the elements.
 
@@ -12,7 +12,8 @@ for the task ``tensor`` the file with the elements.
 | arguments, and results of functions | value; the first argument of a step is its input |
 | ``input`` and ``output`` of backward | gradients of outputs and of inputs |
 
-Calls of a function are counted in the module that calls it (``construct.json``), so another call elsewhere moves none.
+Calls of a function are counted per calling module (``construct.json``), so additional calls in other modules do not
+shift the numbers.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ _NO_STATISTICS = "values of which the dump has no statistics, such as checksums 
 
 
 def is_dump(folder: Path) -> bool:
-    """Return whether a folder has folders of steps, as a dump has."""
+    """Return whether a folder has folders of steps, like a dump."""
     return any(_STEP.fullmatch(each.name) and each.is_dir() for each in folder.iterdir())
 
 
 def read_dump(folder: Path, label: str) -> list[RankRecording]:
-    """Return what each rank has dumped, in the form of a recording.
+    """Return the dump of each rank, in the form of a recording.
 
     Args:
-        folder: that has the folders of steps.
+        folder: folder that contains the folders of steps.
         label: ``A`` or ``B``, for messages.
 
     Raises:
@@ -125,11 +126,11 @@ class _Dump:
     """The dump of a rank in a step.
 
     Attributes:
-        folder: of ``dump.json``.
+        folder: folder of ``dump.json``.
         label: ``A`` or ``B``.
-        step: its number.
-        follows: whether the step before it was dumped, or there is none: its weights are those after that step.
-        left_out: how many values were left out, by the reason.
+        step: number of the step.
+        follows: whether the previous step was dumped or does not exist: the weights are those after that step.
+        left_out: number of skipped values, by reason.
     """
 
     folder: Path
@@ -161,7 +162,7 @@ class _Dump:
             raise InputError(msg) from None
 
     def _json(self, path: Path) -> dict[str, Any]:
-        """Return what a file has; nothing where msprobe was told to write none."""
+        """Return the content of a file; empty if msprobe was configured not to write it."""
         try:
             found = json.loads(path.read_bytes()) if path.is_file() else {}
         except (ValueError, RecursionError):
@@ -172,7 +173,7 @@ class _Dump:
         return found
 
     def records(self) -> Iterator[Record]:
-        """Yield what the step has, in the order of execution; its weights first."""
+        """Yield the records of the step in the order of execution, with its weights first."""
         found = [record for name, entry in self._data.items() for record in self._entry(name, entry)]
         first = next((each for each in found if each.kind == "value" and each.name.startswith("input ")), None)
         found.sort(key=lambda each: each.kind != "weight" and not each.name.startswith("parameter "))
@@ -203,7 +204,7 @@ class _Dump:
             return
         for kind, own, tensor in self._tensors(what, "output" if module else "value", label, entry):
             if kind == "weight" and module and module[3] not in (None, "0"):
-                continue  # of a further call: the same weights
+                continue  # a further call has the same weights
             words = (kind, own, path, self.step)
             if kind == "weight":
                 words = (
@@ -224,7 +225,7 @@ class _Dump:
                 yield from (("gradient", f"{label}.{name}", tensor) for _, tensor in _leaves("", tree))
             return
         if what == "backward":
-            for which, of in (("input", "output"), ("output", "input")):  # what backward gets are gradients of outputs
+            for which, of in (("input", "output"), ("output", "input")):  # the inputs are gradients of outputs
                 for place, tensor in _leaves("", entry.get(which) or []):
                     yield "gradient", f"{of} {place} of {label}", tensor
             return
@@ -238,7 +239,7 @@ class _Dump:
             yield result, label if len(results) == 1 and place == "0" else f"{label}[{place}]", tensor
 
     def _fingerprint(self, tensor: Mapping[str, Any]) -> Fingerprint | None:
-        """Return what the dump has of a tensor; None if that is nothing."""
+        """Return the fingerprint of a tensor from its numbers in the dump; None if there are none."""
         shape, dtype = tuple(int(size) for size in tensor["shape"]), str(tensor["dtype"]).rpartition(".")[2].lower()
         given = {name: float(tensor[name]) for name in _STATISTICS if tensor.get(name) is not None}
         size = int(np.prod(shape, dtype=np.int64))
@@ -248,11 +249,11 @@ class _Dump:
         if whole is not None:
             return replace(fingerprint_of(whole, dtype), whole=whole)
         numbers = np.full(len(NUMBERS), np.nan)
-        if not dtype.startswith("complex"):  # of which the statistics are those of magnitudes
+        if not dtype.startswith("complex"):  # their statistics are those of magnitudes
             numbers[LEAST], numbers[LARGEST] = given.get("Min", np.nan), given.get("Max", np.nan)
             numbers[NOT_FINITE] = 0 if np.isfinite(numbers[[LEAST, LARGEST]]).all() else np.nan
-        if dtype.startswith(("float", "bfloat")):  # of integers, a framework adds up in float32
-            # the norm of finite numbers overflows in half precision
+        if dtype.startswith(("float", "bfloat")):  # frameworks sum integers in float32
+            # the norm of finite numbers may overflow in half precision
             numbers[NORM] = given["Norm"] if np.isfinite(given.get("Norm", np.nan)) else np.nan
             numbers[SUM] = size * given["Mean"] if np.isfinite(given.get("Mean", np.nan)) else np.nan
         known = {place for place in (NORM, SUM, NOT_FINITE) if not np.isnan(numbers[place])}
@@ -260,14 +261,14 @@ class _Dump:
         return Fingerprint(numbers, shape, dtype, known=tuple(sorted(known))) if known else None
 
     def _elements(self, name: str | None, shape: tuple[int, ...]) -> Any | None:
-        """Return the elements of a tensor whose file is there."""
+        """Return the elements of a tensor if its file exists."""
         path = self.folder / "dump_tensor_data" / Path(name or "none").name
         if not name or not path.is_file():
             if name:
                 self.left_out["elements of tensors whose files are missing"] += 1
             return None
         try:
-            # numpy.load refuses objects by default
+            # by default, numpy.load refuses objects
             array = np.load(path) if path.suffix == ".npy" else harness_of(get_torch_platform()).saved_array(path)
         except (ValueError, EOFError, OSError) as error:
             msg = f"{self.label}: {path} is not a complete file of one tensor; nothing of it was executed"
@@ -279,7 +280,7 @@ class _Dump:
 
 
 def _leaves(place: str, tree: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tensors of an argument, each with its place, such as ``0`` or ``0.mask``."""
+    """Yield the tensors of an argument, each with its position, such as ``0`` or ``0.mask``."""
     if isinstance(tree, dict) and "dtype" in tree and "shape" in tree:
         yield place, tree
     elif isinstance(tree, (dict, list)):
@@ -288,12 +289,12 @@ def _leaves(place: str, tree: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _pending(tensor: Mapping[str, Any], shape: tuple[int, ...]) -> Region | None:
-    """Return the region of a DTensor that awaits a reduction, which is no value yet; None for all others."""
+    """Return the region of a DTensor with a pending reduction, which is not a value yet; None for all others."""
     partial = [each["Partial"]["reduce_op"] for each in tensor.get("placements", ()) if "Partial" in each]
     return Region(shape, (0,) * len(shape), (Pending(str(partial[0]), ()),)) if partial else None
 
 
 def _site(lines: Any) -> str:
-    """Return the user's line of a stack, the innermost that is not of an installed package."""
+    """Return the user's line of a stack: the innermost one outside installed packages."""
     found = (_SITE.match(line) for line in lines if "site-packages" not in line.partition(", line ")[0])
     return next((f"{Path(line[1]).name}:{line[2]}" for line in found if line), "")

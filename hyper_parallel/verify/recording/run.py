@@ -1,4 +1,4 @@
-"""``record_run``: records the program that runs inside a block, on every rank that runs it."""
+"""``record_run``: records the program that runs inside a block, on every rank."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ def record_run(
 ) -> Iterator[None]:
     """Record the training inside the block, on every rank that runs it, for ``hyper-parallel verify diff``.
 
-    Each rank appends fingerprints of what it computes to a file of its own. A process that is killed leaves all but the
-    last of them. Inside a verification, and in msrun's scheduler, the block does nothing. Recorded are inputs of
-    models, outputs of modules, losses, gradients when the optimizer sees them, and parameters and buffers after each
-    step; on PyTorch also collectives that add up tensors and go through ``torch.distributed``.
+    Each rank appends fingerprints of its values to its own file. If a process is killed, only its last fingerprints are
+    lost. Inside a verification, and in msrun's scheduler, the block does nothing. Recorded are inputs of models,
+    outputs of modules, losses, gradients when the optimizer reads them, and parameters and buffers after each step. On
+    PyTorch, collectives of ``torch.distributed`` that sum tensors are recorded as well.
 
     Args:
-        folder: of the recording; it may exist, without files of this rank.
-        steps: number of optimizer steps after which nothing is recorded; the program goes on. None records all.
-        every: of these, record the first step and each ``every``-th after it.
+        folder: folder of the recording; it may exist, but not with files of this rank.
+        steps: number of optimizer steps after which recording stops, but not the program; with None, all steps are
+            recorded.
+        every: interval of steps: of these, the first and each ``every``-th after it are recorded.
         whole: patterns of names, such as ``layers.0.*``, of tensors to record with all elements.
-        limit: bytes that the file of a rank may take.
-        platform: ``torch`` or ``mindspore``: whose modules and optimizers train. None takes the one that
+        limit: largest size of a rank's file in bytes.
+        platform: ``torch`` or ``mindspore``: the framework of the modules and optimizers. With None, the one that
             ``use_platform`` or the environment has chosen, or that the file with the block imports.
 
     Raises:
@@ -83,7 +84,7 @@ def record_run(
     sink = FingerprintSink(file, settings, fingerprints, stop)
     log.limits = RecordLimits(sink=sink, observe=True)
     if (launched is not None and launched.rank is not None) or fingerprints.world() is not None:
-        file.write(())  # refuse a folder that has a recording before the program trains
+        file.write(())  # refuse a folder with a recording before the program trains
     ended = _ENDED
     try:
         with harness.recording(log):
@@ -104,7 +105,8 @@ def _framework(given: str | None) -> str:
     """Return the framework that trains in the block.
 
     Raises:
-        RecordingError: the name is unknown, or several frameworks are imported and the block's file does not tell.
+        RecordingError: the name is unknown, or several frameworks are imported and the block's file does not determine
+            one.
     """
     if given is not None and given not in FRAMEWORKS:
         msg = f"platform is {given!r}; it must be {' or '.join(FRAMEWORKS)}"

@@ -1,4 +1,4 @@
-"""Takes the records of a rank that is observed, and writes their fingerprints to its file."""
+"""Receives the records of an observed rank, and writes their fingerprints to its file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["RECORDED", "FingerprintSink", "RecordingSettings"]
 
 RECORDED = ("input", "output", "value", "loss", "collective", "norm", "gradient", "weight", "buffer", "rate")
-"""Kinds of records that a recording has."""
+"""Kinds of values in a recording."""
 
 _WAITING = 256
-"""Fingerprints that wait on a device at most until they are written."""
+"""Largest number of fingerprints that wait on a device to be written."""
 
 
 @dataclass(frozen=True)
 class RecordingSettings:
-    """What of a run is recorded.
+    """The settings of a recording.
 
     Attributes:
-        steps: optimizer steps after which nothing more is recorded; None records all.
-        every: of the steps, the first and each ``every``-th after it are recorded.
+        steps: number of optimizer steps after which recording stops; with None, all steps are recorded.
+        every: interval of steps: the first and each ``every``-th after it are recorded.
         whole: patterns of names of tensors that are recorded with all elements, too.
-        limit: bytes that the file of a rank may take.
+        limit: largest size of a rank's file in bytes.
     """
 
     steps: int | None = None
@@ -45,14 +45,14 @@ class RecordingSettings:
 
 @dataclass
 class FingerprintSink:
-    """Writes fingerprints; keeps nothing but what waits to be written.
+    """Writes fingerprints; only those that are not written yet are in memory.
 
     Attributes:
-        file: of the rank.
-        settings: what is recorded.
-        fingerprints: the framework's.
-        stop: called when nothing more will be recorded.
-        left_out: how many records were left out, by the reason.
+        file: file of the rank.
+        settings: settings of the recording.
+        fingerprints: the framework's computation of fingerprints.
+        stop: called when recording stops.
+        left_out: number of skipped records, by reason.
     """
 
     file: RankFile
@@ -66,11 +66,11 @@ class FingerprintSink:
 
     @property
     def folder(self) -> str:
-        """Nothing is written to a scratch folder."""
+        """An empty path: no scratch folder is used."""
         return ""
 
     def take(self, record: Record) -> Record | None:
-        """Keep the fingerprint of a record, whose value is the program's own tensor or a NumPy array."""
+        """Keep the fingerprint of a record whose value is the program's own tensor or a NumPy array."""
         if record.kind not in RECORDED or self.stopped:
             return None
         if self.settings.steps is not None and record.step >= self.settings.steps:
@@ -94,7 +94,7 @@ class FingerprintSink:
         return None
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting fingerprints."""
         waiting, vectors = self._waiting, self._vectors
         self._waiting, self._vectors = [], []
         if not waiting or self.stopped:
@@ -105,7 +105,7 @@ class FingerprintSink:
             self._end(f"all after the limit of {self.settings.limit} bytes")
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Nothing comes back from a recording."""
+        """Do nothing: a recording adds no notes."""
 
     def _end(self, reason: str) -> None:
         self.flush()

@@ -26,11 +26,11 @@ class Recording:
     """A recording.
 
     Attributes:
-        folder: where it is.
+        folder: folder of the recording.
         label: ``A`` or ``B``.
-        ranks: by rank.
+        ranks: content of the files, by rank.
         is_dump: whether msprobe has written it.
-        is_log: whether PyTorch's DebugMode has.
+        is_log: whether PyTorch's DebugMode has written it.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Recording:
 
     @property
     def run(self) -> Run:
-        """Its records; values are fingerprints."""
+        """The recorded run; its values are fingerprints."""
         return Run([rank.records for rank in self.ranks])
 
     @property
@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def words(self) -> str:
-        """What was recorded, where, and on how many ranks."""
+        """Description of the recording: program, place and number of ranks."""
         if self.is_dump:
             return f"dump of msprobe {self.folder} of {self.framework}, {count_words('rank', len(self.ranks))}"
         if self.is_log:
@@ -70,11 +70,11 @@ class Recording:
 
     @property
     def steps(self) -> set[int]:
-        """Steps of which every rank has records."""
+        """The steps with records of every rank."""
         return set.intersection(*(rank.steps for rank in self.ranks))
 
     def notes(self) -> list[str]:
-        """Return what the recording lacks, in words."""
+        """Return what the recording lacks, a sentence each."""
         found = []
         cut = [rank.records.rank for rank in self.ranks if rank.cut]
         if cut:
@@ -97,16 +97,16 @@ class Recording:
 
 
 def read_recording(folder: str | Path, label: str) -> Recording:
-    """Return the recording in a folder, or what is read of a dump of msprobe or of logs of DebugMode there.
+    """Return the recording in a folder, which may also be a dump of msprobe or have logs of DebugMode.
 
     Args:
-        folder: that :func:`~hyper_parallel.verify.record_run`, ``hyper-parallel record`` or msprobe has written, or
-            that has logs of ranks, ``rank-0.log``; or the log of one rank.
+        folder: folder written by :func:`~hyper_parallel.verify.record_run`, ``hyper-parallel record`` or msprobe, or
+            with logs of ranks, ``rank-0.log``; or the log of one rank.
         label: ``A`` or ``B``, for messages.
 
     Raises:
-        InputError: (a ValueError) the folder has no recording, one of another format, of several runs, or without the
-            files of some ranks; or a file is damaged.
+        InputError: (a ValueError) the folder has no recording, or one of another format or of several runs; or files of
+            ranks are missing or damaged.
     """
     path = Path(folder)
     if is_log(path):
