@@ -15,18 +15,18 @@ from hyper_parallel.verify.reduce.solver import Sizes
 __all__ = ["Cost", "estimated_cost", "parameters"]
 
 _UNGATED = ("gpt", "opt", "bloom", "falcon", "phi-msft")
-"""How the types of models begin whose feed-forward layers have two matrices."""
+"""Prefixes of the types of models whose feed-forward layers have two matrices."""
 _ATTENTION_PERIODS = ("attn_layer_period", "full_attention_interval")
 _EXPERT_PERIODS = ("expert_layer_period", "decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step")
 _EXPERT_LISTS = ("moe-layer-freq", "mlp_layer_types")
 _BYTES = 16
-"""Of a parameter in float32, with its gradient and the two states of Adam."""
+"""Bytes per parameter in float32, with its gradient and the two states of Adam."""
 _REPEATS = 4
-"""Runs on one rank: the reference, and its repeats that measure rounding."""
+"""Number of runs on one rank: the reference, and its repeats that measure rounding."""
 _STEPS = 3
 _START_SECONDS = 12.0
 _LAYER_SECONDS = 0.02
-"""Of a layer, an optimizer step and a run, whatever its size; as much again for every two experts."""
+"""Seconds per layer, optimizer step and run, independent of sizes; the same again for every two experts."""
 _MATRIX = 256
 
 
@@ -35,9 +35,9 @@ class Cost:
     """An estimate.
 
     Attributes:
-        parameters: of the model.
-        bytes: of all simulated ranks, with gradients and optimizer states.
-        seconds: of a verification of three steps.
+        parameters: number of the model's parameters.
+        bytes: memory of all simulated ranks, with gradients and optimizer states.
+        seconds: duration of a verification of three steps.
         rate: floating-point operations per second of this machine, measured.
     """
 
@@ -48,14 +48,14 @@ class Cost:
 
 
 def estimated_cost(document: Document, sizes: Sizes, pattern: Pattern, ranks: int, tokens: int) -> Cost:
-    """Estimate the verification of a training of three steps on simulated ranks.
+    """Estimate the cost of verifying three training steps on simulated ranks.
 
     Args:
-        document: says which matrices there are.
-        sizes: of the model, by role.
-        pattern: of its layers.
-        ranks: of the mesh.
-        tokens: of a step.
+        document: configuration that determines which matrices exist.
+        sizes: sizes of the model, by role.
+        pattern: pattern of its layers.
+        ranks: number of ranks of the mesh.
+        tokens: number of tokens of a step.
     """
     count, rate = parameters(document, sizes, pattern), _measured_rate()
     runs = ranks + _REPEATS
@@ -65,7 +65,7 @@ def estimated_cost(document: Document, sizes: Sizes, pattern: Pattern, ranks: in
 
 
 def _measured_rate() -> float:
-    """Return how many floating-point operations a second of a product of matrices makes here, on one core."""
+    """Return the floating-point operations per second of a matrix product here, on one core."""
     matrix = np.ones((_MATRIX, _MATRIX), dtype=np.float32)
     best = math.inf
     for _ in range(5):
@@ -76,10 +76,10 @@ def _measured_rate() -> float:
 
 
 def parameters(document: Document, sizes: Sizes, pattern: Pattern) -> int:
-    """Return about how many parameters a model has: matrices, without biases and norms.
+    """Return the approximate number of parameters of a model: matrices, without biases and norms.
 
     Args:
-        document: says which matrices there are.
+        document: configuration that determines which matrices exist.
         sizes: by role.
         pattern: of the layers.
     """

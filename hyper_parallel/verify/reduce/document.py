@@ -1,4 +1,4 @@
-"""A configuration file: its values by key, and its text with some of them replaced."""
+"""A configuration file: its values by key, and its text with some values replaced."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Document:
-    """A configuration as it stands in a file.
+    """The content of a configuration file.
 
     Attributes:
-        name: of the file, for messages.
+        name: name of the file, for messages.
         format: one of ``FORMATS``.
-        text: of the file.
+        text: text of the file.
         values: numbers, texts and lists by key; keys of nested tables are joined by dots.
-        spans: where the text has each value; empty for JSON, which is written anew.
+        spans: position of each value in the text; empty for JSON, which is written anew.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Document:
     spans: Mapping[str, Span] = field(default_factory=dict)
 
     def with_values(self, changed: Mapping[str, Any]) -> str:
-        """Return the text with other values of some keys; everything else is as it was.
+        """Return the text with new values of some keys; all other text is unchanged.
 
         Args:
             changed: new values, by keys of :attr:`values`.
 
         Raises:
-            InputError: (a ValueError) a value stands where it cannot be replaced.
+            InputError: (a ValueError) a value is in a position where it cannot be replaced.
         """
         if self.format == "huggingface":
             return _json_with(self.text, changed)
@@ -60,7 +60,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a configuration, in the format that its name and content tell.
+    """Read a configuration; its name and content determine the format.
 
     Raises:
         InputError: (a ValueError) the file cannot be read, or is not a configuration.
@@ -143,7 +143,7 @@ _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 
 
 def _read_megatron(path: Path, text: str) -> Document:
-    """Read arguments of a command line, of a file of arguments, or of a script of a shell with its variables."""
+    """Read the arguments of a command line, of a file of arguments, or of a shell script with its variables."""
     values: dict[str, Any] = {}
     spans: dict[str, Span] = {}
     uncommented = _COMMENT.sub(lambda comment: " " * len(comment[0]), text)
@@ -168,7 +168,7 @@ _LINE = re.compile(r"( *)(- +)?([\w.-]+):(?: +(?:&\S+ *)?(\[[^\]#]*\]|\"[^\"]*\"
 
 
 def _read_yaml(path: Path, text: str) -> Document:
-    """Read nested mappings of scalars, a line each; what stands in sequences or other notations is left alone."""
+    """Read nested mappings of scalars, one line each; sequences and other notations are skipped."""
     values: dict[str, Any] = {}
     spans: dict[str, Span] = {}
     parents: list[tuple[int, str]] = []
@@ -202,7 +202,7 @@ def _read_yaml(path: Path, text: str) -> Document:
 
 
 def _scalar(text: str) -> Any:
-    """Return what a value is: a number, true or false, nothing, a list of integers, or a text."""
+    """Return the value of a text: a number, true or false, None, a list of integers, or a text."""
     if re.fullmatch(r"-?\d+", text):
         return int(text)
     if re.fullmatch(r"\[\s*(-?\d+\s*(,\s*-?\d+\s*)*)?\]", text):
@@ -212,7 +212,7 @@ def _scalar(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    """Return a value as every format of text writes it."""
+    """Return a value in the notation that all text formats share."""
     return f'"{value}"' if isinstance(value, str) and value.isidentifier() else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The keys of configurations, by format: which number is a model's hidden size, which is a mesh axis."""
+"""The keys of configurations, by format: for example, the key of a model's hidden size, or of a mesh axis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS: Final = {
     "megatron": "arguments of Megatron",
     "mindformers": "a YAML of MindFormers",
 }
-"""Formats, and what they are called in messages."""
+"""Formats, and their names in messages."""
 
 AXES: Final = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "dp_shard")
 AXIS_KEYS: Final = {
@@ -37,15 +37,15 @@ AXIS_KEYS: Final = {
     "expert_parallel_degree": "ep", "expert-model-parallel-size": "ep", "expert_parallel": "ep",
     "data_parallel_replicate_degree": "dp_replicate", "data_parallel_shard_degree": "dp_shard", "data_parallel": "dp",
 }  # fmt: skip
-"""Keys of the sizes of axes, of all formats."""
+"""Keys of the sizes of axes, in all formats."""
 HEAD: Final = ("head_dim", "nope", "rope", "v_head", "linear_key_dim", "linear_value_dim", "index_dim")
-"""Widths of one head."""
+"""Keys of widths of one head."""
 
 WIDTHS: Final = (
     "hidden", "intermediate", "moe_intermediate", "shared_intermediate", "q_lora", "kv_lora", "dt_rank", "state",
     "vocab",
 )  # fmt: skip
-"""Widths of the model."""
+"""Keys of widths of the model."""
 
 NEEDED: Final = {
     "huggingface": ("layers", "hidden", "heads", "vocab"),
@@ -53,7 +53,7 @@ NEEDED: Final = {
     "megatron": ("layers", "hidden", "heads"),
     "mindformers": ("layers", "hidden", "heads"),
 }
-"""Sizes without which a file is not a configuration of the format."""
+"""Sizes that a file must have to be a configuration of the format."""
 
 ROLES: Final[dict[str, dict[str, str]]] = {
     "huggingface": {
@@ -103,12 +103,12 @@ ROLES: Final[dict[str, dict[str, str]]] = {
         "first_k_dense_replace": "dense_layers", "pp_interleave_num": "virtual",
     },
 }  # fmt: skip
-"""By format: the last word of a key, and the role of its number."""
+"""By format: the last part of a key, and the role of its number."""
 
 BATCHES: Final = ("local_batch_size", "micro-batch-size", "batch_size")
-"""Keys of the samples of a rank in a forward."""
+"""Keys of the number of samples per rank in a forward."""
 MICRO_BATCHES: Final = ("micro_batch_num", "gradient_accumulation_steps")
-"""Keys of the forwards of a step."""
+"""Keys of the number of forwards per step."""
 SPLIT_BY_HAND: Final = (
     "pipeline-model-parallel-layout", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
     "pipeline_parallel_split_points", "module_fqns_per_model_part", "pipeline_parallel_layers_per_stage", "offset",
@@ -126,11 +126,11 @@ PERIODS: Final = (
     "attn_layer_period", "expert_layer_period", "full_attention_interval", "decoder_sparse_step", "moe_layer_freq",
     "interleave_moe_layer_step", "sliding_window_pattern", "no_rope_layer_interval", "moe-layer-freq",
 )  # fmt: skip
-"""Keys that say after how many layers the pattern of layers repeats."""
+"""Keys of the number of layers after which the pattern of layers repeats."""
 
 _SIZE = re.compile(r"(^|[_-])(n|num|size|dim|rank|width|length|heads|layers|channels|experts|chunk|kernel)([_-]|$)")
 
 
 def looks_like_a_size(key: str) -> bool:
-    """Return whether a key of an integer names a size, as far as its words tell."""
+    """Return whether a key of an integer is the name of a size, judged by its words."""
     return _SIZE.search(key.rpartition(".")[2]) is not None

@@ -1,4 +1,4 @@
-"""The pattern of a model's layers, and the fewest layers that have all of it on every pipeline stage."""
+"""The pattern of a model's layers, and the fewest layers that contain it on every pipeline stage."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 __all__ = ["Pattern", "fewest_layers", "frequencies", "frequency_text"]
 
 _DENSE = 2
-"""Leading dense layers that remain: the first one, and one that follows another."""
+"""Number of leading dense layers that are kept: the first one, and one that follows another."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which layers a model has.
+    """The kinds of a model's layers.
 
     Attributes:
-        layers: their number.
-        dense: of these, the first that are dense where the others have experts.
-        periods: after how many layers a kind of layer returns, by key.
+        layers: number of layers.
+        dense: number of leading layers that are dense while the others have experts.
+        periods: number of layers after which a kind of layer repeats, by key.
         lists: the kind of each layer, by key.
     """
 
@@ -33,7 +33,7 @@ class Pattern:
 
     @property
     def period(self) -> int:
-        """After how many layers everything repeats, as far as it does: irregular lists are left out."""
+        """The number of layers after which the pattern repeats, without irregular lists."""
         kinds = (*self.periods.values(), *map(_period, self.lists.values()))
         return math.lcm(*(kind for kind in kinds if kind))
 
@@ -44,7 +44,7 @@ class Pattern:
 
 
 def _period(kinds: Sequence[Any]) -> int:
-    """Return the shortest period of a list that has it at least twice; 0 if there is none."""
+    """Return the shortest period that a list contains at least twice; 0 if there is none."""
     for period in range(1, len(kinds) // 2 + 1):
         if all(one == other for one, other in zip(kinds, kinds[period:], strict=False)):
             return period
@@ -52,14 +52,14 @@ def _period(kinds: Sequence[Any]) -> int:
 
 
 def fewest_layers(pattern: Pattern, stages: tuple[int, int]) -> Pattern:
-    """Return a pattern of fewer layers that has every kind of layer.
+    """Return a pattern of fewer layers with every kind of layer.
 
-    Every stage has a period of the pattern, and at least two layers; leading dense layers are at most two. The layers
-    are divided evenly by the stages if they were.
+    Every stage has a period of the pattern, and at least two layers; there are at most two leading dense layers. The
+    stages divide the layers evenly if they divide those of the large model evenly.
 
     Args:
         pattern: of the large model.
-        stages: pipeline stages of the large model, and of the small one.
+        stages: numbers of pipeline stages of the large model and of the small one.
     """
     big, small = stages
     start, length = _window(pattern)
@@ -76,9 +76,9 @@ def fewest_layers(pattern: Pattern, stages: tuple[int, int]) -> Pattern:
 
 
 def _window(pattern: Pattern) -> tuple[int, int]:
-    """Return the first layer that remains, and how many follow the dense ones at least.
+    """Return the first layer that is kept, and the minimum number of layers after the dense ones.
 
-    Of irregular lists that is the shortest range with each kind of layer, and each kind next to each other kind.
+    For irregular lists, this is the shortest range with each kind of layer and each pair of adjacent kinds.
     """
     start = max(pattern.dense - _DENSE, 0)
     start -= start % pattern.period
@@ -100,7 +100,7 @@ _RUNS = re.compile(r"\(?(\[\d\](\*\d+)?(\+\[\d\](\*\d+)?)*)\)?(\*\d+)?")
 
 
 def frequencies(text: Any) -> list[int] | None:
-    """Return the kinds of layers that Megatron's ``([0]*3+[1]*58)`` means; None if it is something else."""
+    """Return the kinds of layers in Megatron's notation ``([0]*3+[1]*58)``; None for other texts."""
     found = _RUNS.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
     if found is None:
         return None
@@ -109,6 +109,6 @@ def frequencies(text: Any) -> list[int] | None:
 
 
 def frequency_text(kinds: Sequence[int]) -> str:
-    """Return kinds of layers as Megatron writes them."""
+    """Return kinds of layers in Megatron's notation."""
     runs = [f"[{kind}]*{len(list(run))}" for kind, run in itertools.groupby(kinds)]
     return f"({'+'.join(runs)})"

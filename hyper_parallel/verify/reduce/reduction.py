@@ -1,4 +1,4 @@
-"""Makes a small configuration of a large one: the values that change, and what they mean."""
+"""Makes a small configuration from a large one: the changed values and their roles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyper_parallel.verify.reduce.structure import Structure, read_structure
 __all__ = ["Reduction", "reduce_document"]
 
 _TOKENS = 16
-"""The least limit of positions."""
+"""Smallest limit of positions."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Reduction:
     """A small configuration.
 
     Attributes:
-        structure: of the large configuration.
-        sizes: of the small one, by role.
-        pattern: of its layers.
-        changed: new values by key.
-        left: keys of numbers that look like sizes and are left as they are.
+        structure: structure of the large configuration.
+        sizes: sizes of the small configuration, by role.
+        pattern: pattern of its layers.
+        changed: new values, by key.
+        left: keys of numbers that look like sizes but are not changed.
     """
 
     structure: Structure
@@ -48,7 +48,7 @@ def reduce_document(document: Document, mesh: Mapping[str, int]) -> Reduction:
 
     Args:
         document: the large configuration.
-        mesh: axes of the large run that the document does not name.
+        mesh: axes of the large run that are not in the document.
 
     Raises:
         InputError: (a ValueError) the document contradicts itself, or no smaller sizes have its relations.
@@ -94,7 +94,7 @@ def _is_even(width: float) -> bool:
 
 
 def _following(structure: Structure, small: Mapping[str, int], pattern: Pattern, virtual: int) -> dict[str, int]:
-    """Return the sizes that follow from others."""
+    """Return the sizes that are determined by others."""
     sizes, tp, stages = structure.sizes, structure.axes["tp"][1], structure.axes["pp"][1]
     found = {"layers": pattern.layers, "dense_layers": pattern.dense, "virtual": virtual}
     if "virtual_layers" in sizes:
@@ -111,7 +111,7 @@ def _following(structure: Structure, small: Mapping[str, int], pattern: Pattern,
 
 
 def _scalar(sizes: Mapping[str, int], small: Mapping[str, int]) -> int:
-    """Return the number whose root divides attention scores: a width of a head, or as it was."""
+    """Return the number whose square root divides attention scores: a width of a head, or the unchanged number."""
     if sizes["scalar"] == sizes["head_dim"]:
         return small["head_dim"]
     return (
@@ -120,7 +120,7 @@ def _scalar(sizes: Mapping[str, int], small: Mapping[str, int]) -> int:
 
 
 def _batches(structure: Structure) -> dict[str, int]:
-    """Return samples and forwards of a step: two samples, and forwards enough to fill each stage twice."""
+    """Return samples and forwards per step: two samples, and enough forwards to fill each stage twice."""
     values, axes = structure.document.values, structure.axes
     forwards = max(2 * axes["pp"][1], 2)
     found, samples = {}, (1, 1)
@@ -139,7 +139,7 @@ def _batches(structure: Structure) -> dict[str, int]:
 
 
 def _positions(structure: Structure, small: Mapping[str, int]) -> dict[str, int]:
-    """Return limits of positions whose ratios are as they were, all different from the other sizes."""
+    """Return limits of positions with unchanged ratios, all different from the other sizes."""
     if not structure.positions:
         return {}
     least = min(structure.positions.values())
@@ -154,7 +154,7 @@ def _positions(structure: Structure, small: Mapping[str, int]) -> dict[str, int]
 
 
 def _rotary_lists(structure: Structure, large: float, small: float) -> dict[str, list[Any]]:
-    """Return lists of a number for each pair of a rotary embedding, shortened evenly; sections keep their share."""
+    """Return lists with one number per pair of a rotary embedding, shortened evenly; sections keep their shares."""
     found: dict[str, list[Any]] = {}
     for key, value in structure.document.values.items():
         if not key.startswith(structure.model) or not isinstance(value, list) or not value or large <= small:
@@ -168,7 +168,7 @@ def _rotary_lists(structure: Structure, large: float, small: float) -> dict[str,
 
 
 def _token_ids(values: Mapping[str, Any], vocab: int) -> dict[str, Any]:
-    """Return ids of special tokens that the small vocabulary does not have, as other ids, each token with its own."""
+    """Return new ids of special tokens whose ids are not in the small vocabulary, each token with a different one."""
     ids = {key: value for key, value in values.items() if key.endswith(("_token_id", "_token_ids"))}
     flat = [each for value in ids.values() for each in (value if isinstance(value, list) else [value])]
     large = sorted({each for each in flat if isinstance(each, int) and each >= vocab})

@@ -1,4 +1,4 @@
-"""The report of a reduction: what was kept, what has changed, its blind spots, and its cost."""
+"""The report of a reduction: properties kept, values changed, blind spots, and cost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class ReductionReport(Report):
     """A small configuration, compared with the large one.
 
     Attributes:
-        reduction: what was reduced.
-        seconds: that a verification may take.
+        reduction: the reduction.
+        seconds: limit of the duration of a verification.
         written: the file of the small configuration; None if none was written.
     """
 
@@ -44,7 +44,7 @@ class ReductionReport(Report):
 
     @cached_property
     def cost(self) -> Cost | None:
-        """Of verifying the small configuration here; None if its sizes are not in the file."""
+        """The cost of verifying the small configuration here; None if its sizes are not in the file."""
         reduction = self.reduction
         if "hidden" not in reduction.sizes:
             return None
@@ -53,23 +53,23 @@ class ReductionReport(Report):
 
     @property
     def ranks(self) -> int:
-        """Of the small mesh, whose axis ep is a part of the others."""
+        """Number of ranks of the small mesh; its axis ep is contained in the other axes."""
         axes = {axis: small for axis, (_, small) in self.reduction.structure.axes.items()}
         return max(math.prod(size for axis, size in axes.items() if axis != "ep"), axes["ep"])
 
     @property
     def tokens(self) -> int:
-        """A length of sequences that the positions of the small model permit."""
+        """A sequence length that the positions of the small model permit."""
         changed, positions = self.reduction.changed, self.reduction.structure.positions
         return min(_TOKENS, max((changed.get(key, value) for key, value in positions.items()), default=_TOKENS))
 
     @property
     def ok(self) -> bool:
-        """Whether the estimate is within the time."""
+        """Whether the estimate is within the time limit."""
         return self.cost is None or self.cost.seconds <= self.seconds
 
     def kept(self) -> list[str]:
-        """Return what both have, in sentences."""
+        """Return the properties that both configurations have, a sentence each."""
         structure, small = self.reduction.structure, self.reduction.sizes
         large, pattern = structure.sizes, self.reduction.pattern
         found = [f"axis {axis}: more than one rank" for axis, (_, size) in structure.axes.items() if size > 1]
@@ -88,7 +88,7 @@ class ReductionReport(Report):
         return [*found, "all other keys: tied and fused weights, activations, norms, scaling"]
 
     def hidden(self) -> list[str]:
-        """Return the blind spots of the small case, in sentences."""
+        """Return the blind spots of the small case, a sentence each."""
         structure, small = self.reduction.structure, self.reduction.sizes
         large = structure.sizes
         found = []
@@ -140,7 +140,7 @@ class ReductionReport(Report):
         return "\n".join([*lines, *([f"wrote {self.written}"] if self.written else [])])
 
     def _estimate(self) -> str:
-        """Return the line on the cost."""
+        """Return the line about the cost."""
         cost = self.cost
         if cost is None:
             return f"no estimate: the sizes of the model are not in the file; {self.ranks} simulated ranks"
@@ -176,7 +176,7 @@ class ReductionReport(Report):
 
 
 def _short(value: Any) -> str:
-    """Return a value in at most about 40 characters."""
+    """Return a value in about 40 characters at most."""
     if isinstance(value, list) and len(str(value)) > 40:
         return f"list of {len(value)}"
     return str(value)

@@ -1,4 +1,4 @@
-"""Chooses the smallest sizes that relate to each other, and to the mesh, as those of the large model do."""
+"""Chooses the smallest sizes with the same relations to each other, and to the mesh, as those of the large model."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Axes = Mapping[str, tuple[int, int]]
 """By axis: its size in the large run, and in the small one."""
 
 _GROUPED = (("heads", "kv_heads"), ("linear_value_heads", "linear_key_heads"))
-"""Counts, and the counts of what several of them share."""
+"""Counts, and the counts of the groups that share them."""
 _DIVIDED = {
     "heads": "tp", "kv_heads": "tp", "linear_value_heads": "tp", "linear_key_heads": "tp", "hidden": "tp",
     "intermediate": "tp", "moe_intermediate": "tp", "shared_intermediate": "tp", "vocab": "tp", "experts": "ep",
 }  # fmt: skip
-"""Sizes, and the axis whose ranks share them."""
+"""Sizes, and the axis whose ranks divide them."""
 _MUST_DIVIDE = ("heads", "experts")
 _LEAST = {"hidden": 32, "head_dim": 8, "vocab": 64}
 _LEAST_HEAD, _LEAST_WIDTH = 4, 12
 _MOST_CHOSEN = 4
-"""Experts per token of the small model."""
+"""Largest number of experts per token of the small model."""
 _CANDIDATES = 160
 _ATTEMPTS = 200_000
 
 
 def require_division(file: str, sizes: Sizes, axes: Axes, keys: Mapping[str, str]) -> None:
-    """Check that the large configuration can run at all.
+    """Check that the large configuration can run.
 
     Raises:
-        InputError: (a ValueError) heads or experts cannot be shared as the mesh or their groups say.
+        InputError: (a ValueError) heads or experts are not divisible as the mesh or their groups require.
     """
     for role in _MUST_DIVIDE:
         axis = _DIVIDED[role]
@@ -61,10 +61,10 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
         file: of the large model, for messages.
         sizes: of the large model, by role.
         axes: of the mesh.
-        fits_head: whether rotary embeddings can have such a width of a head.
+        fits_head: function that returns whether rotary embeddings support a width of a head.
 
     Raises:
-        InputError: (a ValueError) no smaller sizes are related as those of the model.
+        InputError: (a ValueError) no smaller sizes have the relations of the model's.
     """
     chosen: dict[str, int] = {}
     order = [role for role in _sequence(sizes) if role in sizes]
@@ -94,7 +94,7 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
 
 
 def _sequence(sizes: Sizes) -> list[str]:
-    """Return the roles in the order in which they are chosen: counts, heads, the hidden size, other widths upwards."""
+    """Return the roles in the order in which they are chosen: counts, heads, hidden size, other widths ascending."""
     counts = ["groups", "top_groups", "top_k", "kv_heads", "heads", "linear_key_heads", "linear_value_heads"]
     heads = sorted(HEAD, key=lambda role: sizes.get(role, 0))
     widths = sorted((role for role in WIDTHS if role != "hidden"), key=lambda role: sizes.get(role, 0))
@@ -102,7 +102,7 @@ def _sequence(sizes: Sizes) -> list[str]:
 
 
 def _candidates(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterable[int]:
-    """Return sizes of a role, upwards."""
+    """Return candidate sizes of a role, in ascending order."""
     size = sizes[role]
     shared = dict(_GROUPED).get(role, "")
     if role in HEAD:
@@ -119,7 +119,7 @@ def _candidates(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterable[
 
 
 def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
-    """Yield sizes that an axis divides if it divides the large one, and of which each rank has more than one."""
+    """Yield sizes of which each rank has more than one, and that an axis divides if it divides the large size."""
     size = sizes[role]
     big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
     if size <= big:
@@ -134,9 +134,10 @@ def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int
 
 
 def _experts(sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
-    """Yield numbers of experts: more than a token chooses, at least two for each rank, as many in each group.
+    """Yield numbers of experts: more than a token chooses, at least two per rank, the same number in each group.
 
-    Where no axis is theirs, they may be shared by the ranks of another, so all axes that divide them still do.
+    If no axis belongs to experts, the ranks of another axis may share them. So all axes that divide the large number
+    also divide the small one.
     """
     top, groups = chosen.get("top_k", 1), chosen.get("groups", 1)
     small = math.lcm(*(axes[axis][1] for axis in axes if axis != "pp" and sizes["experts"] % axes[axis][0] == 0))
@@ -149,7 +150,7 @@ def _experts(sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
 
 
 def _products(sizes: Sizes) -> dict[str, int]:
-    """Return the dims of a model's tensors that are made of several sizes, such as fused weights."""
+    """Return the dims of a model's tensors that are composed of several sizes, such as fused weights."""
     found = {}
     for name, parts in _PRODUCTS.items():
         if all(role in sizes for factors in parts for role in factors.split("*") if not role.isdecimal()):
@@ -170,7 +171,7 @@ _PRODUCTS = {
     "all linear keys": ("linear_key_heads*linear_key_dim",),
     "all linear values": ("linear_value_heads*linear_value_dim",),
 }
-"""Names of dims, and the products whose sum each is."""
+"""Names of dims, and the products that add up to each."""
 
 
 def _product(factors: str, sizes: Sizes) -> int:
@@ -181,7 +182,7 @@ def _product(factors: str, sizes: Sizes) -> int:
 
 
 def _fits(role: str, sizes: Sizes, chosen: Sizes, axes: Axes) -> bool:
-    """Return whether the size that was chosen last relates to the others as that of the large model does."""
+    """Return whether the last chosen size has the same relations to the others as in the large model."""
     big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
     if (sizes[role] % big == 0) != (chosen[role] % small == 0):
         return False
@@ -200,7 +201,7 @@ def _fits(role: str, sizes: Sizes, chosen: Sizes, axes: Axes) -> bool:
 
 
 def _dims(sizes: Sizes, known: Sizes) -> dict[str, int]:
-    """Return the sizes that are dims of tensors, of the roles in ``known``; one key head is as wide as all of one."""
+    """Return the sizes of tensor dims, for the roles in ``known``; a single key head is as wide as all key heads."""
     plain = {role: sizes[role] for role in known if role not in {"top_k", "top_groups", "groups"}}
     dims = {**plain, **_products(plain)}
     if known.get("kv_heads") == 1:
@@ -209,5 +210,5 @@ def _dims(sizes: Sizes, known: Sizes) -> dict[str, int]:
 
 
 def _order(sizes: Sizes, one: str, other: str) -> int:
-    """Return 1, 0 or -1: one size is larger than another, as large, smaller."""
+    """Return 1, 0 or -1 if one size is larger than, equal to or smaller than another."""
     return (sizes[one] > sizes[other]) - (sizes[one] < sizes[other])

@@ -1,4 +1,4 @@
-"""What a configuration says of its model and mesh: sizes by role, the pattern of layers, axes."""
+"""The model and mesh of a configuration: sizes by role, the pattern of layers, axes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hyper_parallel.verify.reduce.layers import Pattern, frequencies
 __all__ = ["Structure", "read_structure"]
 
 _ASSUMED = {"huggingface": ("tp", "ep"), "torchtitan": ("dp_shard",), "megatron": ("dp",), "mindformers": ()}
-"""By format: axes that a file does not name, and that are taken to be 2."""
+"""By format: axes that files do not name, and that are assumed to be 2."""
 _MODEL = ("", "text_config.")
-"""Where a config may have its language model."""
+"""Keys under which a config may have its language model."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Structure:
     """A model and its mesh.
 
     Attributes:
-        document: that says so.
-        model: what the keys of the model begin with.
-        sizes: by role; that of a head is there although some files leave it out.
+        document: configuration of the model and mesh.
+        model: prefix of the model's keys.
+        sizes: sizes by role, always with that of a head, which some files omit.
         keys: the keys of each role.
-        pattern: of the layers.
+        pattern: pattern of the layers.
         positions: numbers of tokens, by key.
-        axes: of the mesh, by name: size in the large run and in the small one.
+        axes: axes of the mesh, by name: size in the large run and in the small one.
         axis_keys: the keys of the axes that the document names.
-        assumed: axes that nothing names.
-        virtual: stages of each rank of axis pp.
+        assumed: axes that neither the document nor the user names.
+        virtual: number of stages per rank of axis pp.
     """
 
     document: Document
@@ -128,12 +128,12 @@ def _pattern(sizes: Mapping[str, int], own: Mapping[str, Any], numbers: Mapping[
 
 
 def _splits(value: Any) -> bool:
-    """Return whether a value of a key that can split layers does."""
+    """Return whether the value of a key that can split layers does so."""
     return any(value) if isinstance(value, list) else value not in (None, 0, "")
 
 
 def _virtual(file: str, sizes: Mapping[str, int], stages: int, keys: Mapping[str, list[str]]) -> int:
-    """Return how many stages each rank of the axis of stages has."""
+    """Return the number of stages per rank of the pipeline axis."""
     if "virtual_layers" not in sizes:
         return sizes.get("virtual", 1)
     virtual, rest = divmod(sizes["layers"], stages * sizes["virtual_layers"])
@@ -172,8 +172,8 @@ def _axes(document: Document, mesh: Mapping[str, int]) -> tuple[dict[str, str], 
 def _small_axes(axes: Mapping[str, int], form: str) -> dict[str, tuple[int, int]]:
     """Return each axis with its size in the small run: 2, or the least odd prime that divides it.
 
-    Data parallel is 3 next to tensor parallel of 2, so that a group of the wrong axis is noticed, where frameworks
-    permit: experts need an even number of ranks, and MindSpore's parallel modes a power of two.
+    If the frameworks permit it, data parallel is 3 with tensor parallel of 2, so that a group of the wrong axis is
+    detected. Experts need an even number of ranks, and MindSpore's parallel modes a power of two.
     """
     found = {
         axis: (size, next((prime for prime in range(3, size + 1, 2) if size % prime == 0), min(size, 2)))
@@ -202,7 +202,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _one_size(document: Document, keys: list[str]) -> int:
-    """Return the number that all keys of a role have; 0 where it says that there is none."""
+    """Return the number that all keys of a role have; 0 if a key states that there is none."""
     found: dict[str, Any] = {key: document.values[key] for key in keys}
     for key, value in found.items():
         if not _is_size(value) and value not in (0, False):
