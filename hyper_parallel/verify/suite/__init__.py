@@ -1,1 +1,1 @@
-"""A team's checks, named in pyproject.toml: read, run one after the other, and reported for CI."""
+"""A team's checks from pyproject.toml: read, run one after the other, and reported for CI."""

@@ -1,4 +1,4 @@
-"""The files that CI systems read: JUnit's XML and SARIF 2.1.0."""
+"""Report files of CI systems: JUnit's XML and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RULES = {
 
 
 def junit(report: SuiteReport) -> str:
-    """Return the report as JUnit's XML: a case for each check, with file and line where it is wrong.
+    """Return the report as JUnit's XML: a case for each check, with file and line of the error.
 
     Args:
-        report: of the checks.
+        report: the report of the checks.
     """
     failed = sum(not result.ok and result.status != INVALID for result in report.results)
     errors = sum(result.status == INVALID for result in report.results)
@@ -60,10 +60,10 @@ def _case(suite: ET.Element, result: CheckResult, report: SuiteReport) -> None:
 
 
 def sarif(report: SuiteReport) -> str:
-    """Return what is wrong as SARIF, which code hosts show at the line of the script.
+    """Return the errors as SARIF, which code hosts display at the line of the script.
 
     Args:
-        report: of the checks.
+        report: the report of the checks.
     """
     wrong = [result for result in report.results if not result.ok]
     rules = sorted({result.rule for result in wrong})

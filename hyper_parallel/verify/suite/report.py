@@ -1,4 +1,4 @@
-"""What the checks of a team found: as text, as JSON, and what CI systems read of it."""
+"""The results of a team's checks: as text, as JSON, and as the data that CI systems read."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _LINE = re.compile(r"(?P<file>[^\s\"'(]+\.py)(?:\", line |:)(?P<line>\d+)")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
-        check: that ran.
-        command: that repeats it, in the folder of the settings.
+        check: the check that ran.
+        command: command that repeats it, in the folder of the settings.
         status: the command's exit status.
-        seconds: that it took.
-        report: its JSON; None if there is none.
-        text: its report for people.
-        error: why there is no report.
+        seconds: duration of the check.
+        report: its report as JSON; None if there is none.
+        text: its report as text.
+        error: the reason why there is no report.
     """
 
     check: SuiteCheck
@@ -51,17 +51,17 @@ class CheckResult:
 
     @property
     def word(self) -> str:
-        """The verdict in a word."""
+        """The verdict, in one word."""
         return _WORDS.get(self.status, "FAILED")
 
     @property
     def headline(self) -> str:
-        """The verdict in a line."""
+        """The verdict, in one line."""
         return first_line(self.error if self.report is None else self.report["headline"])
 
     @property
     def first(self) -> Mapping[str, Any] | None:
-        """The first difference of the report, or of the first of its further cases that has one."""
+        """The first difference of the report, or of the first further case that has one."""
         report = self.report or {}
         cases = [case["verdict"] for case in report.get("hardened", ()) if isinstance(case, dict)]
         verdicts = [report.get("verdict"), *cases]
@@ -69,7 +69,7 @@ class CheckResult:
 
     @property
     def rule(self) -> str:
-        """What kind of result it is: a cause of ``verify/engine/causes.py``, or what stands in its place."""
+        """The kind of the result: a cause of ``verify/engine/causes.py``, or another name if there is no cause."""
         if self.status in (INVALID, REFUSED):
             return "invalid-input" if self.status == INVALID else "inconclusive"
         report = self.report or {}
@@ -78,7 +78,7 @@ class CheckResult:
 
     @property
     def following(self) -> str:
-        """What to do next, in a sentence."""
+        """The next step, in one sentence."""
         if self.ok:
             return "nothing: everything that was compared is equal"
         if self.status == INVALID:
@@ -90,7 +90,7 @@ class CheckResult:
         return "read the report: a run failed, took too long, or could not be compared"
 
     def place(self, root: Path) -> tuple[str, int]:
-        """Return the file below ``root``, and the line, that the result is about; line 1 if no line is known."""
+        """Return the file below ``root`` and the line of the result; line 1 if no line is known."""
         report = self.report or {}
         texts = [(self.first or {}).get("site", ""), report.get("failure", ""), self.error, self.text]
         for text in texts:
@@ -133,7 +133,7 @@ class SuiteReport(Report):
     Attributes:
         settings: the file that names them.
         results: in the order in which they ran.
-        left: names of checks that did not run, since somebody stopped the command.
+        left: names of checks that did not run because the command was interrupted.
     """
 
     settings: Path
@@ -142,7 +142,7 @@ class SuiteReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether there were checks, and all passed."""
+        """Whether there were checks, and all of them passed."""
         return bool(self.results) and not self.left and all(result.ok for result in self.results)
 
     @property
@@ -154,7 +154,7 @@ class SuiteReport(Report):
         return next((status for status in (INVALID, REFUSED) if status in found), 0)
 
     def text(self) -> str:
-        """Return a line for each check, and how many passed."""
+        """Return a line for each check, and the number of passed checks."""
         lines = [result.line() for result in self.results]
         lines += [f"{name}: did not run" for name in self.left]
         passed = sum(result.ok for result in self.results)
@@ -174,13 +174,13 @@ class SuiteReport(Report):
 
 
 def _lines(text: str) -> Iterator[tuple[Path, int]]:
-    """Yield the files and lines that a text names."""
+    """Yield the files and lines in a text."""
     for match in _LINE.finditer(text):
         yield Path(match["file"]), int(match["line"])
 
 
 def _below(path: Path, root: Path) -> str:
-    """Return a file relative to the root, with slashes; empty if it is not below it, or not a file."""
+    """Return a file relative to the root, with slashes; empty if it is not below the root, or is not a file."""
     try:
         full = (root / path).resolve(strict=True)
         return full.relative_to(root.resolve()).as_posix()

@@ -1,4 +1,4 @@
-"""Runs a check in a process of its own, so that it can be stopped and leaves nothing behind for the next one."""
+"""Runs a check in a separate process, so that it can be stopped and does not affect the next one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LAST_LINES = 12
 
 
 def run_check(check: SuiteCheck, words: Sequence[str], folder: Path, html: Path | None = None) -> CheckResult:
-    """Run the command of a check; it is stopped when its budget of seconds is spent.
+    """Run the command of a check; it is stopped after its budget of seconds.
 
     Args:
-        check: to run.
+        check: the check to run.
         words: its command line, after the program's name.
-        folder: in which it runs: that of the settings.
-        html: where its page is written, if its command has one.
+        folder: working folder: that of the settings.
+        html: path of its page, if its command writes one.
     """
     own, script = list(words), words.index("--") if "--" in words else len(words)
     with tempfile.TemporaryDirectory(prefix="hyper-parallel-") as place:
@@ -54,7 +54,7 @@ def run_check(check: SuiteCheck, words: Sequence[str], folder: Path, html: Path 
             answer, said = out.read().decode(errors="replace"), err.read().decode(errors="replace")
         command = shlex.join(["hyper-parallel", *words])
         lines = text.read_text(encoding="utf-8").splitlines() if text.exists() else []
-    shown = "\n".join(line for line in lines if not line.startswith("# "))  # without its header
+    shown = "\n".join(line for line in lines if not line.startswith("# "))  # without the header
     if status is None:
         return CheckResult(check, command, 1, seconds, error=f"stopped after {check.seconds:g} s, its budget")
     try:

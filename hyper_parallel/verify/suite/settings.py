@@ -17,23 +17,23 @@ __all__ = ["FILE", "KINDS", "TABLE", "SuiteCheck", "find_settings", "read_settin
 FILE = "pyproject.toml"
 TABLE = "tool.hyper_parallel.verify"
 KINDS = {"programs": "program", "diffs": "diff", "models": "model"}
-"""Tables of checks, and the command of each."""
+"""Tables of checks, with the command of each."""
 
 _SECONDS = "seconds"
 _WORLDS = ("world-size", "mesh")
-"""Options whose list is one check for each of its values."""
+"""Options whose lists give one check for each value."""
 
 
 @dataclass(frozen=True)
 class SuiteCheck:
-    """One command that is run.
+    """One command to run.
 
     Attributes:
-        name: of the table, with the world where there are several: ``ddp (world-size 3)``.
+        name: name of the table, with the world if there are several: ``ddp (world-size 3)``.
         kind: ``program``, ``diff`` or ``model``.
-        options: of the command, by their long names without the dashes.
-        shared: options that hold for every check whose command has them.
-        seconds: after which it is stopped, as its budget; None lets it run.
+        options: options of the command, by their long names without the dashes.
+        shared: options for every check whose command has them.
+        seconds: budget, after which it is stopped; None for no limit.
         place: the file of the settings, and the line of its table.
     """
 
@@ -51,7 +51,7 @@ class SuiteCheck:
 
     @property
     def script(self) -> str:
-        """The file that the check runs, as the settings name it; empty if they name none."""
+        """The file that the check runs, as written in the settings; empty if there is none."""
         text = str(self.options.get({"program": "run", "diff": "a", "model": "spec"}[self.kind], ""))
         try:
             words = shlex.split(text)
@@ -61,10 +61,10 @@ class SuiteCheck:
 
 
 def find_settings(folder: Path) -> Path:
-    """Return the nearest pyproject.toml with such a table, in the folder or above it.
+    """Return the nearest pyproject.toml with such a table, in the folder or in one above it.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such file.
     """
     folder = folder.resolve()
     for each in (folder, *folder.parents):
@@ -109,7 +109,7 @@ def read_settings(path: Path) -> list[SuiteCheck]:
 def _checks(
     path: Path, name: str, kind: str, options: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> list[SuiteCheck]:
-    """Return the checks of one table: one for each of its worlds."""
+    """Return the checks of one table: one for each of its world sizes."""
     own = {_option(key): value for key, value in options.items()}
     rest = {key: value for key, value in shared.items() if key != _SECONDS}
     seconds = own.pop(_SECONDS, shared.get(_SECONDS))
@@ -134,7 +134,7 @@ def _group(kind: str) -> str:
 
 
 def _place(path: Path, name: str) -> tuple[str, int]:
-    """Return the name of the file and the line in which a table of it starts; line 1 where that is not found."""
+    """Return the name of the file and the line where a table starts; line 1 if the table is not found."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found = (number for number, line in enumerate(lines, 1) if line.strip().startswith(f"[{TABLE}.{name}]"))
     return path.name, next(found, 1)
