@@ -1,4 +1,4 @@
-"""Verify a parallel plan on one machine before it runs on accelerators."""
+"""Verifies a parallel plan on one machine before it runs on accelerators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hyper_parallel._lazy import lazy_exports
 
-# Eager, and before anybody imports the modules of the same names: the package's attribute is the function.
+# Imported eagerly, before the modules of the same names: the package's attribute is the function.
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 

@@ -1,4 +1,4 @@
-"""Calls that may end with any exception, which is a result like others: operators refuse in their own ways."""
+"""Calls that may end with any exception, which is a result like any other: operators refuse input in different ways."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Raised:
 
 
 def attempt(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Raised:
-    """Return what ``fn(*args, **kwargs)`` returns, or the exception that it raises."""
+    """Return the result of ``fn(*args, **kwargs)``, or the exception that it raises."""
     try:
         return fn(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the call

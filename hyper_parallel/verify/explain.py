@@ -42,7 +42,7 @@ _FAILURES = (HyperParallelError, InputError, RuntimeError)
 
 _INSTEAD = "hyper-parallel verify model"
 _LARGEST = 4 << 30
-"""Bytes of parameters that are made with values."""
+"""Largest number of bytes of parameters that are created with values."""
 
 
 def explain_model(
@@ -56,33 +56,33 @@ def explain_model(
     links: Sequence[str] = (),
     device: str = "cpu",
 ) -> Explanation:
-    """Explain how a plan lays out a model's parameters, and which collectives one training step runs in each module.
+    """Explain a plan's layouts of a model's parameters, and the collectives of one training step in each module.
 
-    Values that come from other ranks are zeros, so a program whose communication depends on values is not explained,
-    and one that asks other ranks for objects is refused. On PyTorch tensors have shapes and no values (its meta
-    device), so a model takes no memory, whatever its size. A program that reads values runs again with them, unless
-    its parameters are larger than 4 GiB.
+    Values from other ranks are zeros, so programs whose communication depends on values cannot be explained, and
+    programs that request objects from other ranks are refused. On PyTorch, tensors have shapes but no values (its meta
+    device), so a model of any size takes no memory. A program that reads values runs again with values, unless its
+    parameters are larger than 4 GiB.
 
     Args:
-        spec: as for :func:`~hyper_parallel.verify.verify_model`; the whole model is built in this process.
-        plan: likewise.
-        mesh_shape: sizes of the axes, of any size: no rank runs.
+        spec: as for :func:`~hyper_parallel.verify.verify_model`; the complete model is built in this process.
+        plan: as for :func:`~hyper_parallel.verify.verify_model`.
+        mesh_shape: sizes of the axes; they are not limited, because no rank runs.
         mesh_names: their names.
         platform: ``torch`` or ``mindspore``.
-        name: of the model in the text.
+        name: name of the model in the text.
         links: bandwidths and latencies of axes, such as ``tp=300,4`` for 300 GB/s and 4 us; see
             ``hyper_parallel.verify.links.links_of``.
-        device: ``cpu``, ``cuda`` or ``npu``: on a device the step runs with values, as the first rank alone, and its
-            memory is measured.
+        device: ``cpu``, ``cuda`` or ``npu``. On an accelerator, the step runs with values, as the first rank only, and
+            its memory is measured.
 
     Returns:
-        layouts and bytes of the parameters, memory, and collectives with the bytes that the worst rank receives and
-        the time that they take.
+        layouts and bytes of the parameters, memory, and collectives with their time and the largest number of bytes
+        that a rank receives.
 
     Raises:
         ValueError: an argument is wrong, or arguments contradict each other.
-        UnsupportedOnBackend: (a NotImplementedError) the program asks other ranks for objects, or the framework sees no
-            such device.
+        UnsupportedOnBackend: (a NotImplementedError) the program requests objects from other ranks, or the framework
+            finds no such device.
     """
     require_device(device, platform)
     shape, names = tuple(mesh_shape), tuple(mesh_names)
@@ -122,9 +122,9 @@ def explain_model(
 
 
 def _what_runs(run: Callable[..., ParallelStep], platform: str, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """Return in words with how many ranks along one axis a plan runs that fails on ``shape``; empty if with none.
+    """Return the numbers of ranks on one axis with which a plan runs that fails on ``shape``, in words; or "".
 
-    A program that views its features in heads, say, runs while each rank has a whole one.
+    For example, a program that views its features as heads runs if each rank has complete heads.
     """
 
     def runs(axis: int, size: int) -> bool:
@@ -157,7 +157,7 @@ def _what_runs(run: Callable[..., ParallelStep], platform: str, shape: tuple[int
 
 
 def _on_accelerator(run: Callable[[], ParallelStep], device: str) -> tuple[ParallelStep, str, int]:
-    """Return what ``run`` does on a device, why it had values, and the most bytes that it had in use there."""
+    """Return the result of ``run`` on a device, why it had values, and its peak memory there in bytes."""
     platform = current_platform()
     with harness_of(platform).on_device(device), device_errors(platform, device):
         most = harness_of(platform).peak_bytes(device)
@@ -167,7 +167,7 @@ def _on_accelerator(run: Callable[[], ParallelStep], device: str) -> tuple[Paral
 def _last_rank(
     run: Callable[[], ParallelStep], platform: str, world_size: int, *, with_values: bool
 ) -> tuple[ParallelStep | None, list[str]]:
-    """Return what the last rank does, whose shards are the smallest, or why it fails; nothing in a world of one."""
+    """Return the result of the last rank, whose shards are the smallest, or its error; nothing for a single rank."""
     if world_size == 1:
         return None, []
     rank = world_size - 1
@@ -183,7 +183,7 @@ def _last_rank(
 
 
 def meta_tensors() -> contextlib.AbstractContextManager[Any]:
-    """New tensors have no values inside this context."""
+    """Make new tensors without values inside this context."""
     platform = current_platform()
     without: contextlib.AbstractContextManager[Any] = platform.init_on_device(
         platform.meta_device, include_buffers=True
@@ -192,7 +192,7 @@ def meta_tensors() -> contextlib.AbstractContextManager[Any]:
 
 
 def _differences(events: Sequence[Event], others: Sequence[Event], rank: int) -> list[str]:
-    """Return, in words, the first collective that rank 0 and ``rank`` do not share: there they would wait forever."""
+    """Return the first collective that rank 0 and ``rank`` do not share, where they would deadlock, in words."""
     for number, (own, other) in enumerate(itertools.zip_longest(events, others), 1):
         if own is None or other is None or replace(own, bytes=0) != replace(other, bytes=0):
             return [f"collective {number} differs: on rank 0 {_told(own)}; on rank {rank} {_told(other)}"]
@@ -207,10 +207,10 @@ def _told(event: Event | None) -> str:
 
 
 def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any]) -> tuple[ParallelStep, str]:
-    """Return what ``run`` does with tensors that have no values, or else with values, and why they were needed.
+    """Return the result of ``run`` with tensors without values, or else with values, and why they were needed.
 
     Raises:
-        InputError: it fails without values, and its parameters are too large to be made with values.
+        InputError: ``run`` fails without values, and its parameters are too large to be created with values.
     """
     platform = current_platform()
     try:
@@ -234,9 +234,9 @@ def _without_values(run: Callable[[], ParallelStep], make_case: Callable[[], Any
 
 
 def rehearsed_transport(platform: str, world_size: int, rank: int) -> Transport:
-    """Return the transport of ``rank`` in a world that has no other ranks: its collectives return zeros."""
+    """Return the transport of ``rank`` in a world without other ranks: its collectives return zeros."""
     if platform == "torch":
-        from hyper_parallel.transport.real.c10d import TorchOps  # the other framework stays unimported
+        from hyper_parallel.transport.real.c10d import TorchOps  # the other framework is not imported
 
         return FakeTransport(world_size, TorchOps(), lambda like, shape: like.new_zeros(shape), rank, _INSTEAD)
     from hyper_parallel.transport.real.mindspore.transport import NumpyBridge

@@ -1,4 +1,4 @@
-"""One training step of a parallel model on one rank, with what it communicates and what memory it takes."""
+"""One training step of a parallel model on one rank, with its communication and memory."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = ["Memory", "ParallelStep", "run_parallel_step"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on a rank that a training step needs.
+    """Memory of a training step on a rank, in bytes.
 
     Attributes:
         weights: parameters and buffers, of the local shards.
-        gradients: of the trained parameters, when the optimizer sees them.
+        gradients: of the trained parameters, when the optimizer reads them.
         optimizer: tensors of the optimizer's state, after the step.
-        activations: the most that is kept for backward at one time, weights left out; what checkpointed regions keep is
-            not counted. None where the framework does not report them.
+        activations: peak of the tensors saved for backward, without weights and without those of checkpointed regions.
+            None if the framework does not report them.
     """
 
     weights: int
@@ -51,24 +51,24 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """The sum of what is known."""
+        """The sum of the known numbers."""
         return self.weights + self.gradients + self.optimizer + (self.activations or 0)
 
 
 @dataclass(frozen=True)
 class ParallelStep:
-    """One training step of the parallel model alone, on one rank.
+    """One training step of the parallel model on one rank, without a single-device run.
 
     Attributes:
         parameter_layouts: layouts of the parameters.
         dtypes: short dtypes of the parameters, by path.
         itemsizes: bytes of an element, by path.
         events: collectives.
-        memory: on this rank.
-        gradients: number of gradients in the layout that their parameter's asks for.
-        wrong: gradients that are not, in words.
-        notes: what is probably unintended, in words.
-        plans: of the operator calls on DTensors, each once.
+        memory: memory on this rank.
+        gradients: number of gradients in the layout that the parameter's layout requires.
+        wrong: descriptions of gradients in other layouts.
+        notes: descriptions of probably unintended properties.
+        plans: plans of the operator calls on DTensors, each once.
     """
 
     parameter_layouts: list[ParameterLayout]
@@ -89,14 +89,14 @@ def run_parallel_step(
     mesh_names: tuple[str, ...],
     device: str = "cpu",
 ) -> ParallelStep:
-    """Run the parallel model on this rank for one step, and compare nothing.
+    """Run the parallel model on this rank for one step, without a comparison.
 
     Args:
         make_case: SPEC.
         make_plan: PLAN; called with the mesh.
         mesh_shape: sizes of the axes.
         mesh_names: names of the axes.
-        device: of the mesh.
+        device: device of the mesh.
 
     Raises:
         InputError: SPEC or PLAN cannot be run.
@@ -109,7 +109,7 @@ def run_parallel_step(
     run.training.loss = log.forward_and_backward(run.training.loss)  # type: ignore[method-assign] # of this run
     parameters = run.parameters()
     plans: list[OpPlan] = []
-    empty_layout_caches()  # a call with a plan of an earlier run would not be noted
+    empty_layout_caches()  # calls with a cached plan of an earlier run are not noted
     recorded = (watching(log), log.calls(), harness_of(platform).saved_for_backward(run.model))
     observed = observing_plans(plans.append)
     blamed = blame_user("SPEC: the model under PLAN", HyperParallelError)
@@ -138,22 +138,22 @@ def run_parallel_step(
 
 
 class _StepLog(EventLog):
-    """The events of one step; collectives that no redistribution runs, such as those of ``fully_shard``, included."""
+    """The events of one step, including collectives outside redistributions, such as those of ``fully_shard``."""
 
     def __init__(self, mesh: DeviceMesh, transport: Transport) -> None:
         super().__init__()
         self._mesh, self._transport = mesh, transport
-        self._announced = 0  # calls into the transport of a redistribution that is in the log already
+        self._announced = 0  # calls into the transport by a redistribution that is already logged
         self._phase = "forward"
         self._axes: dict[Ranks, tuple[str, ...]] = {}
 
     def on_redistribution(self, redistribution: PendingRedistribution) -> None:
-        """Add its collectives; their calls into the transport follow."""
+        """Add its collectives; their calls into the transport come later."""
         super().on_redistribution(redistribution)
         self._announced = sum(step.launches for step in redistribution.transition.steps)
 
     def forward_and_backward(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``loss`` with what it calls counted as forward, and what follows as backward."""
+        """Return ``loss``, with its calls logged as forward, and later calls as backward."""
 
         def call(*args: Any) -> Any:
             self._phase = "forward"
@@ -166,7 +166,7 @@ class _StepLog(EventLog):
 
     @contextmanager
     def calls(self) -> Iterator[None]:
-        """Add the calls into the transport inside the block."""
+        """Log the calls into the transport inside the block."""
         for name, ranks_at in _COLLECTIVES.items():
             setattr(self._transport, name, self._noting(name, getattr(self._transport, name), ranks_at))
         try:
@@ -176,7 +176,7 @@ class _StepLog(EventLog):
                 delattr(self._transport, name)
 
     def named(self, owners: Mapping[str, str]) -> list[Event]:
-        """Return the events, of which those of an owner in ``owners`` have that one's path as module."""
+        """Return the events; events of an owner in ``owners`` have the owner's path as their module."""
         return [replace(event, module=owners.get(event.module, event.module)) for event in self]
 
     def _noting(self, name: str, method: Callable[..., Any], ranks_at: int) -> Callable[..., Any]:
@@ -196,7 +196,8 @@ class _StepLog(EventLog):
         platform = current_platform()
         parts = result if isinstance(result, list) else [result]
         size = sum(math.prod(part.shape) * platform.itemsize(part) for part in parts)
-        # All but its own part arrives; each element of a reduction does once from each other rank, or in two rounds.
+        # All except the rank's own shard is received; in a reduction, each element once per other rank, or in two
+        # rounds.
         others = len(ranks) - 1
         received = {"all_reduce": 2 * size * others // len(ranks), "reduce_scatter": size * others, "broadcast": size}
         sequence = self._transport.sequences.get(tuple(sorted(ranks)))
@@ -218,7 +219,7 @@ class _StepLog(EventLog):
         )
 
     def _axes_of(self, ranks: Ranks) -> tuple[str, ...]:
-        """Return the axes along which ``ranks`` lie; none if they are no line or plane of the mesh."""
+        """Return the axes that contain ``ranks``; none if the ranks are not a line or plane of the mesh."""
         known = self._axes.get(ranks)
         if known is None:
             wanted = tuple(sorted(ranks))
@@ -241,7 +242,7 @@ def _local_bytes(platform: Platform, values: Any) -> int:
 
 
 def _wrong_duals(parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> list[str]:
-    """Return, in words, which gradients are not laid out as their parameters ask for."""
+    """Return descriptions of the gradients whose layouts are not those that their parameters require."""
     notes = []
     for path, gradient in gradients.items():
         layout = getattr(parameters[path], "layout", None) if isinstance(parameters[path], DTensor) else None

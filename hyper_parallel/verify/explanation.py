@@ -1,4 +1,4 @@
-"""What a parallel plan does in one training step, as text and JSON, and candidate plans side by side."""
+"""The layouts, memory and collectives of a parallel plan in one training step, and a comparison of candidate plans."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class Explanation:
     """The layouts, memory and collectives of one training step.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         platform: name of the framework.
         axes: sizes of the mesh's axes, by name.
         parameters: layouts of the parameters.
         dtypes: short dtypes of the parameters, by path.
         itemsizes: bytes of an element, by path.
         traffic: collectives, per module.
-        memory: on the first rank, which has the largest shards.
-        links: of the axes, by name.
-        checked: what was checked and holds, in words.
-        wrong: what was checked and does not, in words.
-        notes: what is probably unintended, in words.
-        with_values: why tensors had values; empty if they had none, and so took no memory.
+        memory: memory on the first rank, which has the largest shards.
+        links: links of the axes, by name.
+        checked: descriptions of the checks that passed.
+        wrong: descriptions of the checks that failed.
+        notes: descriptions of probably unintended properties.
+        with_values: the reason why tensors had values; empty if they had none, and so took no memory.
         plan: name of the plan.
-        device: where the step ran.
-        peak: most bytes that were in use there; 0 where none were counted.
-        plans: of the operator calls on DTensors.
-        proofs: how many of these use rows that are proven; None if they were not looked up.
+        device: device of the step.
+        peak: peak memory there in bytes; 0 if it was not measured.
+        plans: plans of the operator calls on DTensors.
+        proofs: number of these calls with proven rows; None if this was not determined.
     """
 
     name: str
@@ -67,21 +67,21 @@ class Explanation:
 
     @property
     def mesh(self) -> str:
-        """The mesh in words, such as ``dp=2 x tp=2``."""
+        """Description of the mesh, such as ``dp=2 x tp=2``."""
         return " x ".join(f"{axis}={size}" for axis, size in self.axes.items())
 
     @property
     def seconds(self) -> float | None:
-        """Time of the collectives of a step, one after the other; None if they cannot be priced."""
+        """Total time of the collectives of a step, without overlap; None if a collective cannot be priced."""
         return seconds_of(self.traffic, self.links)
 
     @property
     def bytes(self) -> int:
-        """Bytes that the worst rank receives in a step."""
+        """Largest number of bytes that a rank receives in a step."""
         return sum(row.bytes for row in self.traffic)
 
     def unpriced(self) -> list[str]:
-        """Return, in words, which collectives cannot be priced."""
+        """Return descriptions of the collectives that cannot be priced."""
         return [
             f"{row.module or '(model)'}: {row.collective} in {row.phase} runs over ranks that are no axes of the mesh"
             for row in self.traffic
@@ -89,11 +89,11 @@ class Explanation:
         ]
 
     def over_axes(self) -> list[AxisTraffic]:
-        """Return the collectives summed by the axes that they run over."""
+        """Return the collectives, summed per combination of axes."""
         return axis_traffic(self.traffic, self.axes, self.links)
 
     def folded_traffic(self) -> list[Traffic]:
-        """Return the collectives with those of repeated layers as one row, which sums them."""
+        """Return the collectives, with those of repeated layers summed in one row."""
         return [
             replace(
                 fold.rows[0],
@@ -126,7 +126,7 @@ class Explanation:
         return "\n".join([*lines, *(f"  plan: {note}" for note in self.notes)])
 
     def json(self) -> dict[str, Any]:
-        """Return the same as a JSON object, every layer by itself."""
+        """Return the same as a JSON object, with a row for every layer."""
         seconds = self.seconds
         return {
             "name": self.name,
@@ -161,7 +161,7 @@ class Explanation:
         }
 
     def empty_shards(self) -> list[str]:
-        """Return, in words, which parameters have fewer rows in a sharded dim than there are ranks to hold them."""
+        """Return descriptions of the parameters with fewer rows in a sharded dim than ranks."""
         notes: dict[str, list[str]] = {}
         for parameter in self.parameters:
             layout = parameter.layout
@@ -184,13 +184,13 @@ class Explanation:
         return f"{dtype}{list(parameter.shape)} plain" if layout is None else layout.notation(dtype)
 
     def local_bytes(self, parameter: ParameterLayout) -> int:
-        """Return the bytes of the largest local shard, which is the first rank's."""
+        """Return the size in bytes of the largest local shard, which is the first rank's."""
         layout = parameter.layout
         shape = parameter.shape if layout is None else layout.local_shape
         return math.prod(shape) * self.itemsizes[parameter.path]
 
     def whole_bytes(self, parameter: ParameterLayout) -> int:
-        """Return the bytes of the whole parameter."""
+        """Return the size in bytes of the complete parameter."""
         return math.prod(parameter.shape) * self.itemsizes[parameter.path]
 
     def _parameter_rows(self) -> list[tuple[str, ...]]:
@@ -215,7 +215,7 @@ class Explanation:
         return ["  memory of a rank in bytes:", *aligned(rows, text=2)]
 
     def link_words(self, axes: Sequence[str]) -> str:
-        """Return the links that messages over some axes may take, in words; equal ones once."""
+        """Return the links that messages over some axes may use, in words, without duplicates."""
         return " or ".join(dict.fromkeys(str(self.links[axis]) for axis in axes)) or "unknown"
 
     def _axis_lines(self) -> list[str]:
@@ -233,11 +233,11 @@ class Explanation:
 
 
 _LARGE = 1 << 27
-"""Bytes from which a sum has a unit as well."""
+"""Number of bytes from which a sum also has a unit."""
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds in a unit that reads well; ``not priced`` for None."""
+    """Return seconds in a suitable unit; ``not priced`` for None."""
     if seconds is None:
         return "not priced"
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
@@ -247,7 +247,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ranking(explanations: Sequence[Explanation]) -> list[Explanation]:
-    """Return candidate plans of one model with the fastest communication first, and those without a price last."""
+    """Return candidate plans of one model, fastest communication first, and those that cannot be priced last."""
     return sorted(
         explanations,
         key=lambda each: (bool(each.wrong), each.seconds is None, each.seconds or 0.0, each.bytes, each.memory.total),
@@ -255,7 +255,7 @@ def ranking(explanations: Sequence[Explanation]) -> list[Explanation]:
 
 
 def ranking_text(explanations: Sequence[Explanation]) -> str:
-    """Return ranked candidate plans side by side."""
+    """Return a table of ranked candidate plans."""
     rows = [("plan", "time", "bytes received", "collectives", "bytes on a rank")]
     rows += [
         (each.plan, duration(each.seconds), str(each.bytes), str(sum(row.count for row in each.traffic)),

@@ -1,7 +1,7 @@
-"""Faults injected into a model's parallel run on purpose, to show that the harness catches them.
+"""Faults that are injected into a model's parallel run on purpose, to check that the harness detects them.
 
-A fault is a bug that parallel code really has. It changes one module of the parallel run: its weights, what it
-computes, or what the transport does while one of its redistributions runs. The library itself contains no hook for it.
+Each fault is a known bug of parallel code. It changes one module of the parallel run: its weights, its results, or the
+transport during one of its redistributions. The library itself contains no hooks for faults.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ FAULTS = {
     "double-bias": ("layers.1.attn.o", "every rank adds the bias to its partial result"),
     "unreduced-norm-grad": ("layers.1.mlp_norm", "every rank keeps its own share of a norm weight's gradient"),
 }
-"""Model faults by name: the module that is changed by default, and what goes wrong there."""
+"""Model faults by name: the module that is changed by default, and the resulting error."""
 
 
 def parse_fault(text: str | None) -> Fault | None:
     """Return the fault that ``NAME`` or ``NAME@module.path`` describes; None for None.
 
     Raises:
-        InputError: (a ValueError) unknown name.
+        InputError: (a ValueError) the name is unknown.
     """
     if text is None:
         return None
@@ -60,9 +60,9 @@ class Fault:
     """One model fault in one module of one rank's parallel run.
 
     Attributes:
-        name: of :data:`FAULTS`.
+        name: a key of :data:`FAULTS`.
         module: path of the module to change.
-        hits: how often it changed something.
+        hits: number of changes that it made.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Fault:
     hits: int = 0
 
     def before_parallel(self, platform: Platform, model: Any) -> None:
-        """Attach hooks that change a module's own result before its style sees it.
+        """Attach hooks that change a module's own result before its style processes it.
 
         Raises:
             InputError: (a ValueError) the model has no such module.
@@ -80,13 +80,13 @@ class Fault:
             platform.register_forward_hook(module, lambda cell, _, output: self._add_bias(platform, cell, output))
 
     def after_parallel(self, platform: Platform, model: Any) -> None:
-        """Change weights that are distributed already."""
+        """Change weights that are already distributed."""
         if self.name == "wrong-shard-dim":
             self._shard_wrong_dim(platform, self._find(platform, model))
 
     @contextmanager
     def running(self, platform: Platform) -> Iterator[None]:
-        """Change what the transport does during a training step."""
+        """Change the transport during a training step."""
         with ExitStack() as stack:
             if self.name in ("drop-allreduce", "unreduced-norm-grad"):
                 phase = "forward" if self.name == "drop-allreduce" else "backward"
@@ -96,10 +96,10 @@ class Fault:
             yield
 
     def must_have_hit(self) -> None:
-        """Refuse a run in which the fault changed nothing, because it proves nothing.
+        """Refuse a run in which the fault changed nothing, because such a run proves nothing.
 
         Raises:
-            InputError: (a ValueError) nothing was changed.
+            InputError: (a ValueError) the fault changed nothing.
         """
         if not self.hits:
             msg = f"--inject {self.name}: there was nothing to change in module {self.module!r}"
@@ -116,7 +116,7 @@ class Fault:
         return modules[self.module]
 
     def _add_bias(self, platform: Platform, module: Any, output: Any) -> Any:
-        """Add the bias on every rank but the first, so that the sum over the ranks has it once per rank."""
+        """Add the bias on every rank but the first, so that the sum over the ranks includes it once per rank."""
         bias = platform.direct_parameters(module).get("bias")
         if bias is None or not isinstance(output, DTensor) or not output.layout.is_partial():
             return None
@@ -149,7 +149,7 @@ class _DropInModule:
         self.transport, self.module, self.phase = transport, module, phase
 
     def on_redistribution(self, redistribution: PendingRedistribution) -> None:
-        """Switch dropping on or off for the steps of the redistribution that starts."""
+        """Switch dropping on or off for the redistribution that starts."""
         self.transport.dropping = redistribution.module == self.module and redistribution.phase == self.phase
 
 

@@ -1,4 +1,4 @@
-"""The error of an input that cannot be verified, and errors of a device that are such."""
+"""The error for input that cannot be verified, and its use for errors of a device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class InputError(ValueError):
 
 @contextmanager
 def device_errors(platform: Any, device: str) -> Iterator[None]:
-    """Make a tensor on the device, then tell errors of its memory inside as what they are; on CPU, do nothing.
+    """Make a tensor on the device, then raise its memory errors inside the block as InputError; on CPU, do nothing.
 
     Args:
-        platform: of the rank.
-        device: that the rank computes on.
+        platform: platform of the rank.
+        device: device of the rank.
 
     Raises:
         InputError: (a ValueError) the device cannot be used, or its memory runs out.

@@ -1,4 +1,4 @@
-"""Run a function on every rank of a world of real processes on this machine."""
+"""Runs a function on every rank of a world of real processes on this machine."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ def launch(
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a world of real processes.
 
-    Ranks are forked from a process that has imported the framework, and have the environment that torchrun gives. They
-    communicate over gloo, MindSpore's over PyTorch's, too (MindSpore's own CPU collectives are incomplete). ``fn``,
-    ``args`` and results are pickled, functions by value.
+    Ranks are forked from a process that has imported the framework, and have the environment variables of torchrun.
+    They communicate over gloo. MindSpore's ranks use PyTorch's gloo as well, because MindSpore's own CPU collectives
+    are incomplete. ``fn``, ``args`` and results are pickled, functions by value.
 
     Args:
         fn: the function that every rank calls.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; None takes that of the
-            arguments, or the one that the module of ``fn`` uses, or the default framework.
+        platform: ``"torch"`` or ``"mindspore"``; with None, that of the arguments, or the one that the module of ``fn``
+            uses, or the default framework.
         args: arguments of ``fn``, the same on every rank.
-        timeout: seconds after which the processes are ended and the error shows every rank's stack.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i makes its tensors on device i. More ranks of
-            PyTorch than devices share them, and communicate over gloo through host memory; MindSpore's take one each.
+        timeout: seconds after which the processes are ended; the error then includes every rank's stack.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i creates its tensors on device i. If there are
+            more ranks of PyTorch than devices, ranks share devices and communicate over gloo through host memory;
+            MindSpore's ranks use one device each.
 
     Returns:
         the results in rank order.
 
     Raises:
-        RankFailedError: a rank raised, died or did not finish; ``failures`` maps ranks to their exceptions.
-        UnsupportedOnBackend: the framework sees no such device, or MindSpore fewer than there are ranks.
-        ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
-            timeout is not a time.
+        RankFailedError: a rank raised an error, died or did not finish; ``failures`` maps ranks to their exceptions.
+        UnsupportedOnBackend: the framework finds no such device, or MindSpore finds fewer devices than ranks.
+        ValueError: the world size is not a number of ranks or exceeds the limit of one machine, the platform or device
+            is unknown, or the timeout is not a time.
     """
     require_ranks(world_size)
     timeout = positive_seconds(timeout, f"timeout={timeout!r}")
@@ -55,7 +56,7 @@ def launch(
         raise ValueError(msg)
     require_device(device, platform, ranks=world_size)
     bind_imported(platform)
-    from hyper_parallel.transport.real.launched_processes import run_launched  # starts a fork server when used
+    from hyper_parallel.transport.real.launched_processes import run_launched  # this starts a fork server on first use
 
     task = (fn, tuple(args)) if device == "cpu" else (on_platform, (platform, device, fn, *args))
     run = run_launched(pack(task, fn), world_size, platform, timeout, device, single=True)

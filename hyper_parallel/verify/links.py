@@ -1,4 +1,4 @@
-"""Prices communication: bandwidth and latency of each axis of a mesh, and the time that collectives take over them."""
+"""Estimates communication time, from the bandwidth and latency of each axis of a mesh."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 __all__ = ["AxisTraffic", "Link", "axis_traffic", "links_of", "seconds_of"]
 
 NODE = 8
-"""Ranks that are assumed to be in one node: they follow each other."""
+"""Number of consecutive ranks that are assumed to be in one node."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the ranks along one axis.
+    """The connection of the ranks along one axis.
 
     Attributes:
-        bandwidth: bytes that a rank receives in a second.
-        latency: seconds from the start of a collective until bytes arrive.
+        bandwidth: bytes per second that a rank receives.
+        latency: seconds from the start of a collective until the first bytes arrive.
     """
 
     bandwidth: float
     latency: float
 
     def __str__(self) -> str:
-        """Return it as the command's option has it."""
+        """Return the notation of the command's option."""
         return f"{self.bandwidth / 1e9:g} GB/s and {self.latency * 1e6:g} us"
 
 
 INSIDE, BETWEEN = Link(200e9, 5e-6), Link(25e9, 15e-6)
-"""Defaults, inside of a node and between nodes."""
+"""Defaults within a node and between nodes."""
 
 
 @dataclass(frozen=True)
 class AxisTraffic:
-    """What one training step communicates over one axis, or over several together.
+    """The communication of one training step over one axis, or over a combination of axes.
 
     Attributes:
-        axes: their names.
-        ranks: how many communicate with each other.
-        count: collectives.
-        bytes: received by the worst rank in all of them.
-        seconds: of all of them, one after the other; None if they cannot be priced.
+        axes: names of the axes.
+        ranks: number of ranks that communicate with each other.
+        count: number of collectives.
+        bytes: largest number of bytes that a rank receives in all of them.
+        seconds: total time of all of them without overlap; None if they cannot be priced.
     """
 
     axes: tuple[str, ...]
@@ -63,9 +63,9 @@ def links_of(shape: Sequence[int], names: Sequence[str], options: Sequence[str] 
 
     Args:
         shape: sizes of the axes.
-        names: their names.
-        options: such as ``tp=300,4``: axis, GB/s and microseconds. Other axes have 200 GB/s and 5 us if their ranks
-            lie within eight that follow each other, else 25 GB/s and 15 us.
+        names: names of the axes.
+        options: texts such as ``tp=300,4``: axis, GB/s and microseconds. Other axes have 200 GB/s and 5 us if their
+            ranks are within eight consecutive ranks, else 25 GB/s and 15 us.
 
     Raises:
         InputError: (a ValueError) an option names no axis of the mesh or one that another option names, or is not two
@@ -94,12 +94,12 @@ def links_of(shape: Sequence[int], names: Sequence[str], options: Sequence[str] 
 
 
 def axis_traffic(traffic: Sequence[Traffic], sizes: Mapping[str, int], links: Mapping[str, Link]) -> list[AxisTraffic]:
-    """Return the collectives of a step summed by the axes that they run over, the longest time first.
+    """Return the collectives of a step, summed per combination of axes, the longest time first.
 
     Args:
         traffic: collectives by module.
-        sizes: of the axes, by name.
-        links: of the axes, by name.
+        sizes: sizes of the axes, by name.
+        links: links of the axes, by name.
     """
     groups: dict[tuple[str, ...], list[Traffic]] = {}
     for row in traffic:
@@ -118,9 +118,9 @@ def axis_traffic(traffic: Sequence[Traffic], sizes: Mapping[str, int], links: Ma
 
 
 def seconds_of(traffic: Sequence[Traffic], links: Mapping[str, Link]) -> float | None:
-    """Return the time of collectives, one after the other; None if one runs over ranks that are no axes of the mesh.
+    """Return the total time of collectives without overlap; None if one runs over ranks that are not axes of the mesh.
 
-    Over several axes together a collective has the least bandwidth and the largest latency of theirs.
+    A collective over several axes has their smallest bandwidth and largest latency.
     """
     if not all(row.axes for row in traffic):
         return None

@@ -1,4 +1,4 @@
-"""What SPEC and PLAN return: a model with its data and loss, and the plan that makes it parallel."""
+"""The results of SPEC and PLAN: a model with its data and loss, and the plan that parallelizes it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ class ModelCase:
     """A model to train, as single-device code.
 
     Attributes:
-        build: returns a fresh model; called once per run. Its initial weights may differ between calls: every run
-            starts with those of rank 0. Or a model, of which every run takes a deep copy.
+        build: function that returns a new model; called once per run. Its initial weights may differ between calls:
+            every run starts with those of rank 0. Or a model, of which every run uses a deep copy.
         batches: one per step, repeated from the first when they are used up: tuples of NumPy arrays or plain tensors.
-        loss: ``loss(output, batch)`` returns a tensor of one number; ``batch`` is a tuple of tensors.
-        inputs: how many arrays of a batch, from the first, the model is called with; by default all but the last.
+        loss: function ``loss(output, batch)`` that returns a tensor with one number; ``batch`` is a tuple of tensors.
+        inputs: number of arrays of a batch, from the first, with which the model is called; by default all but the
+            last.
         optimizer: ``sgd``, ``adamw``, or a function of the list of parameters that returns the framework's optimizer.
-        learning_rate: of the optimizers with a name.
-        scheduler: called with the optimizer; ``step()`` of the object that it returns is called after each step.
+        learning_rate: learning rate of ``sgd`` and ``adamw``.
+        scheduler: function of the optimizer that returns an object; its ``step()`` is called after each step.
         step: the training step as the user writes it, called with a
             :class:`~hyper_parallel.verify.training_loop.Training`; it runs forward, backward and optimizer, and returns
-            the loss. By default the harness does.
-        accumulate: how many batches one step takes; each loss is divided by this number.
-        clip: bound of the gradients' norm, if it is to be clipped.
-        hooks: called with the model before training, and with the parallel one, to register hooks.
-        context: returns a context manager around a training step of both models, such as autocast.
+            the loss. By default, the harness does this.
+        accumulate: number of batches per step; each loss is divided by this number.
+        clip: maximum norm of the gradients, if they are clipped.
+        hooks: function that registers hooks; called with each model, single-device and parallel, before training.
+        context: function that returns a context manager around a training step of both models, such as autocast.
 
     Raises:
         InputError: (a ValueError) there are no batches, the optimizer is unknown, another option is of the wrong kind,
@@ -96,33 +97,33 @@ class ModelCase:
             raise InputError(msg)
 
     def micro_batches(self, step: int) -> list[tuple[Any, ...]]:
-        """Return the batches of ``step`` (from 0), ``accumulate`` of them."""
+        """Return the batches of ``step`` (from 0); their number is ``accumulate``."""
         first = step * self.accumulate
         return [tuple(self.batches[(first + index) % len(self.batches)]) for index in range(self.accumulate)]
 
     def model_inputs(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the part of a batch that the model is called with."""
+        """Return the part of a batch with which the model is called."""
         return batch[: len(batch) - 1 if self.inputs is None else self.inputs]
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How a model becomes parallel.
+    """The plan that parallelizes a model.
 
     Attributes:
-        styles: the plan of ``parallelize_module``: module path or pattern to style or its name. Or a function
+        styles: the plan of ``parallelize_module``: maps a module path or pattern to a style or its name. Or a function
             ``parallelize(model, mesh)``, which changes the model in place or returns another.
         batch: per mesh axis, the placement of every array of a batch; axes left out are Replicate. With None, arrays
-            stay plain tensors, whole on every rank, and the styles' input layouts say what they are. Otherwise all
-            inputs are DTensors, and parameters and buffers that no style covers are replicated.
-        context: returns a context manager that is entered around a training step, such as ``loss_parallel``.
-        optimizer: of the parallel model, instead of the case's.
-        scheduler: likewise.
-        step: likewise.
-        hooks: likewise.
+            stay plain tensors, complete on every rank, and the styles' input layouts determine their layouts. Otherwise
+            all inputs are DTensors, and parameters and buffers that no style covers are replicated.
+        context: function that returns a context manager around a training step, such as ``loss_parallel``.
+        optimizer: optimizer of the parallel model, instead of the case's.
+        scheduler: scheduler of the parallel model, instead of the case's.
+        step: training step of the parallel model, instead of the case's.
+        hooks: hooks of the parallel model, instead of the case's.
 
     Raises:
-        InputError: (a ValueError) an option is none of these.
+        InputError: (a ValueError) an option has the wrong kind of value.
     """
 
     styles: Mapping[str, Any] | Callable[[Any, DeviceMesh], Any]
@@ -154,12 +155,12 @@ class ParallelPlan:
     def complete(self, model: Any) -> ParallelPlan:
         """Return this plan with styles for the modules of ``model`` that it does not cover.
 
-        See :func:`~hyper_parallel.core.tensor_parallel.complete_plan`. The output of ``model`` is plain exactly if
+        See :func:`~hyper_parallel.core.tensor_parallel.complete_plan`. The output of ``model`` is plain if and only if
         batches are.
 
         Raises:
             InputError: (a ValueError) the styles are a function.
-            PlanError: (a ValueError) the plan does not fit ``model``, or the style of a module cannot be determined.
+            PlanError: (a ValueError) the plan does not match ``model``, or the style of a module cannot be determined.
         """
         if not isinstance(self.styles, Mapping):
             msg = (
@@ -195,7 +196,7 @@ def array_of_numbers(item: Any, index: int) -> Any:
 
 
 def as_case(value: Any) -> ModelCase:
-    """Return the case that a SPEC function's result describes.
+    """Return the case for the result of a SPEC function.
 
     Args:
         value: a ModelCase, a mapping of its fields (``model`` may be used instead of ``build``), or
@@ -232,7 +233,7 @@ def as_case(value: Any) -> ModelCase:
 
 
 def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
-    """Return the plan that a PLAN function's result describes.
+    """Return the plan for the result of a PLAN function.
 
     Args:
         value: a ParallelPlan, a mapping of styles, or a function ``parallelize(model, mesh)``. With a mapping, the

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 __all__ = ["ModelReport", "Summary", "Traffic", "aligned", "bound_words", "table", "traffic"]
 
 REQUIRED = ("output", "loss", "gradient", "weight")
-KINDS = (*REQUIRED, "norm", "state", "buffer", "rate", "mask", "saved", "random")  # a run need not have all of them
+KINDS = (*REQUIRED, "norm", "state", "buffer", "rate", "mask", "saved", "random")  # the additional kinds are optional
 _OWNERS = {"loss": "(loss)", "norm": "(optimizer)", "rate": "(optimizer)"}
-"""What stands for the module of values that belong to none."""
+"""Name used instead of the module for values that belong to none."""
 
 _GENERIC = ("unexplained", "components")
-"""Classes of causes that say no more than that values differ."""
+"""Classes of causes that only state that values differ."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,14 @@ class Traffic:
     """Collectives of one kind in one module, in one training step.
 
     Attributes:
-        module: path.
+        module: path of the module.
         phase: ``forward`` or ``backward``.
         collective: its name.
-        axes: mesh axes that it runs over.
-        count: how many run.
-        bytes: received by the worst rank in all of them.
-        implicit: how many of those in forward the library decided on, not the plan; backward follows from forward.
+        axes: mesh axes over which it runs.
+        count: number of collectives.
+        bytes: largest number of bytes that a rank receives in all of them.
+        implicit: number of those in forward that the library inserted without the plan; backward is determined by
+            forward.
     """
 
     module: str
@@ -59,12 +60,12 @@ class Summary:
     """All comparisons of one kind in one module, over ranks and steps.
 
     Attributes:
-        module: path.
-        kind: as of its checks.
-        tensors: how many were compared.
-        values: elements in them.
-        wrong: how many tensors differ.
-        worst: the check with the largest error, relative to what was allowed.
+        module: path of the module.
+        kind: kind of its checks.
+        tensors: number of compared tensors.
+        values: number of elements in them.
+        wrong: number of tensors that differ.
+        worst: the check with the largest error, relative to its tolerance.
         first: whether the run diverged first in this module.
         since: the first step in which a tensor differs; None if all are equal.
     """
@@ -88,27 +89,27 @@ class ModelReport(Report):
         platform: framework.
         launch: ``simulated`` or ``processes``.
         mesh: such as ``dp=2 x tp=2``.
-        steps: training steps.
-        checks: comparisons of all ranks; what differs comes first, in the order of execution.
+        steps: number of training steps.
+        checks: comparisons of all ranks; differences first, in the order of execution.
         skipped: outputs that could not be compared, and why.
-        incomplete: what the ranks did not do that the single device does, in words; such a run is not equal.
+        incomplete: descriptions of the single device's work that the ranks did not do; such a run is not equal.
         losses: single-device loss per step.
         traffic: collectives of one step.
-        bound: the allowed error, in words.
-        seconds: of the whole run.
+        bound: description of the tolerance.
+        seconds: duration of the run.
         error: the error of a run that ended early, with every rank's traceback; otherwise empty.
         cause: the error in one line.
         axes: sizes of the mesh by name.
         parallel_losses: the parallel run's loss per step.
         parameter_layouts: layouts of the parallel model's parameters.
-        settings: optimizer, plan and the like, in words.
-        hardened: what was changed about the case so that it shows errors, in words.
-        blind: blind spots of the case, in words.
-        timeline: per rank, its calls into the transport in the last step; of simulated ranks as if every rank had a
-            processor of its own and transfers took no time.
-        explanation: of the first divergence: its cause and the numbers that show it, in lines; empty if none is known.
-        plan_notes: what is probably unintended about the plan, in words.
-        proofs: how many operator calls use rows that are proven; None if the ranks ended early.
+        settings: descriptions of optimizer, plan and other settings.
+        hardened: descriptions of changes that remove blind spots of the case.
+        blind: descriptions of blind spots of the case.
+        timeline: per rank, its calls into the transport in the last step; for simulated ranks, as if every rank had its
+            own processor and transfers took no time.
+        explanation: lines about the first divergence: its cause and the evidence; empty if no cause is known.
+        plan_notes: descriptions of probably unintended properties of the plan.
+        proofs: number of operator calls with proven rows; None if the ranks ended early.
     """
 
     has_page: ClassVar[bool] = True
@@ -140,7 +141,7 @@ class ModelReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether outputs, losses, gradients and weights were all compared, and all are equal."""
+        """Whether outputs, losses, gradients and weights were all compared and are all equal."""
         complete = not self.error and not self.incomplete and all(self.counts[kind] for kind in REQUIRED)
         return complete and all(check.ok for check in self.checks)
 
@@ -152,7 +153,7 @@ class ModelReport(Report):
 
     @property
     def first(self) -> TensorCheck | None:
-        """The first check that is wrong; the checks are in the order of execution."""
+        """The first failed check; the checks are in the order of execution."""
         return next((check for check in self.checks if not check.ok), None)
 
     @property
@@ -162,11 +163,11 @@ class ModelReport(Report):
 
     @property
     def worst(self) -> TensorCheck | None:
-        """The check with the largest error, relative to what was allowed."""
+        """The check with the largest error, relative to its tolerance."""
         return max(self.checks, key=lambda check: check.share, default=None)
 
     def summaries(self, kind: str | None = None) -> list[Summary]:
-        """Return the checks per module and kind: first the module that diverged first, then others by step, then equal.
+        """Return the checks per module and kind: the first diverging module, then others by step, then equal ones.
 
         Args:
             kind: only this kind; all by default.
@@ -186,7 +187,7 @@ class ModelReport(Report):
         return Summary(module, kind, len(checks), values, wrong, worst, first, since)
 
     def fill(self, verdict: Verdict) -> None:
-        """Take over what was compared, with the cause of the first value that has one."""
+        """Add the compared values, and the cause of the first value that has one."""
         self.checks = [
             replace(check, module=_OWNERS[check.kind]) if check.kind in _OWNERS else check for check in verdict.checks
         ]
@@ -221,7 +222,7 @@ class ModelReport(Report):
         return ", ".join(f"{count} {_plural(kind)}" for kind, count in self.counts.items()) + f" ({values} values)"
 
     def text(self) -> str:
-        """Return the whole report."""
+        """Return the complete report."""
         lines = [self.verdict(), *(f"  {line}" for line in self.explanation)]
         lines += [f"  plan: {note}" for note in self.plan_notes]
         lines += self._loss_lines()
@@ -249,7 +250,7 @@ class ModelReport(Report):
         return "\n".join(lines)
 
     def _loss_lines(self) -> list[str]:
-        """Return the losses of both runs; once, if they look equal."""
+        """Return the losses of both runs; only once if they look equal."""
         single, parallel = (
             ", ".join(f"{loss:.9g}" for loss in losses) for losses in (self.losses, self.parallel_losses)
         )
@@ -294,7 +295,7 @@ class ModelReport(Report):
 
 
 def bound_words(dtype: str) -> str:
-    """Return the bound of an element in words.
+    """Return a description of the tolerance of an element.
 
     Args:
         dtype: the coarsest floating dtype of the model.
@@ -322,8 +323,8 @@ def aligned(rows: Sequence[Sequence[str]], text: int) -> list[str]:
     """Return rows as lines with aligned columns.
 
     Args:
-        rows: cells, as many in each row.
-        text: how many columns, from the first, are left-aligned; the others are right-aligned numbers.
+        rows: cells, the same number in each row.
+        text: number of left-aligned columns, from the first; the others are right-aligned numbers.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -339,7 +340,7 @@ def table(rows: Sequence[Traffic], shown: Sequence[Traffic] | None = None) -> li
 
     Args:
         rows: the collectives.
-        shown: the same, summed; by default as they are.
+        shown: the same collectives, summed; by default ``rows``.
     """
     if not rows:
         return ["  no collectives"]

@@ -1,4 +1,4 @@
-"""A model in training: on a single device, and made parallel by a plan."""
+"""Training of a model: on a single device, and parallelized by a plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["ParallelRun", "SingleDeviceRun", "build_model", "plan_notes", "why_u
 
 _MODULES = {"torch": "torch.nn.Module", "mindspore": "mindspore.nn.Cell"}
 _MISFITS = (MixedTensorError, ShardMismatchError, LayoutError)
-"""Errors of the first step under a plan that lays out values as the model does not take them."""
+"""Errors of the first step if the plan's layouts of values are not supported by the model."""
 
 _NO_GRADIENT = (
     "SPEC: the first step gives no parameter a gradient other than zero, so nothing would be verified; the loss must "
@@ -41,13 +41,13 @@ _NO_GRADIENT = (
 
 
 def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
-    """Return a fresh model, with the framework's generators started from ``seed``.
+    """Return a new model; the framework's generators are seeded with ``seed`` before.
 
-    Sizes of parameters that a first forward infers are those for the first batch.
+    Lazily initialized parameters get their sizes from a forward of the first batch.
 
     Raises:
-        InputError: the function that builds it raises, or returns no module of the framework; or its first forward
-            raises.
+        InputError: the function that builds it raises an error, or does not return a module of the framework; or its
+            first forward raises an error.
     """
     platform.seed(seed)
     model = call_user_function("SPEC: the function that builds the model", case.build)
@@ -65,7 +65,7 @@ def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
 
 
 def plain_tensors(platform: Platform, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arrays of a batch as tensors; tensors stay as they are."""
+    """Return the arrays of a batch as tensors; tensors are returned unchanged."""
     return tuple(
         item if platform.is_tensor(item) else platform.from_numpy(array_of_numbers(item, index))
         for index, item in enumerate(batch)
@@ -73,7 +73,7 @@ def plain_tensors(platform: Platform, batch: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 class _TrainingRun:
-    """A model in training.
+    """A training run of a model.
 
     Attributes:
         training: the model's optimizer and gradients.
@@ -110,7 +110,7 @@ class SingleDeviceRun(_TrainingRun):
     """The single-device model in training.
 
     Attributes:
-        draws: of random numbers for plain tensors.
+        draws: draws of random numbers for plain tensors.
     """
 
     def __init__(self, platform: Platform, case: ModelCase, model: Any) -> None:
@@ -122,7 +122,7 @@ class SingleDeviceRun(_TrainingRun):
         """Run one step.
 
         Raises:
-            InputError: the model cannot be trained, or what it does cannot be compared.
+            InputError: the model cannot be trained, or its values cannot be compared.
         """
         self._check_trainable()
         self.training.keeps_gradients = number == 0
@@ -175,7 +175,7 @@ class SingleDeviceRun(_TrainingRun):
 
 
 def _require_gradients(loss: float, gradients: list[Any]) -> None:
-    """Raise an InputError if no gradient of the first step can show anything."""
+    """Raise an InputError if all gradients of the first step are unsuitable for a comparison."""
     if any(gradient[np.isfinite(gradient)].any() for gradient in gradients):
         return
     if math.isfinite(loss) and all(np.isfinite(gradient).all() for gradient in gradients):
@@ -188,7 +188,7 @@ def _require_gradients(loss: float, gradients: list[Any]) -> None:
 
 
 def why_untrainable(platform: Platform, case: ModelCase, seed: int) -> str:
-    """Return the first line of the error of a single-device training step, or nothing if there is none."""
+    """Return the first line of the error of a single-device training step, or an empty text."""
     try:
         random.manual_seed(seed)
         SingleDeviceRun(platform, case, build_model(platform, case, seed)).step(0)
@@ -198,10 +198,10 @@ def why_untrainable(platform: Platform, case: ModelCase, seed: int) -> str:
 
 
 class ParallelRun(_TrainingRun):
-    """The same model, made parallel by the plan.
+    """A training run of the same model, parallelized by the plan.
 
     Attributes:
-        plan_notes: what is probably unintended about the plan.
+        plan_notes: descriptions of probably unintended properties of the plan.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class ParallelRun(_TrainingRun):
         """Run one step; see :class:`SingleDeviceRun`.
 
         Raises:
-            InputError: the model does not take values as the plan lays them out.
+            InputError: the model does not support values in the plan's layouts.
         """
         try:
             return super().step(number)
@@ -241,7 +241,7 @@ class ParallelRun(_TrainingRun):
             raise InputError(msg) from error
 
     def parameters(self) -> dict[str, Any]:
-        """Return all parameters by path, a shared one by its first path."""
+        """Return all parameters by path; a shared one has its first path."""
         return first_paths(self.platform.parameters_dict(self.model))
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
@@ -266,13 +266,13 @@ class ParallelRun(_TrainingRun):
 
 
 def plan_notes(model: Any, mesh: DeviceMesh, plan: ParallelPlan, *, failed: bool = False) -> list[str]:
-    """Return what is probably unintended about a plan of styles, in words.
+    """Return descriptions of probably unintended properties of a plan of styles.
 
     Args:
         model: before it is parallelized.
         mesh: its mesh.
-        plan: what to parallelize by; of a function nothing is known.
-        failed: whether the model fails under the plan, so that what may be the reason is added.
+        plan: the plan; there are no notes on a function.
+        failed: whether the model fails under the plan, so that possible reasons are added.
     """
     from hyper_parallel.core.tensor_parallel.plan import check_plan, uneven_outputs
 

@@ -1,4 +1,4 @@
-"""Layouts of parameters as plain data: they cross processes, where a mesh would need its world."""
+"""Layouts of parameters as plain data, which can be sent to other processes, unlike a mesh with its world."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ParameterLayout:
     """The layout of one parameter of the parallel model.
 
     Attributes:
-        path: of the parameter.
-        shape: global.
-        mesh_shape: sizes of the axes; empty if the parameter is a plain tensor, whole on every rank.
+        path: path of the parameter.
+        shape: global shape.
+        mesh_shape: sizes of the axes; empty if the parameter is a plain tensor, complete on every rank.
         mesh_names: names of the axes.
-        ranks: of the mesh, row-major.
+        ranks: ranks of the mesh, row-major.
         dim_axes: per dim the axes that shard it, outermost first.
         partials: pairs of axis and reduction.
     """

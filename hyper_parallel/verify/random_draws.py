@@ -1,10 +1,11 @@
-"""Random draws of both runs: plain tensors draw by the rule of DTensors, and each program's own masks are checked.
+"""Random draws of both runs: plain tensors draw like DTensors, and each program's own masks are checked.
 
 A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
-run draws the numbers of a single device. Here plain tensors draw by the same rule: the complete tensor on the single
-device, and in the parallel run the shard of a rank, which is inferred from its shape. The parallel program itself would
-draw a plain tensor from the framework's generator of the rank. The states of these generators are compared between
-ranks: they must be equal where ranks draw for the same elements, and differ where they draw for different ones.
+run draws the numbers of a single device. In both runs of a verification, plain tensors draw by the same rule: the
+complete tensor on the single device, and in the parallel run the shard of a rank, which is inferred from its shape. The
+parallel program itself would draw a plain tensor from the framework's generator of the rank. The states of these
+generators are compared between ranks: they must be equal if ranks draw for the same elements, and differ if ranks draw
+for different ones.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Draw:
     """One draw for a plain tensor on one rank of the parallel run.
 
     Attributes:
-        call: its number in the stream of DTensors.
+        call: number of the draw in the stream of DTensors.
         module: path of the module that drew.
-        box: first index and end per dim of the rank's part.
+        box: first index and end per dim of the rank's shard.
         state: digest of the framework's generator before the draw.
     """
 
@@ -54,10 +55,10 @@ class SingleDeviceDraws:
     """Draws of the single device.
 
     Args:
-        rank: this rank, alone on a mesh.
+        rank: this rank, on a mesh of one rank.
 
     Attributes:
-        shapes: of the tensors that were drawn for, by number of the call.
+        shapes: shapes of the drawn tensors, by number of the call.
     """
 
     def __init__(self, rank: int) -> None:
@@ -65,7 +66,7 @@ class SingleDeviceDraws:
         self.shapes: dict[int, Shape] = {}
 
     def place(self, tensor: Any) -> Place:
-        """Return where ``tensor`` is: whole, on a mesh of one rank."""
+        """Return the placement of ``tensor``: complete, on a mesh of one rank."""
         shape = tuple(tensor.shape)
         self.shapes[random.get_rng_state()[1]] = shape
         return self._mesh, [Replicate()], shape
@@ -76,11 +77,11 @@ class ParallelDraws:
 
     Args:
         platform: the framework.
-        mesh: of the parallel model.
+        mesh: mesh of the parallel model.
 
     Attributes:
-        shapes: of the single device, by number of the call.
-        draws: for plain tensors, by number of the call; a recomputed forward draws again, which counts once.
+        shapes: shapes of the single device's draws, by number of the call.
+        draws: draws for plain tensors, by number of the call; the repeated draws of a recomputed forward count once.
     """
 
     def __init__(self, platform: Platform, mesh: DeviceMesh) -> None:
@@ -89,10 +90,10 @@ class ParallelDraws:
         self.draws: dict[int, Draw] = {}
 
     def place(self, tensor: Any) -> Place:
-        """Return which part of the single device's tensor ``tensor`` is, inferred from its shape.
+        """Return which shard of the single device's tensor ``tensor`` is, inferred from its shape.
 
         Raises:
-            InputError: the shape is ambiguous, or the single device draws for no tensor in this call.
+            InputError: the shape is ambiguous, or the single device does not draw for a tensor in this call.
         """
         shape, call = tuple(tensor.shape), random.get_rng_state()[1]
         module = module_path() or "(model)"
@@ -121,11 +122,11 @@ class ParallelDraws:
 
 
 def draw_checks(alone: Trained, ranks: Sequence[Trained]) -> Iterator[TensorCheck]:
-    """Yield the comparisons of random draws: the masks that ranks would draw by themselves, and the random state.
+    """Yield the checks of random draws: the masks that ranks would draw by themselves, and the random state.
 
     Args:
-        alone: what the single-device run noted.
-        ranks: what the ranks noted.
+        alone: draws of the single-device run.
+        ranks: draws of the ranks.
     """
     for step, (seed, count) in enumerate(alone.random_states):
         if not count:
@@ -143,10 +144,10 @@ def _fact(kind: str, module: str, name: str, step: int, rank: int, why: str) -> 
 
 
 def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]]:
-    """Yield this rank's draws, each with what is wrong with its own mask, or an empty text.
+    """Yield this rank's draws, each with the error of its own mask, or an empty text.
 
     Args:
-        draws: of every rank.
+        draws: draws of every rank.
         rank: this rank.
     """
     by_call = [{draw.call: draw for draw in each} for each in draws]
@@ -170,7 +171,7 @@ def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]
 
 
 def _layouts(shape: Shape, whole: Shape, mesh: DeviceMesh) -> Iterator[Layout]:
-    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; every dim of another size has one axis."""
+    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; each dim with another size has one axis."""
     if len(shape) != len(whole):
         return
     cut = [dim for dim in range(len(whole)) if shape[dim] != whole[dim]]

@@ -1,4 +1,4 @@
-"""Folds rows of repeated layers: paths that differ in the numbers of layers only, and have the same in every column."""
+"""Folds rows of repeated layers: rows with equal columns whose paths differ only in the numbers of layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Folded", "folded"]
 
 @dataclass(frozen=True)
 class Folded:
-    """Rows that are the same for several layers.
+    """Rows that are equal for several layers.
 
     Attributes:
-        path: such as ``blocks.0-11.up.weight``.
-        rows: what was folded, in the order of the layers.
+        path: path with ranges of numbers, such as ``blocks.0-11.up.weight``.
+        rows: the folded rows, in the order of the layers.
     """
 
     path: str
@@ -25,10 +25,10 @@ class Folded:
 
 
 def folded(rows: Iterable[tuple[str, Hashable, Any]]) -> list[Folded]:
-    """Return rows with those of repeated layers as one, in the order of their first.
+    """Return the rows, with those of repeated layers as one row at the position of the first.
 
     Args:
-        rows: path, what must be equal for two rows to be folded, and the row.
+        rows: tuples of path, the data that must be equal in folded rows, and the row.
     """
     groups: dict[Hashable, list[tuple[list[int], Any]]] = {}
     for path, key, row in rows:
@@ -38,7 +38,7 @@ def folded(rows: Iterable[tuple[str, Hashable, Any]]) -> list[Folded]:
     result = []
     for (pattern, _), members in groups.items():  # type: ignore[misc] # the keys are these pairs
         sizes = [len(set(column)) for column in zip(*(numbers for numbers, _ in members), strict=True)]
-        if len(members) != math.prod(sizes):  # such as experts, if each layer has experts of other numbers
+        if len(members) != math.prod(sizes):  # such as experts, if the numbers of experts differ between layers
             result += [Folded(_path(pattern, map(str, numbers)), (row,)) for numbers, row in members]
             continue
         columns = [_spans(sorted(set(column))) for column in zip(*(numbers for numbers, _ in members), strict=True)]
@@ -47,13 +47,13 @@ def folded(rows: Iterable[tuple[str, Hashable, Any]]) -> list[Folded]:
 
 
 def _path(pattern: Sequence[str | None], numbers: Iterable[str]) -> str:
-    """Return the path with ``numbers`` in the places of ``pattern`` that are None."""
+    """Return the path with ``numbers`` inserted where ``pattern`` is None."""
     rest = iter(numbers)
     return ".".join(next(rest) if part is None else part for part in pattern)
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as text, those that follow each other as a span: ``0-2,5``."""
+    """Return sorted numbers as text, consecutive ones as a range: ``0-2,5``."""
     spans = []
     for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]

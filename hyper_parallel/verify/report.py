@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 PROPERTY = "hyper_parallel."
-"""How the names of the properties begin with which the pytest plugin describes a run in its JUnit file."""
+"""Prefix of the names of properties with which the pytest plugin describes a run in its JUnit file."""
 
 _PACKAGES = ("torch", "mindspore", "numpy")
 _GIT_SECONDS = 10.0
@@ -46,13 +46,13 @@ _ROUNDING = "TF32 and HF32 switched off"
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What a report says of its run; nothing is imported to learn it.
+    """The description of a run in its report; it is determined without importing a framework.
 
     Attributes:
-        words: the command line.
-        seed: the number behind everything that the run drew, or None if it drew nothing of its own.
-        date: when the run began, in UTC.
-        device: on which the run computes; an accelerator has a line of its own.
+        words: words of the command line.
+        seed: seed of all random draws of the run, or None if there were none.
+        date: start of the run, in UTC.
+        device: device of the run; an accelerator has its own line.
     """
 
     words: tuple[str, ...]
@@ -62,12 +62,12 @@ class RunHeader:
 
     @cached_property
     def revision(self) -> str:
-        """The commit of the checkout that runs, with a plus where files differ from it; the version elsewhere."""
+        """The commit of the running checkout, with a plus if files differ from it; otherwise the version."""
         return revision_of(Path(__file__).parents[2])
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Versions of Python, of this library, and of the installed packages that compute."""
+        """Versions of Python, of this library, and of the installed numerical packages."""
         installed = {name: version for name in _PACKAGES if (version := _version(name))}
         return {"python": platform.python_version(), "hyper-parallel": __version__, **installed}
 
@@ -77,9 +77,9 @@ class RunHeader:
         return f"{platform.system()} {platform.release()} {platform.machine()}"
 
     def json(self) -> dict[str, Any]:
-        """Return the header as a JSON object; ``seed`` is there if the run has one, ``device`` if it is an accelerator.
+        """Return the header as a JSON object; ``seed`` is included if known, ``device`` if it is an accelerator.
 
-        ``untested`` is there if a framework is newer than every version that was tested.
+        ``untested`` is included if a framework is newer than all tested versions.
         """
         newer = [newer_than_tested(name, self.versions[name]) for name in TESTED if name in self.versions]
         untested = {"untested": "; ".join(filter(None, newer))} if any(newer) else {}
@@ -103,7 +103,7 @@ class RunHeader:
         return facts
 
     def text(self) -> str:
-        """Return the header as lines of text, each of which begins with ``#``."""
+        """Return the header as lines of text, each of which starts with ``#``."""
         return "\n".join(f"# {name}: {text}" for name, text in self.facts().items())
 
 
@@ -112,12 +112,12 @@ _CURRENT: ContextVar[RunHeader | None] = ContextVar("run_header", default=None)
 
 @contextlib.contextmanager
 def command_line(words: Sequence[str], seed: int | None = None, device: str = "cpu") -> Iterator[RunHeader]:
-    """Make every report inside the block say that it comes from this command line.
+    """Add this command line to every report inside the block.
 
     Args:
         words: the program and its arguments.
-        seed: of the run.
-        device: on which it computes.
+        seed: seed of the run.
+        device: device of the run.
     """
     header = RunHeader(tuple(words), seed, device=device)
     before = _CURRENT.set(header)
@@ -128,28 +128,28 @@ def command_line(words: Sequence[str], seed: int | None = None, device: str = "c
 
 
 def run_header() -> RunHeader:
-    """Return the header of the command that runs, or a new one with the arguments of the process."""
+    """Return the header of the running command, or a new one with the arguments of the process."""
     return _CURRENT.get() or RunHeader((Path(sys.argv[0]).name, *sys.argv[1:]))
 
 
 def report_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return a report as JSON with its header under ``header``; a list stands under ``rows``."""
+    """Return a report as JSON with its header under ``header``; a list is put under ``rows``."""
     content = document if isinstance(document, Mapping) else {"rows": list(document)}
     return json.dumps({"header": run_header().json(), **content}, indent=2)
 
 
 def report_text(text: str) -> str:
-    """Return a report for people under its header."""
+    """Return a report as text, with its header."""
     return f"{run_header().text()}\n{text}"
 
 
 def write_report(path: Path | str, document: Callable[[], Mapping[str, Any]], text: Callable[[], str]) -> None:
-    """Write the file of ``--report`` under its header: as JSON if its name ends in .json, else as text.
+    """Write the file of ``--report`` with its header: as JSON if its name ends in .json, else as text.
 
     Args:
         path: of the file.
-        document: returns the content for JSON.
-        text: returns the content for people.
+        document: function that returns the content for JSON.
+        text: function that returns the content for text.
 
     Raises:
         ValueError: the file cannot be written.
@@ -171,7 +171,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit(root: Path) -> str:
-    """Return the commit of the checkout at ``root``, or ``""`` if it is none or git is not installed."""
+    """Return the commit of the checkout at ``root``, or ``""`` if it is not a checkout or git is not installed."""
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
         return ""
@@ -186,7 +186,7 @@ def _commit(root: Path) -> str:
 
 
 class Report(abc.ABC):
-    """What a command found; ``hyper_parallel.verify.pages.report_pages.page_of`` makes its page.
+    """The result of a command; ``hyper_parallel.verify.pages.report_pages.page_of`` makes its page.
 
     Attributes:
         has_page: whether reports of this class have one.
@@ -197,7 +197,7 @@ class Report(abc.ABC):
     @property
     @abc.abstractmethod
     def ok(self) -> bool:
-        """Whether something was checked, and nothing is wrong."""
+        """Whether something was checked, and all checks passed."""
 
     @property
     def status(self) -> int:
@@ -213,7 +213,7 @@ class Report(abc.ABC):
         """Return the report as a JSON object."""
 
     def _repr_html_(self) -> str | None:
-        """Return the report's page in a frame, which a notebook shows; None if the report has no page."""
+        """Return the report's page in a frame, for notebooks; None if the report has no page."""
         if not self.has_page:
             return None
         from hyper_parallel import verify
@@ -222,11 +222,11 @@ class Report(abc.ABC):
         return frame.format(html.escape(str(verify.page_of(self))))
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Print the report's text where IPython shows no page."""
+        """Print the report's text if IPython displays no page."""
         printer.text(self.text())
 
     def full_text(self) -> str:
-        """Return the report for a file, with what a terminal has shown before its summary."""
+        """Return the report for a file, including the lines that a terminal shows before the summary."""
         return self.text()
 
     def write(self, path: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Files of reports: one way to write and to read them, and one error where that is impossible."""
+"""Reading and writing of report files, with one error for files that cannot be read or written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["other_version", "parse_toml", "read_json", "read_json_rows", "readin
 
 
 def write_text(path: Path | str, text: str, option: str = "") -> Path:
-    """Write a text file as UTF-8, and make the folders that it goes into.
+    """Write a text file as UTF-8, and create its folders.
 
     Args:
-        path: the file.
-        text: all of it.
-        option: the option of the command line that named the file; it starts the message.
+        path: path of the file.
+        text: the complete content.
+        option: the command-line option that named the file; the error message starts with it.
 
     Returns:
         the path.
@@ -42,10 +42,10 @@ def write_text(path: Path | str, text: str, option: str = "") -> Path:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a text in TOML.
+    """Return the tables of a TOML text.
 
     Raises:
-        ValueError: it is not TOML.
+        ValueError: the text is not TOML.
     """
     # Python 3.10 has no tomllib; tomli is the same parser.
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -54,12 +54,12 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, needed: Collection[str], command: str) -> dict[str, Any]:
-    """Return the JSON object in a file; it has at least the keys ``needed``.
+    """Return the JSON object in a file, which must have the keys ``needed``.
 
     Args:
-        path: of the file.
-        needed: keys.
-        command: what writes such a file, for messages.
+        path: path of the file.
+        needed: required keys.
+        command: command that writes such files, for messages.
 
     Raises:
         ValueError: the file cannot be read, or another version wrote it.
@@ -71,7 +71,7 @@ def read_json(path: Path, needed: Collection[str], command: str) -> dict[str, An
 
 
 def read_json_rows(path: Path, needed: Collection[str], command: str) -> list[dict[str, Any]]:
-    """Return the rows of a report, each of which has at least the keys ``needed``; also those of a bare list.
+    """Return the rows of a report or of a bare list, each of which must have the keys ``needed``.
 
     Arguments and errors are those of :func:`read_json`.
     """
@@ -92,16 +92,16 @@ def other_version(path: Path, missing: Collection[str], command: str) -> str:
 
 @contextlib.contextmanager
 def reading(*paths: Path) -> Iterator[None]:
-    """Turn what content of the wrong kind leads to, inside the block, into one error that names the files.
+    """Turn errors from content of the wrong kind, inside the block, into one error that names the files.
 
     Raises:
-        ValueError: a report has the keys that it needs, but not their values.
+        ValueError: a report has the required keys, but with other kinds of values.
     """
     try:
         yield
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, jinja2.TemplateError) as error:
         if isinstance(error, ValueError) and str(error).startswith(tuple(map(str, paths))):
-            raise  # it names its file
+            raise  # it names its file already
         names = ", ".join(map(str, paths))
         msg = f"{names} cannot be shown: damaged, or another version wrote it ({type(error).__name__}: {error})"
         raise ValueError(msg) from error

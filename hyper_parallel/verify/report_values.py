@@ -1,4 +1,4 @@
-"""The values of a command's report by name, and whether more or less is better: for comparing runs, and over nights."""
+"""The values of a command's report by name, with their preferred direction: for comparisons and for trends."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Measured:
 
 
 def report_values(document: Mapping[str, Any]) -> tuple[str, dict[str, Measured]]:
-    """Return the command that wrote a report, and its values by name; ``""`` if it is none of :data:`COMMANDS`."""
+    """Return the command that wrote a report, and its values by name; ``""`` for none of :data:`COMMANDS`."""
     kind = _kind(document)
     return kind, dict(_KINDS[kind][1](document)) if kind else {}
 
 
 def report_totals(document: Mapping[str, Any]) -> dict[str, Measured]:
-    """Return the few values of a report that are followed over many runs; empty for reports of other commands."""
+    """Return the main values of a report, whose trend is followed over many runs; empty for other commands."""
     kind = _kind(document)
     return dict(_KINDS[kind][2](document)) if kind else {}
 
@@ -110,4 +110,6 @@ _KINDS = {
     "fuzz": ({"programs", "outcomes", "steps"}, _fuzz, _fuzz),
     "coverage gate": ({"total", "failures", "ranks"}, _gate, _gate),
 }
-"""Commands by the keys of their reports, what is compared of each, and what is followed over many runs."""
+"""Commands by the keys of their reports, with the values that are compared and those that are followed over many
+runs.
+"""

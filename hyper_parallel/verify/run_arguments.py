@@ -1,4 +1,4 @@
-"""Arguments of a verification that callers give as text or numbers: the mesh, the seed, how ranks are started."""
+"""Arguments of a verification, given as text or numbers: the mesh, the seed, and the kind of ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def parse_mesh(
     """Return sizes and names of the axes: ``3`` is ``tp``, ``2x2`` is ``dp`` by ``tp``, ``dp=2,tp=3`` names them.
 
     Args:
-        mesh: the mesh as text; None takes one axis of ``world_size``.
-        world_size: number of ranks, if it was given.
-        most: ranks that the mesh may have.
+        mesh: the mesh as text; None is one axis of ``world_size``.
+        world_size: number of ranks, if given.
+        most: largest number of ranks of the mesh.
 
     Raises:
-        InputError: (a ValueError) the text is not a mesh, is one of too many ranks, or contradicts the world size.
+        InputError: (a ValueError) the text is not a mesh, has too many ranks, or contradicts the world size.
     """
     if mesh is None and world_size is None:
         msg = "give --mesh, such as 2x2, or --world-size"
@@ -64,10 +64,10 @@ def _is_size(text: str) -> bool:
 
 
 def require_seed(seed: int) -> None:
-    """Check that every framework takes ``seed``.
+    """Check that every framework supports ``seed``.
 
     Raises:
-        InputError: (a ValueError) it must be an integer from 0 to 2**32 - 1.
+        InputError: (a ValueError) it is not an integer from 0 to 2**32 - 1.
     """
     if type(seed) is not int or not 0 <= seed < SEEDS:
         msg = f"--seed is {seed!r}; it must be a whole number from 0 to {SEEDS - 1}"

@@ -1,4 +1,4 @@
-"""Two reports of one command side by side: what got worse, what got better, and what only one of them has."""
+"""Compares two reports of one command: values that are worse, better, or only in one report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyper_parallel.verify.report_values import COMMANDS, Measured, report_value
 __all__ = ["Change", "Comparison", "changes_between", "compare_reports"]
 
 _SLOWER = 1.25
-"""Ratio from which a measured time is called worse; less is the machine's own noise."""
+"""Ratio from which a measured time is worse; smaller differences are noise."""
 
 _NOISE = "noise"
 
@@ -25,10 +25,10 @@ class Change:
     """One value that differs between two reports.
 
     Attributes:
-        what: such as ``add on torch: checks``.
+        what: name of the value, such as ``add on torch: checks``.
         before: value of the first report, or ``absent``.
-        after: that of the second.
-        verdict: ``worse``, ``better``, or ``other`` for what only the second report has.
+        after: value of the second report, or ``absent``.
+        verdict: ``worse``, ``better``, or ``other`` for values that only the second report has.
     """
 
     what: str
@@ -39,12 +39,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two reports.
+    """The differences between two reports.
 
     Attributes:
-        headers: of both, where they have one.
-        equal: number of values that are the same.
-        changes: what is worse comes first.
+        headers: headers of the reports that have one.
+        equal: number of equal values.
+        changes: the differences, worse values first.
     """
 
     headers: tuple[dict[str, Any], dict[str, Any]]
@@ -53,12 +53,12 @@ class Comparison:
 
     @property
     def worse(self) -> tuple[Change, ...]:
-        """What got worse."""
+        """The values that are worse."""
         return tuple(change for change in self.changes if change.verdict == "worse")
 
     @property
     def ok(self) -> bool:
-        """Whether something was compared and nothing got worse."""
+        """Whether something was compared and nothing is worse."""
         return not self.worse and self.equal + len(self.changes) > 0
 
     def json(self) -> dict[str, Any]:
@@ -73,14 +73,14 @@ class Comparison:
 
 
 def compare_reports(before: Path, after: Path) -> Comparison:
-    """Compare two reports of one command that :func:`report_values` knows.
+    """Compare two reports of one command in :func:`report_values`.
 
     Args:
         before: JSON of the first run.
         after: JSON of the second one.
 
     Raises:
-        ValueError: a file is no such report, or they are of different commands.
+        ValueError: a file is not such a report, or the reports are of different commands.
     """
     documents = [read_json(path, (), _COMMAND) for path in (before, after)]
     with reading(before, after):
@@ -99,7 +99,7 @@ def compare_reports(before: Path, after: Path) -> Comparison:
 
 
 def changes_between(before: Mapping[str, Measured], after: Mapping[str, Measured]) -> tuple[Change, ...]:
-    """Return the values that differ between two runs, what got worse first; times within the noise do not count."""
+    """Return the values that differ between two runs, worse ones first; times within the noise are left out."""
     names = list(dict.fromkeys([*before, *after]))
     differing = [name for name in names if before.get(name) != after.get(name)]
     compared = [_change(name, before.get(name), after.get(name)) for name in differing]
@@ -109,7 +109,7 @@ def changes_between(before: Mapping[str, Measured], after: Mapping[str, Measured
 
 def _change(what: str, before: Measured | None, after: Measured | None) -> Change:
     if before is None or after is None:
-        # What is no longer reported is no longer checked.
+        # values that are no longer reported are no longer checked
         return Change(what, _shown(before), _shown(after), "worse" if after is None else "other")
     if isinstance(before.good, tuple):
         ranks = [before.good.index(value.value) for value in (before, after)]

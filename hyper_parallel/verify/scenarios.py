@@ -43,8 +43,8 @@ class Scenario:
         name: of the scenario in the command.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
-        config: of the transformer; only its heads divide by the mesh.
-        batch: sequences per batch.
+        config: configuration of the transformer; only its number of heads is divisible by the mesh.
+        batch: number of sequences per batch.
         optimizer: ``sgd`` or ``adamw``.
     """
 
@@ -70,18 +70,18 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Tutorial:
-    """A small regression that is trained as the framework's tutorials do, and its tensor-parallel plan.
+    """A small regression model, trained like in the framework's tutorials, and its tensor-parallel plan.
 
-    The optimizer is made before the first forward, steps are the framework's own (``Model.train`` with
-    ``TrainOneStepCell`` and a callback on MindSpore), and each ends with a checkpoint that is saved and loaded.
+    The optimizer is created before the first forward. Steps are the framework's own (``Model.train`` with
+    ``TrainOneStepCell`` and a callback on MindSpore), and each ends with saving and loading a checkpoint.
 
     Attributes:
         name: of the scenario in the command.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
         dtype: ``float64`` or ``float32``.
-        sizes: inputs, hidden width and outputs; the width does not divide by the mesh.
-        batch: rows per batch.
+        sizes: inputs, hidden width and outputs; the width is not divisible by the mesh.
+        batch: number of rows per batch.
         optimizer: ``sgd`` or ``adamw``.
     """
 
@@ -170,7 +170,7 @@ def transformer_case(config: LanguageModelConfig, batch: int, optimizer: str) ->
 
 
 def transformer_plan() -> dict[str, Any]:
-    """Return styles of the reference transformer: the residual stream is sharded by sequence, all are DTensors."""
+    """Return styles of the reference transformer: the residual stream is sharded by sequence; tensors are DTensors."""
     from hyper_parallel.core.tensor_parallel import (
         ColwiseParallel,
         PrepareModuleInput,
@@ -210,14 +210,14 @@ def transformer_plan() -> dict[str, Any]:
 
 
 def text_batches(count: int, batch: int, length: int) -> list[tuple[Any, Any]]:
-    """Return pairs of tokens and labels from the text; a label is the token that follows.
+    """Return pairs of tokens and labels from the text; each label is the next token.
 
-    The same Python gives the same batches; no two sequences overlap.
+    The batches are the same for the same version of Python; sequences do not overlap.
 
     Args:
         count: number of pairs.
-        batch: sequences in each.
-        length: tokens in a sequence.
+        batch: number of sequences in each.
+        length: number of tokens in a sequence.
 
     Returns:
         pairs of int64 arrays of shape (batch, length).
@@ -237,7 +237,7 @@ def text_batches(count: int, batch: int, length: int) -> list[tuple[Any, Any]]:
 
 
 def _weights(parameters: Any, dtype: str) -> dict[str, Any]:
-    """Return random values by path, of a size that keeps activations near 1; norms are near 1, biases not 0."""
+    """Return random values by path, scaled to keep activations near 1; gains are near 1, and biases are not 0."""
     arrays = {}
     for number, (path, value) in enumerate(sorted(parameters.items())):
         rng = np.random.default_rng(1000 + number)

@@ -1,4 +1,4 @@
-"""Run a function on every rank of a simulated world, on one machine, deterministically."""
+"""Runs a function on every rank of a simulated world, on one machine, deterministically."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 hide_file(__file__)
 
 MOST_RANKS = 1024
-"""Ranks of a world on one machine; more is a slip of the keyboard, which would take all of its memory first."""
+"""Largest number of ranks on one machine; larger numbers are probably typing errors, and would exhaust its memory."""
 
 
 def simulate(
@@ -42,32 +42,32 @@ def simulate(
 ) -> list[Any]:
     """Call ``fn(*args)`` on every rank of a simulated world.
 
-    Every rank has its own transport (``hyper_parallel.transport.base.active_transport``), random state and
-    context. PyTorch ranks are threads that share the ``args`` objects; MindSpore ranks are warm processes, so
-    ``fn``, ``args`` and results are pickled (functions by value, tensors as tensors). Two runs of a deterministic
-    ``fn`` give the same results.
+    Every rank has its own transport (``hyper_parallel.transport.base.active_transport``), random state and context.
+    PyTorch ranks are threads that share the ``args`` objects; MindSpore ranks are reused processes, so ``fn``, ``args``
+    and results are pickled (functions by value, tensors as tensors). Two runs of a deterministic ``fn`` give the same
+    results.
 
     Args:
         fn: the function that every rank calls.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; None takes that of the
-            arguments, or the one that the module of ``fn`` uses, or the default framework.
+        platform: ``"torch"`` or ``"mindspore"``; with None, that of the arguments, or the one that the module of ``fn``
+            uses, or the default framework.
         args: arguments of ``fn``, the same on every rank.
-        timeout: seconds after which the run ends with an error that shows every rank's stack; None takes
-            HP_RANK_TIMEOUT, or 60 without it.
+        timeout: seconds after which the run ends with an error that includes every rank's stack; with None,
+            HP_RANK_TIMEOUT, or 60 if it is not set.
         own_modules: whether each thread rank imports its own copies of modules that are neither installed nor imported
             yet, so that their module-level state is not shared; rank processes always do.
-        device: ``cpu``, or ``cuda`` or ``npu``: ranks make their tensors on it, and all share the current device.
+        device: ``cpu``, ``cuda`` or ``npu``: the device of the ranks' tensors; all ranks share the current device.
 
     Returns:
         the results in rank order.
 
     Raises:
-        RankFailedError: a rank raised, died, left out a collective, joined another one or did not finish; ``failures``
-            maps ranks to their exceptions and ``__cause__`` is the first of them.
-        UnsupportedOnBackend: the framework sees no such device.
-        ValueError: the world size is none, or more than one machine has, the platform or device is unknown, or the
-            timeout is not a time.
+        RankFailedError: a rank raised an error, died, skipped a collective, joined another one or did not finish;
+            ``failures`` maps ranks to their exceptions and ``__cause__`` is the first of them.
+        UnsupportedOnBackend: the framework finds no such device.
+        ValueError: the world size is not a number of ranks or exceeds the limit of one machine, the platform or device
+            is unknown, or the timeout is not a time.
     """
     timeout = rank_seconds() if timeout is None else positive_seconds(timeout, f"timeout={timeout!r}")
     require_ranks(world_size)
@@ -75,10 +75,10 @@ def simulate(
     require_device(device, platform)
     if platform == "torch":
         from hyper_parallel.transport.frontends.c10d.simulated_world import (
-            run_ranks,  # the other framework stays unimported
+            run_ranks,  # the other framework is not imported
         )
 
-        harness_of(platform_named(platform))  # imported before the time limit begins, and not by a rank that it ends
+        harness_of(platform_named(platform))  # imported before the time limit starts, not by a rank
         body = functools.partial(on_platform, platform, device, fn, *args)
         return run_ranks(body, world_size, timeout, own_modules=own_modules)
     if platform == "mindspore":
@@ -103,34 +103,34 @@ def simulate_forked(
     device: str = "cpu",
     packages: Sequence[str] = (),
 ) -> list[Any]:
-    """Like :func:`simulate` of PyTorch, with ranks that are processes, so that they share no globals.
+    """Run :func:`simulate` on PyTorch with ranks that are processes, so that they share no globals.
 
     Args:
         fn: the function that every rank calls; it and ``args`` are pickled.
         world_size: number of ranks, at least one.
         args: arguments of ``fn``, the same on every rank.
-        timeout: seconds after which the run ends with an error that shows every rank's stack.
+        timeout: seconds after which the run ends with an error that includes every rank's stack.
         device: ``cpu`` or ``cuda``.
-        packages: that ranks find imported, unless they ask for their rank when they are imported.
+        packages: packages that are imported before ranks start, unless they read their rank during import.
     """
     require_ranks(world_size)
     require_device(device, "torch")
-    from hyper_parallel.transport.frontends.c10d.forked_world import run_forked  # the other framework stays unimported
+    from hyper_parallel.transport.frontends.c10d.forked_world import run_forked  # the other framework is not imported
 
     return run_forked(on_platform, ("torch", device, fn, *args), world_size, timeout, packages)
 
 
 def bind_imported(platform: str) -> None:
-    """Construct the platform if its framework is imported: it registers how the framework's functions are pickled."""
+    """Construct the platform if its framework is imported, to register how the framework's functions are pickled."""
     if platform in sys.modules:
         platform_named(platform)
 
 
 def require_ranks(world_size: int) -> None:
-    """Check that a world of ``world_size`` ranks can be made on one machine.
+    """Check that a world of ``world_size`` ranks can be created on one machine.
 
     Raises:
-        ValueError: it is not a number of ranks, or above :data:`MOST_RANKS`.
+        ValueError: it is not a number of ranks, or exceeds :data:`MOST_RANKS`.
     """
     if type(world_size) is not int or world_size < 1:
         msg = f"world_size is {world_size!r}; a world has at least one rank"
@@ -146,11 +146,11 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
     Args:
         device: ``cpu``, ``cuda`` or ``npu``.
         platform: ``torch`` or ``mindspore``.
-        ranks: number of ranks that are processes; None for ranks that are simulated, or for this process alone.
+        ranks: number of ranks that are processes; None for simulated ranks, or for this process.
 
     Raises:
-        UnsupportedOnBackend: the framework sees no such device, or MindSpore sees fewer than ``ranks``.
-        ValueError: ``device`` is none that is known.
+        UnsupportedOnBackend: the framework finds no such device, or MindSpore finds fewer than ``ranks``.
+        ValueError: ``device`` is unknown.
     """
     if device not in DEVICE_TYPES:
         msg = f"device is {device!r}; it must be {', '.join(DEVICE_TYPES[:-1])} or {DEVICE_TYPES[-1]}"
@@ -163,16 +163,16 @@ def require_device(device: str, platform: str, *, ranks: int | None = None) -> N
 
 
 def _mindspore_devices() -> Any:
-    """Return the module of MindSpore's ranks on devices."""
+    """Return the module for MindSpore's ranks on devices."""
     from hyper_parallel.transport.real.mindspore import (
-        devices as mindspore_devices,  # PyTorch's users have no MindSpore
+        devices as mindspore_devices,  # not imported for PyTorch users, who may not have MindSpore
     )
 
     return mindspore_devices
 
 
 def on_platform(platform: str, device: str, fn: Callable[..., Any], *args: Any) -> Any:
-    """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one, and its tensors on ``device``."""
+    """Call ``fn`` on a rank, with the platform of ``simulate`` as the current one, on ``device``."""
     named = platform_named(platform)
     with use_platform(platform), harness_of(named).on_device(device), device_errors(named, device):
         return fn(*args)

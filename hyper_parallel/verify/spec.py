@@ -36,7 +36,7 @@ __all__ = [
 _LIBRARY = Path(hyper_parallel.__file__).resolve().parent
 
 _FILE_MODULE = "_hyper_parallel_"
-"""Start of the names of modules that are files of users."""
+"""Prefix of the names of modules that are loaded from users' files."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "(.+)", line \d+')
@@ -52,7 +52,7 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
         source: ``SPEC`` or ``PLAN``, for messages.
 
     Raises:
-        InputError: (a ValueError) ``spec`` is malformed, its module or file cannot be imported, or has no such
+        InputError: (a ValueError) ``spec`` is malformed, or its module or file cannot be imported or has no such
             function.
     """
     module_name, _, name = spec.rpartition(":")
@@ -81,7 +81,7 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
 
 
 def _public_functions(module: Any) -> list[str]:
-    """Return the names of a module's own functions and classes; of those that it imported only if it has no own."""
+    """Return the names of a module's own functions and classes; if it has none, of those that it imported."""
     names = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
     own = [key for key, value in names.items() if getattr(value, "__module__", None) == module.__name__]
     return sorted(own or names)
@@ -92,10 +92,10 @@ def _is_module(name: str) -> bool:
 
 
 def user_function(function: str | Callable[..., Any], source: str) -> Callable[..., Any]:
-    """Return a function that finds and calls ``function`` on the rank where it runs.
+    """Return a function that finds and calls ``function`` on its rank.
 
     Args:
-        function: a function, or its name as for :func:`find_function`; a name crosses processes as text.
+        function: a function, or its name as for :func:`find_function`; names are sent to other processes as text.
         source: ``SPEC`` or ``PLAN``, for messages. Exceptions become an :class:`InputError`.
     """
     return functools.partial(_find_and_call, function, source)
@@ -120,7 +120,7 @@ def _load_file(name: str, source: str) -> Any:
     if not is_file:
         msg = f"{source}: there is no file {path}"
         raise InputError(msg)
-    # One module per file, however its path is written; the digest keeps equal file names apart.
+    # one module per file, independent of the notation of its path; the digest distinguishes files with equal names
     module_name = f"{_FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -139,7 +139,7 @@ def _load_file(name: str, source: str) -> Any:
 
 
 def type_name(kind: type) -> str:
-    """Return the name of a type with its module; with its file, as in ``model.py:Net``, if the user named a file."""
+    """Return the name of a type with its module, or with its file, as in ``model.py:Net``, if the user named a file."""
     module = kind.__module__
     if module.startswith(_FILE_MODULE):
         return f"{Path(str(sys.modules[module].__file__)).name}:{kind.__qualname__}"
@@ -147,11 +147,11 @@ def type_name(kind: type) -> str:
 
 
 def user_file(name: str) -> tuple[Path, bool]:
-    """Return the absolute path of a file that the user named, and whether it is one."""
+    """Return the absolute path of a file that the user named, and whether it is a file."""
     try:
         path = Path(name).resolve()
         return path, path.is_file()
-    except (OSError, RuntimeError):  # a name that no file can have, and links in a circle
+    except (OSError, RuntimeError):  # a name that is not valid for files, or a cycle of links
         return Path(name).absolute(), False
 
 
@@ -176,11 +176,11 @@ def call_user_function(source: str, function: Callable[..., Any], *args: Any) ->
         msg = f"{source}: {name}{inspect.signature(function)} is called with {types}: {error}"
         raise InputError(msg) from None
     except ValueError:
-        pass  # a function written in C without a signature: calling it raises what is wrong
+        pass  # a function in C without a signature: calling it raises the error
     with blame_user(source):
         returned = function(*args)
     if inspect.iscoroutine(returned):
-        returned.close()  # avoids Python's warning that it was never awaited; callers reject it by its type
+        returned.close()  # prevents Python's warning that it was never awaited; callers reject it by its type
     return returned
 
 
@@ -191,7 +191,7 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
     :class:`InputError`, :class:`~hyper_parallel.errors.PlanError` and MemoryError pass unchanged.
 
     Args:
-        source: the user's code that runs inside, such as ``SPEC``.
+        source: name of the user's code that runs inside, such as ``SPEC``.
         unchanged: further exception types that pass unchanged.
     """
     passing: tuple[type[Exception], ...] = (InputError, PlanError, MemoryError, *unchanged)
@@ -205,7 +205,7 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return an exception as one line: its type, and the first line of its message after separators and titles."""
+    """Return an exception in one line: its type, and the first line of its message without separators and titles."""
     lines = str(error).splitlines()
     framed = [line for line in lines if line.strip("- ") and not (line.startswith("- ") and line.endswith(":"))]
     first = (framed or lines or [""])[0]
@@ -213,9 +213,9 @@ def error_summary(error: BaseException) -> str:
 
 
 def from_user_frames(text: str) -> str:
-    """Return a text with tracebacks from the first call in the user's files on, with the number of calls left out.
+    """Return a text with tracebacks starting at the first call in the user's files, with the number of omitted calls.
 
-    A traceback without such a call stays whole.
+    A traceback without such a call is not shortened.
     """
     lines = text.splitlines()
     kept: list[str] = []

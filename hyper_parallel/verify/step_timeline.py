@@ -1,7 +1,7 @@
-"""The timeline of one training step: when each rank called the transport, and how long it waited there.
+"""The timeline of one training step: the times of each rank's calls into the transport, and its waiting times.
 
-Simulated ranks share the processors of one machine, so their times are replayed: every rank computes for as long as it
-did, at the same time as the others, and a collective is complete as soon as its last member has called it.
+Simulated ranks share the processors of one machine, so their times are replayed: every rank computes for its measured
+time, in parallel with the others, and a collective is complete as soon as its last member has called it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class StepCall:
     """One call of a rank into its transport; times are in seconds, of one clock for all ranks.
 
     Attributes:
-        operation: such as ``all_gather``.
+        operation: name of the call, such as ``all_gather``.
         ranks: the members; of a message, its source and its destination.
-        module: path of the module that ran; empty outside of any.
-        started: when the rank called it.
-        waits: when the rank began to wait for its result: ``started`` unless the call is asynchronous.
-        ended: when the rank had its result; None if it never waited for it.
+        module: path of the running module; empty outside modules.
+        started: time of the call.
+        waits: time when the rank began to wait for the result: ``started`` unless the call is asynchronous.
+        ended: time when the rank had the result; None if it never waited for it.
     """
 
     operation: str
@@ -50,7 +50,7 @@ class StepCall:
 
 @contextmanager
 def recorded_calls(transport: Transport) -> Iterator[list[StepCall]]:
-    """Record the calls of this rank inside the block, in the order in which they were made."""
+    """Record the calls of this rank inside the block, in their order."""
     recorder = _Recorder(transport)
     names = [*_RANKS_AT, *_MESSAGES, "start"]
     for name in names:
@@ -64,7 +64,7 @@ def recorded_calls(transport: Transport) -> Iterator[list[StepCall]]:
 
 
 class _Recorder:
-    """Notes what is called through the methods that it puts in place of a transport's own."""
+    """Records calls by replacing the methods of a transport."""
 
     def __init__(self, transport: Transport) -> None:
         self.calls: list[StepCall] = []
@@ -74,7 +74,7 @@ class _Recorder:
         self._inside = False  # an engine's blocking collective is itself a start and a wait
 
     def blocking(self, name: str) -> Callable[..., Any]:
-        """Return a method that notes a blocking call and carries it out."""
+        """Return a method that records a blocking call and carries it out."""
         method = self._methods[name]
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ class _Recorder:
         return call
 
     def starting(self, operation: str, *args: Any) -> Work:
-        """Note an asynchronous call and start it."""
+        """Record an asynchronous call and start it."""
         if self._inside:
             return self._start(operation, *args)
         number = self._add(operation, args)
@@ -122,13 +122,13 @@ class _Recorder:
 
 
 def replayed(calls: Sequence[Sequence[StepCall]]) -> list[list[StepCall]]:
-    """Return the calls at the times at which they would be if every rank had a processor of its own.
+    """Return the calls at the times that they would have if every rank had its own processor.
 
-    Transfers take no time. What a rank computed between two calls takes as long as it did. A collective that a member
-    is not known to have called, and a message without its other side, hold nobody up.
+    Transfers take no time. The computation between two calls takes its measured time. A collective without a recorded
+    call of some member, and a message without its other side, do not delay other ranks.
 
     Args:
-        calls: of every rank.
+        calls: calls of every rank.
     """
     ranks = [_Replay(rank, own) for rank, own in enumerate(calls)]
     called: dict[Any, dict[int, float]] = defaultdict(dict)
@@ -139,7 +139,7 @@ def replayed(calls: Sequence[Sequence[StepCall]]) -> list[list[StepCall]]:
 
 
 class _Replay:
-    """One rank's calls, moved to a clock that starts at 0 with its first call's computation left out."""
+    """One rank's calls, on a clock that starts at 0 with its first call, without the computation before."""
 
     def __init__(self, rank: int, calls: Sequence[StepCall]) -> None:
         self.rank = rank
@@ -150,22 +150,22 @@ class _Replay:
         self._keys = _keys(calls)
         self._calls = calls
         self._position, self._clock = 0, 0.0
-        self._left = calls[0].started if calls else 0.0  # when, on the measured clock, it last left the transport
+        self._left = calls[0].started if calls else 0.0  # measured time when it last left the transport
 
     @property
     def finished(self) -> bool:
-        """Whether every call has its place."""
+        """Whether the times of all calls are determined."""
         return self._position == len(self._moments)
 
     def advance(self, called: dict[Any, dict[int, float]]) -> bool:
-        """Go on until a wait whose other members have not called yet; whether anything moved."""
+        """Advance to a wait whose other members have not called yet; return whether any call was placed."""
         before = self._position
         while not self.finished and self._step(called, must_end=False):
             pass
         return self._position > before
 
     def give_up(self, called: dict[Any, dict[int, float]]) -> None:
-        """End the wait at which this rank is, whoever is missing."""
+        """End the rank's current wait without the missing members."""
         self._step(called, must_end=True)
 
     def _step(self, called: dict[Any, dict[int, float]], *, must_end: bool) -> bool:
@@ -188,7 +188,7 @@ class _Replay:
 
 
 def _keys(calls: Sequence[StepCall]) -> list[Any]:
-    """Return what each call shares with the same call of other members: their ranks, and its number among these."""
+    """Return the key that each call shares with the same call of other members: their ranks, and its number."""
     counts: dict[Any, int] = defaultdict(int)
     keys = []
     for call in calls:

@@ -1,4 +1,4 @@
-"""Places of plain tensors that styles return, by the layouts of what their modules computed."""
+"""Placements of plain tensors that styles return, from the layouts of their modules' outputs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["StyledOutputs"]
 
 
 class StyledOutputs:
-    """Watches a model that becomes parallel.
+    """Observes a model while it is parallelized.
 
-    A style of this library returns a shard of its module's output, or all of it, and reduces what is pending. Where it
-    returns a plain tensor, the layout of the module's own output and the tensor's shape tell which.
+    A style of this library returns a shard of its module's output, or all of it, and reduces what is pending. If it
+    returns a plain tensor, the layout of the module's own output and the tensor's shape determine which.
     """
 
     def __init__(self, platform: Platform, model: Any) -> None:
-        """Attach to every module, before styles attach to them: hooks run in the order of registration."""
+        """Attach to every module before styles do, because hooks run in the order of registration."""
         self._layouts: dict[int, Layout] = {}
         modules = {id(module): module for _, module in platform.get_cells_and_names(model)}
         for module in modules.values():
@@ -39,7 +39,7 @@ class StyledOutputs:
             self._layouts.pop(id(module), None)
 
     def place(self, module: Any, value: Any) -> Region | None:
-        """Return where the plain output ``value`` of ``module`` lies; None if that cannot be determined."""
+        """Return the placement of the plain output ``value`` of ``module``; None if it cannot be determined."""
         own = self._layouts.get(id(module))
         if own is None or style_of(module) is None or isinstance(value, DTensor):
             return None
@@ -57,7 +57,7 @@ def _region(layout: Layout) -> Region:
 
 
 def _scattered(layout: Layout) -> list[Layout]:
-    """Return the layouts in which each pending sum of ``layout`` was scattered along a dim."""
+    """Return the layouts in which each pending sum of ``layout`` is scattered along a dim."""
     axes = [axis for axis, _ in layout.partials]
     layouts = []
     for dims in product(range(layout.ndim), repeat=len(axes)):

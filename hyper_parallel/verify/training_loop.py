@@ -1,4 +1,4 @@
-"""A training step: the harness's own, and the object that a user's step function gets."""
+"""The training step of the harness, and the object for a user's step function."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["ModelTraining", "Training"]
 
 
 class Training:
-    """What a user's step function is called with.
+    """The argument of a user's step function.
 
     Attributes:
         model: the single-device model, or the parallel one.
-        batches: the step's batches, as many as ``accumulate`` of the case says; tuples of tensors.
-        number: of the step, from 0.
+        batches: the step's batches, tuples of tensors; their number is ``accumulate`` of the case.
+        number: number of the step, from 0.
     """
 
     def __init__(self, owner: ModelTraining, number: int, batches: Sequence[tuple[Any, ...]]) -> None:
@@ -37,18 +37,18 @@ class Training:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; on MindSpore a function, of the gradients in the order of :attr:`parameters`."""
+        """The optimizer; on MindSpore, a function of the gradients in the order of :attr:`parameters`."""
         return self._owner.optimizer().engine
 
     @property
     def scheduler(self) -> Any:
-        """What the case's ``scheduler`` returned, or None."""
+        """The result of the case's ``scheduler``, or None."""
         self._owner.optimizer()
         return self._owner.scheduler
 
     @property
     def parameters(self) -> list[Any]:
-        """The parameters that are trained."""
+        """The trained parameters."""
         return list(harness_of(self._owner.platform).trainable(self.model).values())
 
     def loss(self, batch: tuple[Any, ...] | None = None) -> Any:
@@ -59,28 +59,28 @@ class Training:
         """Scale the gradients in place to a norm of at most ``max_norm``, and record the norm.
 
         Args:
-            max_norm: bound of the 2-norm of all gradients.
-            gradients: where gradients are values (MindSpore): those of :attr:`parameters`.
+            max_norm: upper limit of the 2-norm of all gradients.
+            gradients: if gradients are values (MindSpore): those of :attr:`parameters`.
 
         Returns:
-            the norm before, a plain tensor.
+            the norm before clipping, a plain tensor.
         """
         return self._owner.clip(max_norm, dict(enumerate(gradients or ())))
 
 
 class ModelTraining:
-    """One model in training.
+    """A model with its optimizer, loss and gradients.
 
     Args:
         platform: the framework.
-        case: what to train and how.
+        case: the case with the settings of training.
         model: the model.
         check_loss: called with every loss.
 
     Attributes:
-        gradients: that the optimizer saw in the last step, by path; None where there is none.
-        keeps_gradients: whether these are copies, which stay when the step goes on.
-        scheduler: what the case's ``scheduler`` returned.
+        gradients: gradients that the optimizer read in the last step, by path; None if there is none.
+        keeps_gradients: whether these are copies, which are not changed later in the step.
+        scheduler: result of the case's ``scheduler``.
     """
 
     def __init__(self, platform: Platform, case: ModelCase, model: Any, check_loss: Callable[[Any], None]) -> None:
@@ -98,7 +98,7 @@ class ModelTraining:
             InputError: the user's step function did not step the optimizer once, or returned no loss.
         """
         self.gradients, self._updates = {}, 0
-        self.optimizer()  # before the first forward, as programs make it
+        self.optimizer()  # before the first forward, as in usual programs
         if self.case.step is None:
             return self._default_step(batches)
         loss = self.case.step(Training(self, number, batches))
@@ -111,7 +111,7 @@ class ModelTraining:
         return self.platform.detach(loss)
 
     def optimizer(self) -> TrainingOptimizer:
-        """Return the optimizer; it is made once, when it is first needed."""
+        """Return the optimizer, which is created on first use."""
         if self._optimizer is None:
             case = self.case
             self._optimizer = harness_of(self.platform).optimizer(self.model, case.optimizer, case.learning_rate)
@@ -145,7 +145,7 @@ class ModelTraining:
         return norm
 
     def _record_unclipped(self, log: RecordLog, gradients: Mapping[Any, Any]) -> None:
-        """Record gradients that are about to be clipped: those of the parameters, or values by path or position."""
+        """Record gradients that will be clipped: those of the parameters, or values by path or position."""
         trained = harness_of(self.platform).trainable(self.model)
         named = {path: self.platform.gradient_of(value) for path, value in trained.items()}
         if gradients:
