@@ -184,7 +184,7 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
-        """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the norm before, a plain tensor."""
+        """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the plain norm before scaling."""
 
     @abc.abstractmethod
     def watch_random(self, model: Any) -> Callable[[], str | None]:

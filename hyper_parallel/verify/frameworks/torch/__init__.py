@@ -1,1 +1,1 @@
-"""PyTorch for the harness."""
+"""Implementation of the harness interface for PyTorch."""

@@ -1,4 +1,4 @@
-"""The mask of a dropout inside PyTorch's fused attention, which the function does not return."""
+"""Recovers the dropout mask inside PyTorch's fused attention, which the function does not return."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["attention_mask", "masked_attention"]
 
 
 def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: torch.Tensor) -> torch.Tensor | None:
-    """Return which attention weights a dropout kept, and leave the generator as it is.
+    """Return the mask of attention weights that a dropout kept, without changing the generator.
 
-    The attention is computed again with the same random numbers, for queries and keys of zeros, whose weights are all
-    equal, and for values that are the rows of the identity: its output is the weights after the dropout.
+    The attention is computed again with the same random numbers, with zero queries and keys, so that all weights are
+    equal, and with the identity matrix as values. Its output is then the weights after the dropout.
 
     Args:
-        attention: ``scaled_dot_product_attention`` with its dropout; takes query, key and value.
-        query: (..., queries, width).
+        attention: ``scaled_dot_product_attention`` with its dropout, as a function of query, key and value.
+        query: tensor (..., queries, width).
         key: (..., keys, width).
-        state: of the CPU's generator before the attention was computed.
+        state: state of the CPU's generator before the attention was computed.
 
     Returns:
-        (..., queries, keys), zero where a weight was dropped; None if the mask is unknown: on another device or
-        for tensors of another class, or because the numbers drawn depend on more than the shapes.
+        tensor (..., queries, keys), zero where a weight was dropped; None if the mask is unknown: on another device,
+        for tensors of another class, or if the random numbers depend on more than the shapes.
     """
     if type(query) is not torch.Tensor or type(key) is not torch.Tensor or query.device.type != "cpu":
         return None
@@ -52,17 +52,17 @@ def masked_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return ``scaled_dot_product_attention`` whose dropout keeps given weights.
+    """Return the result of ``scaled_dot_product_attention`` with a given dropout mask.
 
     Args:
-        kept: array of booleans, (..., queries, keys).
-        query: as PyTorch's, and all that follow.
+        kept: boolean array (..., queries, keys), True for weights to keep.
+        query: tensor (..., queries, width); this and the following arguments are those of PyTorch.
         key: (..., keys, width).
         value: (..., keys, width of a value).
-        attn_mask: booleans, where True takes part, or numbers that are added to the scores.
+        attn_mask: booleans, True for keys that take part, or numbers that are added to the scores.
         dropout_p: probability with which a weight was dropped.
-        is_causal: whether a query sees no later keys.
-        scale: of the scores.
+        is_causal: whether later keys are masked.
+        scale: factor of the scores.
         enable_gqa: whether heads of keys and values are repeated.
     """
     if enable_gqa:

@@ -1,4 +1,4 @@
-"""Gradients that backwards leave: what each adds, and those of steps that run without an optimizer of PyTorch."""
+"""Gradients after backward: contributions of each backward, and gradients of steps without a PyTorch optimizer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["StepsByHand", "noting_contributions"]
 
 
 class StepsByHand:
-    """The gradients of a step, and the weights before it.
+    """The gradients of a step without an optimizer, and the weights before it.
 
-    Gradients are those after the last backward, or what was made of them until they are set to zero or the model is
-    called again: where a program reduces them in between and then drops them, they are each rank's own.
+    Gradients are read after the last backward, or later, before they are set to zero or the model is called again, so
+    that reductions by the program are included. If a program reduces them and then drops them, the gradients are each
+    rank's own.
 
     Attributes:
-        gradients: by name, of the backwards since the last step.
-        own: names of those that are as backward has left them, so that the program has not reduced them in place.
+        gradients: gradients of the backwards since the last step, by name.
+        own: names of gradients that are unchanged since backward, so that the program has not reduced them in place.
     """
 
     def __init__(self) -> None:
@@ -34,11 +35,11 @@ class StepsByHand:
         self._weights: dict[str, bytes] = {}
 
     def take(self, named: Mapping[str, Any], *, backward: bool = False) -> None:
-        """Keep the gradients that parameters have now.
+        """Keep the current gradients of the parameters.
 
         Args:
             named: the parameters.
-            backward: whether a backward has just run; else only gradients that are not zero replace earlier ones.
+            backward: whether a backward has just run; otherwise only nonzero gradients replace earlier ones.
         """
         if not backward and not self.gradients:
             return
@@ -54,7 +55,7 @@ class StepsByHand:
             self.gradients[name] = taken
 
     def remember(self, named: Mapping[str, Any]) -> None:
-        """Keep what tells whether weights change."""
+        """Remember the versions of the weights, to detect changes."""
         self._weights = {name: _digest(value) for name, value in named.items()}
 
     def has_stepped(self, named: Mapping[str, Any]) -> bool:
@@ -71,11 +72,11 @@ def _digest(value: Any) -> bytes:
 
 @contextmanager
 def noting_contributions(log: RecordLog, parameters: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Note by how much the backward inside changes each gradient, in the step for which the limits ask for it.
+    """Record the change of each gradient by the backward inside, in the step that the limits name.
 
     Args:
-        log: of the rank.
-        parameters: returns them by name.
+        log: log of the rank.
+        parameters: returns the parameters by name.
     """
     if log.limits.contributions != log.step:
         yield

@@ -29,16 +29,16 @@ class AppliedChanges(BaseAppliedChanges):
     """Applies the changes of a log to weights, inputs, outputs and losses."""
 
     def local_shape(self, parameter: Any) -> tuple[int, ...]:
-        """Return the shape of what this rank holds of a parameter."""
+        """Return the local shape of a parameter."""
         taken = read_weight(parameter)
         return tuple(local_of(parameter).shape) if taken is None else tuple(taken.array.shape)
 
     def write(self, parameter: Any, array: Any) -> None:
-        """Write an array into what this rank holds of a parameter."""
+        """Write an array into the local tensor of a parameter."""
         overwrite_weight(parameter, lambda *_: array)
 
     def losses(self, tensors: Any) -> Any:
-        """Return what enters a backward, multiplied by the rank's share."""
+        """Return the losses that enter a backward, multiplied by the rank's share."""
         share = self._log.changes.share
         if share == 1.0:
             return tensors
@@ -48,16 +48,16 @@ class AppliedChanges(BaseAppliedChanges):
         return tuple(tensor * share for tensor in tensors)
 
     def output(self, name: str, output: Any) -> Any:
-        """Return a module's output, multiplied by its factors; called after it was recorded.
+        """Return a module's output multiplied by its factors; called after the output was recorded.
 
         Raises:
-            RecordingError: the output has another shape than the factors.
+            RecordingError: the shapes of the output and the factors differ.
         """
         factors = self.factors_of(name, tuple(output.shape)) if type(output) is torch.Tensor else None
         return output if factors is None else output * torch.from_numpy(factors).to(output)
 
     def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of a model, changed; note of how much memory each is a view."""
+        """Return the changed arguments of a model; record the size of the storage that each is a view of."""
         changes = self._log.changes
         sizes = self._log.notes.setdefault("sizes of input memory", set())
         for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
@@ -83,14 +83,14 @@ class AppliedChanges(BaseAppliedChanges):
 
 
 class OwnGradients:
-    """Notes the gradients of parameters as this rank's own backward makes them, before any reduction.
+    """Records the gradients of this rank's own backward, before any reduction.
 
-    Ranks whose own gradients are equal do the same work. Parameters that already have hooks, and DTensors, are left
-    out: what is seen of them may be reduced already. Those that ``fully_shard`` keeps are
-    named with the ranks of their mesh.
+    Ranks with equal own gradients do the same work. Parameters that already have hooks, and DTensors, are skipped,
+    because their gradients may be reduced already. Parameters managed by ``fully_shard`` are recorded with the ranks of
+    their mesh.
 
     Args:
-        log: of the rank.
+        log: log of the rank.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -99,7 +99,7 @@ class OwnGradients:
         self._handles: list[Any] = []
 
     def watch(self, named: Mapping[str, Any], modules: Iterable[torch.nn.Module]) -> None:
-        """Watch the parameters of a model that were not watched before."""
+        """Watch the parameters of a model that are not watched yet."""
         if self._log.perturbation is not None:
             return
         managed = [module for module in modules if issubclass(type(module), FSDPModule)]
@@ -110,7 +110,7 @@ class OwnGradients:
             self._seen.add(name)
             if id(parameter) in sharded:
                 mesh: Any = getattr(parameter, "device_mesh", None)
-                if mesh is not None and mesh.ndim == 1:  # of two dims, one may shard the computation
+                if mesh is not None and mesh.ndim == 1:  # one of two mesh dims may shard the computation
                     self._log.notes.setdefault("fully sharded parameters", {})[name] = tuple(mesh.mesh.tolist())
             elif (
                 not isinstance(parameter, DTensor)
@@ -137,18 +137,18 @@ def _is_data(value: Any) -> bool:
 
 
 def _memory(value: torch.Tensor) -> int:
-    """Return how many elements the memory has of which a tensor is a view."""
+    """Return the number of elements of the storage that a tensor is a view of."""
     return value.untyped_storage().nbytes() // value.element_size()
 
 
 def _in_place_of(value: torch.Tensor, memory: Any) -> torch.Tensor:
-    """Return the elements of ``memory`` that lie where those of ``value`` lie in its own memory."""
+    """Return the elements of ``memory`` at the positions that ``value`` has in its own storage."""
     whole = torch.from_numpy(memory).to(value.device)
     return torch.as_strided(whole, value.shape, value.stride(), value.storage_offset())
 
 
 def _selects(value: torch.Tensor) -> bool:
-    """Return whether a tensor is a mask, or labels of which some are left out, anywhere in its memory."""
+    """Return whether a tensor is a mask, or labels of which some are ignored, anywhere in its storage."""
     if value.dtype is torch.bool:
         return True
     if value.is_floating_point() or value.is_complex():

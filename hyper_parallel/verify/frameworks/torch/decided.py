@@ -1,4 +1,4 @@
-"""What a PyTorch program draws and decides, recorded on one rank and replaced by what the reference did."""
+"""Records a PyTorch program's random draws and choices on one rank, and replaces them by those of the reference."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ __all__ = ["Decided"]
 
 
 class Running(Protocol):
-    """Which module of a program runs."""
+    """The running module of a program."""
 
     @property
     def inside(self) -> str:
-        """Path of the innermost one; empty for the model itself, and outside of modules."""
+        """Path of the innermost running module; empty for the model itself, and outside of modules."""
 
     @property
     def infers(self) -> bool:
-        """Whether a pipeline's stage learns its shapes, so that nothing is recorded."""
+        """Whether a pipeline stage infers its shapes, so that nothing is recorded."""
 
 
 class Decided:
-    """Records masks, draws, choices and sides into a log.
+    """Records dropout masks, random draws, choices, and sides of thresholds into a log.
 
     Args:
-        log: of the rank.
-        running: says which module runs.
+        log: log of the rank.
+        running: the running module.
     """
 
     def __init__(self, log: RecordLog, running: Running) -> None:
         self._log, self._running, self._replayed = log, running, Replayed(log)
 
     def mask(self, output: Any) -> Any | None:
-        """Record which elements a dropout kept, and return the mask that replaces it; None if it stays."""
+        """Record the mask of a dropout, and return its replacement; None if it is not replaced."""
         path = self._running.inside
         if self._running.infers or not self._log.records_outputs(path or "(model)"):
             return None
@@ -56,10 +56,10 @@ class Decided:
         return mask
 
     def attention_mask(self, kept: Any) -> Any | None:
-        """Record which elements the dropout inside a fused attention kept; None says that they cannot be determined.
+        """Record the dropout mask inside a fused attention; None means that it cannot be determined.
 
         Returns:
-            what :meth:`mask` does.
+            the replacement, as :meth:`mask`.
         """
         if kept is not None:
             return self.mask(kept)
@@ -70,7 +70,7 @@ class Decided:
         return None
 
     def draw(self, function: str, numbers: Any) -> Any | None:
-        """Record random numbers that a module drew, and return those that replace them; None if they stay."""
+        """Record random numbers that a module drew, and return their replacements; None if they are not replaced."""
         taken = read_tensor(numbers)
         if taken is None or self._log.place is not None:
             return None
@@ -83,13 +83,13 @@ class Decided:
         return other
 
     def choice(self, operator: str, scores: Any, chosen: Any, dim: int) -> Any | None:
-        """Record what an operator chose along a dim, and return the indices that replace them; None if they stay.
+        """Record an operator's choice along a dim, and return the replacing indices; None if they are not replaced.
 
         Args:
             operator: its name.
             scores: a plain tensor.
-            chosen: indices along ``dim``, of as many dims.
-            dim: of both.
+            chosen: chosen indices along ``dim``, with the same number of dims.
+            dim: dim of ``scores`` and ``chosen``.
         """
         if self._running.infers:
             return None
@@ -111,12 +111,12 @@ class Decided:
         return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
 
     def side(self, operator: str, distance: Any, above: Any) -> Any | None:
-        """Record on which side of a threshold numbers lie, and return the sides that replace them; None if they stay.
+        """Record the sides of a threshold that numbers are on, and return replacements; None if they are not replaced.
 
         Args:
             operator: its name.
-            distance: of each number from the nearest threshold.
-            above: which numbers are above it.
+            distance: distance of each number from the nearest threshold.
+            above: True for numbers above it.
         """
         if self._running.infers:
             return None

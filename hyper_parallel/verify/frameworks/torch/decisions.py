@@ -1,8 +1,8 @@
-"""Operators of PyTorch that choose indices by comparing numbers: top-k, sorting, the place of an extremum, max-pooling.
+"""Operators of PyTorch that choose indices by comparing numbers: top-k, sorting, argmax and argmin, max-pooling.
 
-Each is replaced while a program is recorded. The indices that it chose can be replaced by those of the reference; the
-values that it returns are then gathered with them. What max-pooling returns does not jump, but its gradient does: it
-goes to one element of each window.
+Each is replaced while a program is recorded. The chosen indices can be replaced by those of the reference; the returned
+values are then gathered with them. The result of max-pooling is continuous, but its gradient is not: it goes to one
+element of each window.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["OPERATORS", "POOLS", "decided", "pooled"]
 
 _METHODS = ("topk", "sort", "argsort", "argmax", "argmin", "max", "min")
 OPERATORS = tuple((owner, name) for owner in (torch, torch.Tensor) for name in _METHODS)
-"""Where the operators stand, and their names."""
+"""Owners and names of the operators."""
 
 POOLS = (
     *((torch, f"max_pool{dims}d") for dims in (1, 2, 3)),
     *((nn.functional, f"{kind}max_pool{dims}d_with_indices") for kind in ("", "adaptive_") for dims in (1, 2, 3)),
 )
-"""Where the operators of max-pooling stand, and their names; those of the first line call those of the second."""
+"""Owners and names of the max-pooling operators; those of the first line call those of the second."""
 
 _SIZE = 1 << 24
-"""Most elements of which a choice is recorded."""
+"""Maximum number of elements of a recorded choice."""
 
 
 def decided(
@@ -37,12 +37,12 @@ def decided(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call an operator, record its choice, and return its result; with other indices, if ``record`` returns some.
+    """Call an operator, record its choice, and return its result, with replaced indices if ``record`` returns some.
 
     Args:
         plain: the operator.
-        name: of ``OPERATORS``.
-        record: gets the name, the scores, the indices and their dim.
+        name: a name in ``OPERATORS``.
+        record: called with the name, the scores, the indices and their dim.
         args: of the call.
         kwargs: of the call.
     """
@@ -84,12 +84,12 @@ def pooled(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call an operator of ``POOLS`` as :func:`decided` does: what is chosen is one element of each window of a sample.
+    """Call an operator of ``POOLS`` like :func:`decided`; it chooses one element of each window of a sample.
 
     Args:
         plain: the operator.
-        name: of ``POOLS``.
-        record: gets the name, one row of numbers per sample, the places of the maxima in them, and 1.
+        name: a name in ``POOLS``.
+        record: called with the name, one row of numbers per sample, the indices of the maxima in it, and dim 1.
         args: of the call.
         kwargs: of the call.
     """
@@ -117,7 +117,7 @@ def pooled(
 
 
 def _dim(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
-    """Return the dim along which an operator chooses; None for all elements."""
+    """Return the dim along which an operator chooses; None if it chooses among all elements."""
     if "dim" in kwargs:
         dim: int | None = kwargs["dim"]
         return dim

@@ -1,4 +1,4 @@
-"""Records which samples a PyTorch program's data loaders draw, by the indices that their samplers return."""
+"""Records the samples that a PyTorch program's data loaders draw, by the indices that their samplers return."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """The passes over data loaders that one rank makes.
+    """The passes of one rank over data loaders.
 
-    A pass belongs to training or to evaluation, as the first call of a model after it began does.
+    A pass belongs to training or evaluation, according to the first model call after its start.
 
     Args:
-        log: of the rank, which gets a note of the passes.
-        framework: folder of PyTorch, whose frames are not the user's.
+        log: log of the rank, which gets a note of the passes.
+        framework: folder of PyTorch, whose stack frames are skipped.
     """
 
     def __init__(self, log: RecordLog, framework: str) -> None:
@@ -32,9 +32,9 @@ class Draws:
         self._unused: list[LoaderPass] = []
 
     def begin(self, loader: DataLoader[Any]) -> LoaderPass:
-        """Start a pass over a loader; what is drawn before :meth:`iterates` belongs to it as well."""
+        """Start a pass over a loader; samples drawn before :meth:`iterates` belong to it too."""
         if not any(loader is each for each in self._loaders):
-            self._loaders.append(loader)  # kept: another one must not get its number
+            self._loaders.append(loader)  # kept alive, so that no other loader gets its number
         number = next(index for index, each in enumerate(self._loaders) if each is loader)
         passes: list[LoaderPass] = self._log.notes.setdefault(DRAWS, [])
         samplers = [each for each in (loader.batch_sampler, loader.sampler) if each is not None]
@@ -55,25 +55,25 @@ class Draws:
         return self._current
 
     def iterates(self, iterator: Any, made: LoaderPass) -> None:
-        """State that an iterator draws the samples of a pass."""
+        """Assign an iterator to the pass whose samples it draws."""
         self._passes[iterator] = made
         self._current = None
 
     def drawn(self, iterator: Any, indices: Any) -> None:
         """Add the indices of one batch; None ends the pass."""
-        made = self._current or self._passes.get(iterator)  # workers that persist draw while a pass begins
+        made = self._current or self._passes.get(iterator)  # persistent workers draw while a pass starts
         if made is None:
             return
         if indices is None:
             made.complete = True
             return
         batch = list(indices) if isinstance(indices, (list, tuple)) else [indices]
-        made.indexed &= None not in batch  # what the samplers of datasets without indices return
+        made.indexed &= None not in batch  # samplers of datasets without indices return this
         made.indices += batch
         made.last = len(batch)
 
     def called(self, *, evaluates: bool) -> None:
-        """State that a model is called with what was drawn."""
+        """Record that a model is called with the drawn samples."""
         for made in self._unused:
             made.trains = not evaluates
         self._unused.clear()
@@ -82,5 +82,5 @@ class Draws:
 def _size(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):  # a stream of samples
+    except (TypeError, NotImplementedError):  # an iterable dataset
         return None

@@ -1,4 +1,4 @@
-"""A dropout that is recorded, and whose mask can be replaced by the reference's."""
+"""Calls dropout functions, records their masks, and can replace the masks by those of the reference."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def drop(
     redraw: bool,
     replays: bool,
 ) -> Any:
-    """Call a dropout function, record which elements it keeps, and return its output.
+    """Call a dropout function, record its mask, and return its output.
 
-    The rank draws in any case, so that its generator goes on as it would. An output of zero says nothing about the mask
-    where the input is zero: there the mask is drawn once more, with the same random numbers.
+    The rank always draws, so that its generator advances as without recording. Where the input is zero, the output does
+    not reveal the mask, so the mask is drawn again with the same random numbers.
 
     Args:
         plain: ``torch.nn.functional.dropout`` or one of its forms for channels.
-        record: gets what is zero where elements are dropped, and returns another mask or None.
+        record: called with an array that is zero where elements are dropped; returns a replacement mask or None.
         values: the input.
         p: probability with which an element is dropped.
         inplace: whether the input is overwritten.
-        redraw: whether numbers come from the generator of the CPU, which can be set back.
+        redraw: whether numbers come from the CPU's generator, whose state can be restored.
         replays: whether ``record`` may return a mask.
     """
     if type(values) is not torch.Tensor or values.device.type != "cpu" or p >= 1:
@@ -50,7 +50,7 @@ def drop(
 
 
 def _drawn_again(plain: Callable[..., Any], output: Any, p: float, before: Any) -> Any:
-    """Return ones that the same random numbers drop, and leave the generator as it is; ``output`` if they differ."""
+    """Return ones dropped by the same random numbers, without changing the generator; ``output`` if they differ."""
     after = torch.get_rng_state()
     try:
         torch.set_rng_state(before)

@@ -1,4 +1,4 @@
-"""Fingerprints of PyTorch's tensors, computed where the tensors are; ``contract/fingerprint.py`` defines them."""
+"""Computes fingerprints of PyTorch tensors on their devices; ``contract/fingerprint.py`` defines them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["TorchFingerprints"]
 
 _SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 _WITHOUT_DOUBLE = ("mps", "npu", "xpu")
-"""Types of devices that lack float64, or compute in it slowly."""
+"""Types of devices without float64, or with slow float64."""
 
 
 class TorchFingerprints:
-    """Computes numbers on the tensors' devices; nothing waits for a device until :meth:`numbers`."""
+    """Computes numbers on the tensors' devices, without synchronization before :meth:`numbers`."""
 
     def __init__(self) -> None:
         self._signs: dict[tuple[str, int, Any], Any] = {}
         self._places: dict[tuple[int, Any], Any] = {}
 
     def of(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor: a vector on its device, of the host a NumPy array.
+        """Return the numbers of a tensor: a vector on its device, or a NumPy array for a host tensor.
 
         Args:
             tensor: strided, of any dtype.
@@ -42,11 +42,11 @@ class TorchFingerprints:
             return self.on_device(flat, wide)
 
     def on_device(self, flat: Any, wide: Any) -> Any:
-        """Return what :func:`~hyper_parallel.verify.frameworks.contract.fingerprint.numbers_of` returns, in few calls.
+        """Compute :func:`~hyper_parallel.verify.frameworks.contract.fingerprint.numbers_of` on a device in few calls.
 
         Args:
-            flat: floating tensor of one dim.
-            wide: dtype to add up in.
+            flat: floating-point tensor of one dim.
+            wide: dtype of sums.
         """
         size, device = flat.numel(), flat.device
         if not size:
@@ -67,7 +67,7 @@ class TorchFingerprints:
         return torch.cat([first, projections, some])
 
     def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
-        """Return the numbers of vectors, which are copied from each device together."""
+        """Return the numbers of vectors; all vectors of a device are copied together."""
         found = [vector.tolist() if isinstance(vector, np.ndarray) else [] for vector in vectors]
         for device in {vector.device for vector in vectors if isinstance(vector, torch.Tensor)}:
             own = [number for number, vector in enumerate(vectors) if vector.device == device]

@@ -1,4 +1,4 @@
-"""Half precision in a PyTorch program: noted, and moved by units in the last place in repeats of the reference."""
+"""Records half precision in a PyTorch program, and perturbs it in repeats of the reference."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FRAMEWORK = str(Path(str(torch.__file__)).parent)
 REDUCTIONS = {
     "all_reduce": "tensor", "reduce": "tensor", "reduce_scatter_tensor": "input", "reduce_scatter_single": "input",
 }  # fmt: skip
-"""Collectives that add up tensors, and the name of the argument that each rank gives; the last is new in 2.13."""
+"""Collectives that sum tensors, and the name of each rank's input argument; the last is new in PyTorch 2.13."""
 
 
 class HalfPrecision:
-    """What one rank computes and reduces in half precision.
+    """The half-precision computations and reductions of one rank.
 
     Args:
-        log: of the rank.
+        log: log of the rank.
 
     Attributes:
-        of_gradients: whether a backward has begun and no optimizer's step has ended since: what is reduced then are
-            gradients.
+        of_gradients: whether a backward has started and no optimizer step has ended since; tensors reduced meanwhile
+            are gradients.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -41,7 +41,7 @@ class HalfPrecision:
         self.of_gradients = False
 
     def output(self, path: str, output: Any) -> Any:
-        """Note half-precision tensors of a module's output, and perturb them and their gradients."""
+        """Record half-precision tensors of a module's output, and perturb them and their gradients."""
         tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, torch.Tensor)]
         if not any(value.dtype in HALF_TYPES for value in tensors):
             return output
@@ -64,10 +64,11 @@ class HalfPrecision:
         return tree_map(change, output, CONTAINERS)
 
     def reduced(self, value: Any) -> None:
-        """Note the dtype of gradients that are about to be reduced over ranks; perturb half precision in place.
+        """Record the dtype of gradients that are about to be reduced over ranks; perturb half precision in place.
 
-        Each rank rounds its own part of the sum, and the single device the sum. Parts are as large as the tensor's
-        other numbers where the sum is small, so numbers move by a unit in the last place of their root mean square.
+        Each rank rounds its own term of the sum, and the single device rounds the sum. Terms can be as large as the
+        tensor's other numbers even if the sum is small, so numbers are perturbed by one unit in the last place of their
+        root mean square.
         """
         if type(value) is not torch.Tensor:
             return
@@ -90,7 +91,7 @@ class HalfPrecision:
 
 
 def changed(tensor: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Return a detached copy of ``tensor`` whose local values are what ``change`` makes of them."""
+    """Return a detached copy of ``tensor`` with ``change`` applied to its local values."""
     copy = tensor.detach().clone()
     overwrite(copy, change)
     return copy

@@ -1,4 +1,4 @@
-"""What the harness asks of PyTorch: reference training, recording, draws by index."""
+"""PyTorch's implementation of the harness interface: reference training, recording, draws by index."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ class TorchHarness(HarnessPlatform):
     """Reference training with PyTorch's autograd and ``torch.optim``."""
 
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """By PyTorch's hooks and some replaced functions."""
+        """Record by PyTorch's hooks and some replaced functions."""
         from hyper_parallel.verify.frameworks.torch.hooks import recording
 
         return recording(log)
 
     def fingerprints(self) -> Fingerprints:
-        """By PyTorch's own functions, on the tensors' devices."""
+        """Compute with PyTorch on the tensors' devices."""
         from hyper_parallel.verify.frameworks.torch.fingerprints import TorchFingerprints
 
         return TorchFingerprints()
 
     def saved_array(self, path: Path) -> Any:
-        """Of ``torch.save``."""
+        """Read a file of ``torch.save``."""
         from hyper_parallel.verify.frameworks.torch.local_values import read_saved
 
         return read_saved(path)
 
     def inherited_world(self) -> AbstractContextManager[None]:
-        """``init_process_group`` of a program that the process has joined already."""
+        """Let ``init_process_group`` of a program keep the world that the process has joined."""
         from hyper_parallel.verify.frameworks.torch.hooks import inherited_world
 
         return inherited_world()
@@ -64,26 +64,26 @@ class TorchHarness(HarnessPlatform):
         requires_grad: Sequence[bool],
         sizes: Callable[[Sequence[Any]], Any],
     ) -> Graph:
-        """By PyTorch's decompositions, traced with symbolic sizes."""
+        """Trace PyTorch's decompositions with symbolic sizes."""
         from hyper_parallel.verify.frameworks.torch.primitives import traced
 
         return traced(run, operands, requires_grad, sizes)
 
     @contextmanager
     def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Any], None]) -> Iterator[None]:
-        """By a mode of PyTorch's functions."""
+        """Observe calls by a torch function mode."""
         from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls, observed_steps
 
         with ObservedCalls(observe), observed_steps(stepped):
             yield
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
-        """By its storage and version counter."""
+        """Identify a tensor by its storage and version counter."""
         place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - there is no public name
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """PyTorch's own mesh."""
+        """Return PyTorch's own mesh."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
@@ -111,31 +111,31 @@ class TorchHarness(HarnessPlatform):
         return outs, grads
 
     def reference_model(self, config: LanguageModelConfig) -> Any:
-        """The transformer of ``reference_model.py``."""
+        """Return the transformer of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.torch.reference_model import Transformer
 
         return Transformer(config)
 
     def reference_loss(self, logits: Any, labels: Any) -> Any:
-        """``F.cross_entropy``."""
+        """Return the loss by ``F.cross_entropy``."""
         from hyper_parallel.verify.frameworks.torch.reference_model import loss
 
         return loss(logits, labels)
 
     def tutorial_model(self, inputs: int, hidden: int, outputs: int, dtype: str) -> Any:
-        """The regression of ``reference_model.py``."""
+        """Return the regression model of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.torch.reference_model import Regression
 
         return Regression(inputs, hidden, outputs, getattr(torch, dtype))
 
     def tutorial_step(self, training: Any) -> Any:
-        """The step of ``reference_model.py``."""
+        """Run the step of ``reference_model.py``."""
         from hyper_parallel.verify.frameworks.torch.reference_model import train_one_step
 
         return train_one_step(training)
 
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
-        """Copy in place, off the tape."""
+        """Copy in place, without autograd."""
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
         check_names(list(tensors), arrays, "load_arrays")
         with torch.no_grad():
@@ -143,20 +143,20 @@ class TorchHarness(HarnessPlatform):
                 tensors[path].copy_(torch.as_tensor(array))
 
     def trainable(self, model: Any) -> dict[str, Any]:
-        """``named_parameters`` that require grad."""
+        """Return the ``named_parameters`` that require grad."""
         every = dict(model.named_parameters(remove_duplicate=False))
         return first_paths({path: value for path, value in every.items() if value.requires_grad})
 
     def infers_sizes(self, model: Any) -> bool:
-        """``nn.LazyLinear`` and the like, before their first forward."""
+        """Detect ``nn.LazyLinear`` and similar modules before their first forward."""
         return any(map(torch.nn.parameter.is_lazy, [*model.parameters(), *model.buffers()]))
 
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
-        """``nn.Linear``."""
+        """Return ``nn.Linear``."""
         return torch.nn.Linear(inputs, outputs, dtype=dtype)
 
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """A parameter of zeros with ``gradient`` as its ``grad``."""
+        """Return a parameter of zeros with ``gradient`` as its ``grad``."""
         parameter = torch.nn.Parameter(torch.zeros_like(gradient))
         parameter.grad = gradient
         return parameter
@@ -181,7 +181,7 @@ class TorchHarness(HarnessPlatform):
     def optimizer(
         self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
     ) -> TorchOptimizer:
-        """``torch.optim.SGD``, ``torch.optim.AdamW`` or the caller's; gradients are read from the parameters."""
+        """Return ``torch.optim.SGD``, ``torch.optim.AdamW`` or the caller's; it reads gradients from the parameters."""
         parameters = self.trainable(model)
         values = list(parameters.values())
         if optimizer == "sgd":
@@ -197,22 +197,22 @@ class TorchHarness(HarnessPlatform):
         return TorchOptimizer(engine, parameters)
 
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
-        """The gradients are those of the parameters."""
+        """Clip the gradients of the parameters."""
         del gradients
         return self.platform.clip_grad_norm_(list(self.trainable(model).values()), max_norm)
 
     def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int]]:
-        """Hooks of autograd."""
+        """Count by autograd's hooks for saved tensors."""
         return counted_for_backward(model)
 
     def sharded_groups(self, model: Any) -> list[tuple[str, Any]]:
-        """By an attribute of modules."""
+        """Read the groups from an attribute of modules."""
         groups = {id(group): group for module in model.modules() for group in getattr(module, FULLY_SHARDED, ())}
         owners = self.collective_owners(model)
         return [(owners[group.name], group) for group in groups.values() if group.members]
 
     def collective_owners(self, model: Any) -> dict[str, str]:
-        """The groups of ``fully_shard``."""
+        """Return the module paths of the groups of ``fully_shard``."""
         owners: dict[str, str] = {}
         for path, module in model.named_modules():
             for group in getattr(module, FULLY_SHARDED, ()):
@@ -220,21 +220,21 @@ class TorchHarness(HarnessPlatform):
         return owners
 
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
-        """A mode over all functions."""
+        """Intercept random functions by a torch function mode."""
         del model
         return IndexedDraws(place)
 
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
-        """See :meth:`HarnessPlatform.on_device`; on CPU, factories are left alone."""
+        """See :meth:`HarnessPlatform.on_device`; on CPU, factories are not changed."""
         plain = super().on_device(device_type)
         return plain if device_type == "cpu" else _on_device(device_type)
 
     def missing_device(self, device_type: str) -> str:
-        """From what is installed; where a device is seen that is not this process's type, the other one comes first."""
+        """Diagnose by the installed packages; a visible device of another type is reported first."""
         return missing_device(device_type) or f"this process computes on {self.platform.device_type()}"
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """By the device's allocator."""
+        """Measure by the device's allocator."""
         engine = getattr(torch, device_type)
         engine.reset_peak_memory_stats()
         most: Callable[[], int] = engine.max_memory_allocated
@@ -242,7 +242,7 @@ class TorchHarness(HarnessPlatform):
 
     @contextmanager
     def single_threaded(self) -> Iterator[None]:
-        """``set_num_threads``; threads that start inside follow."""
+        """Call ``set_num_threads``, which affects threads started inside too."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -251,11 +251,11 @@ class TorchHarness(HarnessPlatform):
             torch.set_num_threads(before)
 
     def generator_state(self) -> bytes | None:
-        """Of the default generator."""
+        """Return the state of the default generator."""
         return torch.get_rng_state().numpy().tobytes()
 
     def advance_generator(self, shape: Sequence[int]) -> None:
-        """``rand``."""
+        """Draw by ``rand``."""
         torch.rand(tuple(shape))
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
@@ -280,15 +280,15 @@ class TorchHarness(HarnessPlatform):
 
 
 def build(platform: Platform) -> TorchHarness:
-    """What the harness asks, for ``platform``."""
+    """Return the harness interface for ``platform``."""
     return TorchHarness(platform)
 
 
 @contextmanager
 def _on_device(device_type: str) -> Iterator[None]:
-    """Factories make tensors of the device; the thread of a rank, which knows its world, also runs the backward pass.
+    """Let factories create tensors on the device, and backward run on the rank's own thread, which has its world.
 
-    Products of float32 are not rounded to TF32 or HF32: what is allowed is measured in float32.
+    Products of float32 do not use TF32 or HF32, because tolerances are measured in float32.
     """
     alone = torch.autograd.set_multithreading_enabled(mode=False)
     with torch.device(device_type), alone, exact_products():

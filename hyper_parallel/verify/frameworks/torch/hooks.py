@@ -1,8 +1,8 @@
-"""Lets a recorder see the modules, backwards and optimizers of the program that runs in a context.
+"""Connects a recorder to the modules, backwards and optimizers of the program that runs in a context.
 
-PyTorch's hooks and the functions replaced here belong to the process; each call finds the recorder of its own rank in a
-context variable, and without one does what PyTorch does. A program that imported ``dropout`` or ``backward`` by name
-before the recording calls them unseen; clipping is seen in any spelling.
+PyTorch's hooks and the functions replaced here belong to the process. Each call finds the recorder of its own rank in a
+context variable, and without a recorder behaves like PyTorch. Calls of ``dropout`` or ``backward`` that a program
+imported by name before the recording are not recorded; clipping is recorded however it is imported.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _DRAWS = (
     *((torch.Tensor, name) for name in (*_IN_PLACE, "bernoulli")),
     *((torch, name) for name in _DRAWING),
 )
-"""Where the functions stand, and their names."""
+"""Owners and names of the functions."""
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     """Record the PyTorch program that runs inside this context into ``log``.
 
     Args:
-        log: of the rank; its perturbation, if any, is applied.
+        log: log of the rank; its perturbation, if any, is applied.
     """
     if log.limits.pretend:
         install(log.limits.pretend)
@@ -80,7 +80,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     leave = _INSTALLATION.enter()
     try:
         if transport is not None:
-            transport.at_end(leave)  # a rank that is abandoned never comes to its own end
+            transport.at_end(leave)  # an abandoned rank never reaches the end itself
         token = _RECORDER.set(recorder)
         try:
             with use_log(log), upcast(log.limits.upcast), lent() if log.limits.observe else nullcontext():
@@ -95,7 +95,7 @@ def recording(log: RecordLog) -> Iterator[None]:
 
 
 def _compiled() -> tuple[int, int, int]:
-    """Return how many frames the compiler of this process was asked for, its graphs, and how often it stopped."""
+    """Return the compiler's counters in this process: requested frames, graphs, and graph breaks."""
     compiler = sys.modules.get("torch._dynamo.utils")
     if compiler is None:
         return 0, 0, 0
@@ -104,16 +104,16 @@ def _compiled() -> tuple[int, int, int]:
 
 
 def _ran_uncompiled(before: tuple[int, int, int]) -> bool:
-    """Return whether the compiler has captured parts of a graph at most since then: it stops at recorded modules."""
+    """Return whether the compiler has captured at most partial graphs since then: it breaks at recorded modules."""
     frames, graphs, breaks = (now - then for now, then in zip(_compiled(), before, strict=True))
     return frames > 0 and (breaks > 0 or not graphs)
 
 
 @contextmanager
 def inherited_world() -> Iterator[None]:
-    """Inside, ``init_process_group`` keeps the world that a launched process has joined; simulated ranks need nothing.
+    """Let ``init_process_group`` keep the world that a launched process has joined; no effect on simulated ranks.
 
-    The launcher's world is gloo's, whatever backend the program names.
+    The launcher's world uses gloo, even if the program names another backend.
     """
     transport = active_transport()
     if transport is None or transport.backend == "simulated" or not distributed.is_initialized():
@@ -134,7 +134,7 @@ def inherited_world() -> Iterator[None]:
 
 
 class _Installation:
-    """What recordings change in PyTorch while at least one runs."""
+    """The changes to PyTorch while at least one recording runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class _Installation:
         self._imported = 0
 
     def enter(self) -> Callable[[], None]:
-        """Start a recording; return what ends it, which may be called from any thread and more than once."""
+        """Start a recording; return the function that ends it, callable from any thread and more than once."""
         mark = object()
         with self._lock:
             self._running.add(mark)
@@ -172,7 +172,7 @@ class _Installation:
             self._plain, self._imported = [], 0
 
     def follow_imports(self) -> None:
-        """Replace functions of stacks that the program has imported since the last call."""
+        """Replace functions of training stacks that the program has imported since the last call."""
         if len(sys.modules) == self._imported:
             return
         with self._lock:
@@ -228,13 +228,13 @@ _INSTALLATION = _Installation()
 
 
 def _active() -> Recorder | None:
-    """Return the recorder of this rank, unless it looks away."""
+    """Return the recorder of this rank, unless it is paused."""
     recorder = _RECORDER.get()
     return None if recorder is None or recorder.log.paused else recorder
 
 
 def _deciding() -> Recorder | None:
-    """Return the recorder of this rank, if it may draw, decide or compute anything in the program's place."""
+    """Return the recorder of this rank if it may replace draws, choices or computations of the program."""
     recorder = _active()
     return None if recorder is None or recorder.log.limits.observe else recorder
 
@@ -301,7 +301,7 @@ def _zero_grad(plain: Any) -> Any:
 
 
 def _made(plain: Any, add: Callable[[Recorder, Any], None]) -> Any:
-    """Return a constructor that gives the active recorder what it has made."""
+    """Return a constructor that passes the new object to the active recorder."""
 
     def constructor(made: Any, *args: Any, **kwargs: Any) -> None:
         plain(made, *args, **kwargs)
@@ -309,7 +309,7 @@ def _made(plain: Any, add: Callable[[Recorder, Any], None]) -> Any:
         if recorder is not None:
             add(recorder, made)
 
-    constructor.__name__ = "__init__"  # which tracebacks show
+    constructor.__name__ = "__init__"  # shown in tracebacks
     return constructor
 
 
@@ -324,7 +324,7 @@ def _clipped(plain: Any) -> Any:
 
 
 def _record_clipping(held: Any, call: Callable[[], Any], largest: float, total: Any) -> Any:
-    """Clip in a stack's own function."""
+    """Record a call of a training stack's own clipping function."""
     recorder = _active()
     if recorder is None:
         return call()
@@ -341,7 +341,7 @@ def _clipped_by_fsdp(plain: Any) -> Any:
 
 
 def _safetensors() -> list[tuple[Any, str]]:
-    """Return the function by which safetensors writes tensors of PyTorch, if it is installed."""
+    """Return the function of safetensors that writes PyTorch tensors, if it is installed."""
     try:
         import safetensors.torch as written
     except ImportError:
@@ -398,7 +398,7 @@ def _dropout(plain: Any) -> Any:
         recorder = _deciding()
         if recorder is None or not training or p <= 0 or recorder.drops:
             return plain(input, p, training, inplace)
-        recorder.drops = True  # a mode of functions calls this one again
+        recorder.drops = True  # a torch function mode calls this function again
         try:
             log = recorder.log
             redraw, replays = log.place is None, bool(log.limits.replay)
@@ -428,7 +428,7 @@ def _attention(plain: Any) -> Any:
 
 
 def _is_traced() -> bool:
-    """Return whether tensors stand for others: in a compiler, or under a transform of functions."""
+    """Return whether tensors are placeholders: in a compiler, or under a function transform."""
     return bool(torch.compiler.is_compiling() or transforms_active())
 
 
@@ -474,7 +474,7 @@ def _threshold(name: str, plain: Any) -> Any:
         recorder = _deciding()
         if recorder is None or recorder.sides or _is_traced():
             return plain(*args, **kwargs)
-        recorder.sides = True  # what it is computed with compares, too
+        recorder.sides = True  # the functions that compute it make comparisons too
         try:
             return thresholds.sided(plain, name, recorder.decided.side, args, kwargs)
         finally:
@@ -503,12 +503,12 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _drawn(result: Any, name: str, record: Callable[[str, Any], Any | None]) -> Any:
-    """Record what a function drew, and return it; with other numbers, if ``record`` returns some.
+    """Record the random numbers of a function, and return its result, with replacements if ``record`` returns some.
 
     Args:
-        result: of the function.
-        name: of ``_DRAWS``.
-        record: gets the name and the numbers.
+        result: result of the function.
+        name: a name in ``_DRAWS``.
+        record: called with the name and the numbers.
     """
     if type(result) is not torch.Tensor or result.is_meta or not result.is_floating_point() or not result.numel():
         return result

@@ -1,4 +1,4 @@
-"""Random functions of plain PyTorch tensors that draw as DTensors do: by the global index of an element."""
+"""Random functions of plain PyTorch tensors that draw like DTensors: by the global index of an element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hyper_parallel.platform.torch.versions import execution_engine, tree_leaves
 
 __all__ = ["IndexedDraws"]
 
-_ATTENTION = F.scaled_dot_product_attention  # a recording replaces the name
+_ATTENTION = F.scaled_dot_product_attention  # kept here, because a recording replaces the name
 _DROPOUTS = frozenset(
     {
         F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
@@ -25,7 +25,7 @@ _DROPOUTS = frozenset(
         torch.feature_alpha_dropout,
     }
 )  # fmt: skip
-"""Functions that draw only with a probability above zero, or in training."""
+"""Functions that draw only with a probability above zero or in training mode."""
 
 _SAMPLERS = frozenset(
     {
@@ -37,12 +37,12 @@ _SAMPLERS = frozenset(
 
 
 class IndexedDraws(TorchFunctionMode):
-    """Inside, random functions of plain tensors draw from the stream of DTensors.
+    """Context in which random functions of plain tensors draw from the random stream of DTensors.
 
-    The tensors become DTensors for the call. Of a tensor that is drawn for, only the part of this rank is drawn.
+    The tensors become DTensors for the call. Only the shard of this rank is drawn.
 
     Args:
-        place: mesh, placements and global shape of a plain tensor that is drawn for; called before the draw.
+        place: returns mesh, placements and global shape of a plain tensor to draw for; called before the draw.
     """
 
     def __init__(self, place: Callable[[Any], tuple[Any, Any, Any]]) -> None:
@@ -50,7 +50,7 @@ class IndexedDraws(TorchFunctionMode):
         self._place = place
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call."""
+        """Run one call, with draws by index."""
         kwargs = kwargs or {}
         func = getattr(func, RECORDED, func)
         if func in (Tensor.backward, getattr(torch.autograd.backward, RECORDED, torch.autograd.backward)):
@@ -68,7 +68,7 @@ class IndexedDraws(TorchFunctionMode):
         return args[0] if func.__name__.endswith("_") else result
 
     def _backward(self, func: Any, types: Any, args: Any, kwargs: Any) -> None:
-        """Run backward with the mode on, which is off while it serves a call: a recomputed forward draws, too."""
+        """Run backward with the mode on, because a recomputed forward draws too; a mode is off inside its own calls."""
         values = _bound(func, args, kwargs)
         losses = values.get("tensors", values.get("self"))
         loss: Any = losses[0] if isinstance(losses, (tuple, list)) and len(losses) == 1 else losses
@@ -80,11 +80,11 @@ class IndexedDraws(TorchFunctionMode):
         gradient = values.get("grad_tensors", values.get("gradient"))
         keep = values["create_graph"] if values["retain_graph"] is None else values["retain_graph"]
         plain = isinstance(loss, Tensor) and loss.numel() == 1 and gradient is None and values["inputs"] is None
-        if not plain:  # not how a training step ends; what it recomputes draws by PyTorch's generator
+        if not plain:  # not the backward of a training step; its recomputation draws by PyTorch's generator
             func(*args, **kwargs)
             return
         with self:
-            if func is Tensor.backward:  # a recording sees the function that the method calls
+            if func is Tensor.backward:  # a recording observes the function that the method calls
                 torch.autograd.backward(loss, retain_graph=keep, create_graph=values["create_graph"])
                 return
             execution_engine.run_backward(
@@ -127,7 +127,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _without_inplace(func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any]:
-    """Return whether a call writes into its operand, and the arguments of one that does not."""
+    """Return whether a call writes into its operand, and the arguments of the out-of-place call."""
     if func.__module__ != F.__name__ or func is _ATTENTION:
         return False, args, kwargs
     values = _bound(func, args, kwargs)

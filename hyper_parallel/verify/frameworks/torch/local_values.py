@@ -1,4 +1,4 @@
-"""Reads a rank's tensor as a NumPy array and, where the tensor says so, its place in the global tensor."""
+"""Reads a rank's tensor as a NumPy array, and its region in the global tensor if it is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hyper_parallel.verify.frameworks.contract.records import LocalValue, Pendin
 __all__ = ["HALF_TYPES", "lent", "local_of", "read_part", "read_saved", "read_tensor"]
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-"""Types that are recorded as float32: NumPy has no bfloat16."""
+"""Dtypes that are recorded as float32: NumPy has no bfloat16."""
 
 _LENT: ContextVar[bool] = ContextVar("hyper_parallel_lent_tensors", default=False)
 
@@ -27,7 +27,7 @@ _REDUCTIONS = ("sum", "avg", "max", "min")
 
 
 def read_tensor(value: Any) -> LocalValue | None:
-    """Return a copy of a rank's part of a tensor; None if it has none, or if the place of that part is not known.
+    """Return a copy of a rank's shard of a tensor; None without a shard, or if its position is unknown.
 
     A DTensor of PyTorch or this library has a region unless its local tensor is not a box of the global one (then the
     region is None). A plain tensor has none.
@@ -47,14 +47,14 @@ def read_tensor(value: Any) -> LocalValue | None:
 
 
 def read_saved(path: Path) -> Any:
-    """Return the tensor in a file of ``torch.save`` as a NumPy array; types that NumPy lacks as float32.
+    """Return the tensor in a file of ``torch.save`` as a NumPy array; dtypes that NumPy lacks become float32.
 
     Raises:
-        ValueError: the file is damaged, or has anything but one tensor; nothing of it was executed.
+        ValueError: the file is damaged, or does not contain exactly one tensor; nothing in it was executed.
     """
     try:
         tensor = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged pickles raise whatever their damage leads to
+    except Exception as error:  # damaged pickles raise errors of any type
         raise ValueError("the file does not have tensors alone") from error
     if not isinstance(tensor, torch.Tensor):
         raise ValueError("the file does not have one tensor")  # noqa: TRY004 - the file is wrong, not an argument
@@ -64,7 +64,7 @@ def read_saved(path: Path) -> Any:
 
 @contextmanager
 def lent() -> Iterator[None]:
-    """Inside, the arrays of values are the program's own tensors, detached: to be looked at before it goes on."""
+    """Context in which read values are the program's own tensors, detached; read them before it continues."""
     token = _LENT.set(True)
     try:
         yield
@@ -73,11 +73,11 @@ def lent() -> Iterator[None]:
 
 
 def read_part(parameter: Any, value: Any) -> LocalValue | None:
-    """Return :func:`read_tensor` of a parameter, its gradient or state, without what FSDP1 has padded it with.
+    """Return :func:`read_tensor` of a parameter, its gradient or state, without the padding of FSDP1.
 
     Args:
         parameter: a shard of one of FSDP1's flat parameters ends with padding if its size does not divide evenly.
-        value: the parameter, or a tensor of its shape; others are read as they are.
+        value: the parameter, or a tensor of its shape; other tensors are read unchanged.
     """
     taken = read_tensor(value)
     padding = getattr(parameter, "_shard_numel_padded", 0)
@@ -87,7 +87,7 @@ def read_part(parameter: Any, value: Any) -> LocalValue | None:
 
 
 def local_of(value: Any) -> Any:
-    """Return the local tensor of a DTensor, and any other tensor itself."""
+    """Return the local tensor of a DTensor, or any other tensor itself."""
     if isinstance(value, DTensor):
         return value._local
     return _parts(value) if isinstance(value, TorchDTensor) else value
@@ -111,7 +111,7 @@ def _array(tensor: torch.Tensor) -> Any:
         if _LENT.get():
             return plain
         copied = plain.float() if plain.dtype in HALF_TYPES else plain.clone()
-        return to_host(copied)  # a storage that NumPy sees cannot be resized any more, as FSDP resizes its own
+        return to_host(copied)  # FSDP resizes its storages, which is impossible once NumPy shares them
 
 
 def _is_known(placement: Any) -> bool:
@@ -125,7 +125,7 @@ def _is_strided(placement: Any) -> bool:
 
 
 def _region(value: TorchDTensor) -> Region | None:
-    """Return the box of this rank, which is in the mesh; None if its part is not a box."""
+    """Return the box of this rank, a member of the mesh; None if its shard is not a box."""
     coordinate: Any = value.device_mesh.get_coordinate()
     starts = [_start(value, dim, coordinate) for dim in range(value.ndim)]
     if None in starts:
@@ -139,7 +139,7 @@ def _region(value: TorchDTensor) -> Region | None:
 
 
 def _start(value: TorchDTensor, dim: int, coordinate: Sequence[int]) -> int | None:
-    """Return the first index of the rank's part of ``dim``; None if its indices are not consecutive."""
+    """Return the first index of the rank's shard of ``dim``; None if its indices are not consecutive."""
     indices = torch.arange(value.shape[dim])
     for axis, placement in enumerate(value.placements):
         placed: Any = placement

@@ -1,4 +1,4 @@
-"""Modules of a PyTorch program: their names, without those of wrappers, and for what the program calls them."""
+"""Names of the modules of a PyTorch program without wrappers, and the purpose of their calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hyper_parallel.verify.frameworks.contract.modules import BaseModelNames, jo
 __all__ = ["ModelNames", "infers_shapes", "is_wrapper", "recomputes"]
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Children in which ``torch.compile``, checkpoint wrappers and FSDP keep the module that they wrap."""
+"""Names of the children in which ``torch.compile``, checkpoint wrappers and FSDP keep the wrapped module."""
 
 _HIDDEN = (*_WRAPPERS, "module")
 
 _LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[3]))
-_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # of PyTorch's stages, by release
+_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # methods of pipeline stages, by release
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Return whether ``module`` only wraps another one: by PyTorch, or as its sole child ``module``, as DDP does."""
+    """Return whether ``module`` only wraps another one: a wrapper of PyTorch, or one with a sole child ``module``."""
     return _wrapped(module, dict(module.named_children())) is not None
 
 
@@ -41,7 +41,7 @@ class ModelNames(BaseModelNames):
     """Names of the modules, parameters and buffers of a program's models."""
 
     def unwrapped(self, module: nn.Module) -> nn.Module:
-        """Return what a module wraps in the end, or itself."""
+        """Return the innermost module that a module wraps, or the module itself."""
         while True:
             children = dict(module.named_children())
             name = _wrapped(module, children)
@@ -50,7 +50,7 @@ class ModelNames(BaseModelNames):
             module = children[name]
 
     def class_name(self, module: nn.Module) -> str:
-        """Return the name of a module's class, without what FSDP2 puts before it."""
+        """Return the name of a module's class, without the prefix of FSDP2."""
         return type(module).__name__.removeprefix("FSDP")
 
     def has_parameters(self, model: nn.Module) -> bool:
@@ -62,7 +62,7 @@ class ModelNames(BaseModelNames):
         yield from _walk(root, "", set())
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return all parameters of the models by name, a shared one by its first."""
+        """Return all parameters of the models by name, shared ones by their first name."""
         return self._named("_parameters")
 
     def buffers(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class ModelNames(BaseModelNames):
 
 
 def _walk(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with their paths, without the parts that lead from a wrapper to what it wraps."""
+    """Yield modules with their paths, without path components of wrappers."""
     if module in seen:
         return
     seen.add(module)
@@ -94,7 +94,7 @@ def _walk(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[
 
 
 def infers_shapes() -> bool:
-    """Return whether a pipeline's stage calls its module on empty tensors, to learn the shapes of what it returns."""
+    """Return whether a pipeline stage calls its module on empty tensors, to infer the shapes of its results."""
     if "torch.distributed.pipelining.stage" not in sys.modules:
         return False
     frame: Any = inspect.currentframe()
@@ -106,5 +106,5 @@ def infers_shapes() -> bool:
 
 
 def recomputes() -> bool:
-    """Return whether backward is running: modules that it calls are recomputed."""
+    """Return whether backward is running, which means that the called modules are recomputed."""
     return bool(current_graph_task_id() != -1)

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch as the verifier uses them."""
+"""Optimizers of PyTorch with the verifier's interface."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class TorchOptimizer(TrainingOptimizer):
 
     Args:
         engine: the optimizer.
-        parameters: that it trains, by path.
+        parameters: parameters that it trains, by path.
     """
 
     def __init__(self, engine: torch.optim.Optimizer, parameters: Mapping[str, Any]) -> None:
         self.engine, self.parameters = engine, parameters
 
     def __call__(self, result: StepResult) -> None:
-        """``step()``."""
+        """Call ``step()``."""
         del result
         self.engine.step()
 
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
-        """A hook of the optimizer."""
+        """Watch by a hook of the optimizer."""
 
         def hook(*_: Any) -> None:
             before({path: value.grad for path, value in self.parameters.items()})
@@ -38,7 +38,7 @@ class TorchOptimizer(TrainingOptimizer):
         self.engine.register_step_pre_hook(hook)
 
     def state(self) -> dict[str, Any]:
-        """``state`` of every parameter; a plain tensor of a shard's shape is a shard like its parameter."""
+        """Return the ``state`` of every parameter; a plain tensor of a shard's shape is sharded like its parameter."""
         values: dict[str, Any] = {}
         for path, parameter in self.parameters.items():
             for name, value in self.engine.state.get(parameter, {}).items():

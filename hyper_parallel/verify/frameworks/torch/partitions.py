@@ -1,8 +1,8 @@
-"""Where parameters lie in the flat tensors that a stack's optimizer trains in their place.
+"""Positions of parameters in the flat tensors that a training stack's optimizer trains instead of them.
 
-DeepSpeed's ZeRO trains float32 copies of pieces of parameters that it has put one after the other, and says on each
-parameter where its piece is; its third stage keeps no more than a piece of the parameter itself. Megatron's distributed
-optimizer trains views of pieces of the parameters' own memory, or float32 copies of them.
+DeepSpeed's ZeRO trains float32 copies of concatenated pieces of parameters, and stores the position of its piece on
+each parameter; its third stage keeps only a piece of the parameter itself. Megatron's distributed optimizer trains
+views of pieces of the parameters' own storage, or float32 copies of them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Pieces", "is_partitioned", "overwrite", "overwrite_weight", "pieces_
 
 
 _PARTITIONED = ("_hp_mapping", "ds_id", "main_param")
-"""Attributes by which DeepSpeed's and Megatron's parameters lead to the partitions that their optimizers train."""
+"""Attributes by which DeepSpeed's and Megatron's parameters reference the partitions that their optimizers train."""
 
 
 class Piece(NamedTuple):
     """Consecutive elements of a flattened parameter inside a tensor that an optimizer has.
 
     Attributes:
-        start: the first element in the parameter.
+        start: index of the first element in the parameter.
         size: number of elements.
         holder: the optimizer's tensor.
-        offset: the first element in it.
+        offset: index of the first element in the holder.
     """
 
     start: int
@@ -38,17 +38,17 @@ class Piece(NamedTuple):
     offset: int
 
     def of(self, tensor: Any) -> Any:
-        """Return the view of the piece in a tensor of the holder's shape, flat."""
+        """Return the flat view of the piece in a tensor of the holder's shape."""
         return tensor.detach().reshape(-1)[self.offset : self.offset + self.size]
 
 
 class Pieces(NamedTuple):
-    """What this rank's optimizer trains of a parameter.
+    """The pieces of a parameter that this rank's optimizer trains.
 
     Attributes:
-        shape: of the parameter on this rank, or of the global one of ZeRO's third stage.
-        parts: in the order of their elements; none if other ranks train all of it.
-        holders: of the parts, and tensors of the same memory that have none of its elements, such as padding.
+        shape: local shape of the parameter, or the global shape in ZeRO's third stage.
+        parts: pieces in the order of their elements; empty if other ranks train all of it.
+        holders: holders of the pieces, and tensors of the same storage without elements of it, such as padding.
     """
 
     shape: tuple[int, ...]
@@ -56,10 +56,10 @@ class Pieces(NamedTuple):
     holders: tuple[Any, ...] = ()
 
     def read(self, tensors: Callable[[Any], Any]) -> LocalValue | None:
-        """Return the parts of tensors of the holders' shapes, and any other value, such as a count of steps, as it is.
+        """Return the pieces of tensors in the holders' shapes; other values, such as a step count, are unchanged.
 
         Args:
-            tensors: returns that of a holder; None if it has none.
+            tensors: returns the tensor of a holder; None if it has none.
         """
         found = [(part, value) for part in self.parts if (value := tensors(part.holder)) is not None]
         if not found:
@@ -72,12 +72,12 @@ class Pieces(NamedTuple):
 
 
 def is_partitioned(parameter: Any) -> bool:
-    """Return whether a stack trains a parameter by flat partitions, which its optimizer has instead."""
+    """Return whether a training stack trains flat partitions of a parameter instead of the parameter."""
     return any(hasattr(parameter, name) for name in _PARTITIONED)
 
 
 def pieces_in(held: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Pieces]:
-    """Return pieces of parameters that an optimizer trains in place of the parameters themselves.
+    """Return pieces of parameters that an optimizer trains instead of the parameters themselves.
 
     Args:
         held: tensors that the optimizer has.
@@ -92,16 +92,16 @@ def pieces_in(held: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Pieces
 
 
 def _shape_of(parameter: Any) -> tuple[int, ...]:
-    """Return the shape of a parameter on this rank, or of the global one of ZeRO's third stage."""
+    """Return the local shape of a parameter, or the global shape in ZeRO's third stage."""
     return tuple(getattr(parameter, "ds_shape", None) or parameter.shape)
 
 
 def _pieces_of(parameter: Any, held: Sequence[Any]) -> Pieces | None:
-    """Return the pieces of a parameter in tensors that an optimizer has; None if it does not train it by pieces.
+    """Return the pieces of a parameter in an optimizer's tensors; None if it is not trained by pieces.
 
     Args:
-        parameter: of a model.
-        held: these tensors.
+        parameter: parameter of a model.
+        held: tensors that the optimizer has.
     """
     shape, master = _shape_of(parameter), _master(parameter)
     view, first = (parameter, 0) if master is None else master
@@ -113,7 +113,7 @@ def _pieces_of(parameter: Any, held: Sequence[Any]) -> Pieces | None:
         begin = max(view.storage_offset(), holder.storage_offset())
         size = min(view.storage_offset() + view.numel(), holder.storage_offset() + holder.numel()) - begin
         start = first + begin - view.storage_offset()
-        size = min(size, _size(shape) - start)  # what follows is padding
+        size = min(size, _size(shape) - start)  # the rest is padding
         if size > 0:
             parts.append(Piece(start, size, holder, begin - holder.storage_offset()))
     parts.sort(key=lambda part: part.start)
@@ -121,7 +121,7 @@ def _pieces_of(parameter: Any, held: Sequence[Any]) -> Pieces | None:
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return spans of elements with neighbors as one."""
+    """Return spans of elements, with adjacent spans merged."""
     joined: list[tuple[int, int]] = []
     for start, size in spans:
         if joined and sum(joined[-1]) == start:
@@ -132,7 +132,7 @@ def _joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def read_weight(parameter: Any) -> LocalValue | None:
-    """Return what this rank holds of a parameter."""
+    """Return the local value of a parameter."""
     if not hasattr(parameter, "ds_id") or parameter.numel() == _size(_shape_of(parameter)):
         return read_part(parameter, parameter)
     start = _start_of_zero(parameter)
@@ -141,7 +141,7 @@ def read_weight(parameter: Any) -> LocalValue | None:
 
 
 def overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
-    """Replace the local values of ``tensor`` by what ``change`` makes of them and the name of their dtype."""
+    """Replace the local values of ``tensor`` by the result of ``change``, called with them and their dtype's name."""
     taken = read_tensor(tensor)
     if taken is not None:
         with torch.no_grad():
@@ -149,7 +149,7 @@ def overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
 
 
 def overwrite_weight(parameter: Any, change: Callable[[Any, str], Any]) -> None:
-    """Replace what this rank holds of a parameter, and the copies of it that an optimizer trains."""
+    """Replace the local value of a parameter, and the copies of it that an optimizer trains."""
     taken = read_weight(parameter)
     if taken is None:
         return
@@ -161,7 +161,7 @@ def overwrite_weight(parameter: Any, change: Callable[[Any, str], Any]) -> None:
 
 
 def _copies(parameter: Any, taken: LocalValue) -> Iterator[tuple[Any, int]]:
-    """Yield the tensors that hold a parameter's values on this rank, with the first element of them in ``taken``."""
+    """Yield the tensors with a parameter's values on this rank, and the index of their first element in ``taken``."""
     known = 0 if taken.region is None or parameter.numel() else taken.region.start[0]
     if parameter.numel():
         yield local_of(parameter), 0
@@ -173,7 +173,7 @@ def _copies(parameter: Any, taken: LocalValue) -> Iterator[tuple[Any, int]]:
 
 
 def _master(parameter: Any) -> tuple[Any, int] | None:
-    """Return the copy of a parameter's piece that a stack trains, and where it begins; None if it has none.
+    """Return the copy of a parameter's piece that a training stack trains, and its start; None without a copy.
 
     Returns:
         None instead of the copy if other ranks have all of the parameter.
@@ -191,9 +191,10 @@ def _master(parameter: Any) -> tuple[Any, int] | None:
 
 
 def _main_of_megatron(parameter: Any) -> tuple[Any, int] | None:
-    """Return the float32 copy of a half-precision parameter, or of a piece of it, and where it begins.
+    """Return the float32 copy of a half-precision parameter, or of a piece of it, and its start.
 
-    Where a piece begins is known by its gradient, which is a piece of the parameter's: before, it is not known.
+    The start of a piece is known from its gradient, which is a piece of the parameter's gradient; without a gradient it
+    is unknown.
     """
     main = parameter.main_param
     if main is None or main.numel() == parameter.numel():
@@ -209,7 +210,7 @@ def _start_of_zero(parameter: Any) -> int:
 
 
 def _share_memory(view: Any, holder: Any) -> bool:
-    """Return whether a plain tensor and a flat one of its type are pieces of the same memory."""
+    """Return whether a plain tensor and a flat tensor of its dtype share storage."""
     if any(type(getattr(tensor, "data", None)) is not torch.Tensor for tensor in (view, holder)):
         return False
     plain = view.layout is holder.layout is torch.strided and view.dtype is holder.dtype and holder.dim() == 1
@@ -220,7 +221,7 @@ def _share_memory(view: Any, holder: Any) -> bool:
 
 
 def _read_flat(values: Any, shape: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> LocalValue | None:
-    """Return elements of a flattened parameter with their place, and all of them in its shape."""
+    """Return elements of a flattened parameter with their region; a complete parameter in its own shape."""
     if values.numel() == _size(shape):
         return read_tensor(values.reshape(shape))
     taken = read_tensor(values)

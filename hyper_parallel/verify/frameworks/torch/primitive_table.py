@@ -1,7 +1,7 @@
-"""What functions of ATen do, as primitives.
+"""Table of ATen functions as primitives.
 
-The table is trusted, as the laws are: ``tests_unit/verify/prove/test_primitives.py`` compares it with the functions on
-small tensors.
+The table is an assumption of proofs, like the laws: ``tests_unit/verify/prove/test_primitives.py`` compares it with the
+functions on small tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["REWRITTEN", "SIZED", "broadcast", "describe", "is_kept", "name_of", 
 
 Labels = tuple[int | None, ...]
 
-# Their numbers are sizes of the result, which are compared as such.
+# Their numeric arguments are sizes of the result, which are compared as sizes.
 SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
 _ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type", "_conj",
                 "complex", "polar", "copy")  # fmt: skip
@@ -34,18 +34,18 @@ _ZEROS = ("zeros", "zeros_like", "new_zeros", "_efficientzerotensor")
 _INCREASING = ("relu", "floor", "ceil", "trunc", "round", "sign", "exp", "sigmoid", "tanh", "sqrt", "log", "erf",
                "fill")  # fmt: skip
 _REDUCED = {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod", "nansum": "sum"}
-# Reduced dims stay whole: the result is not a sum, maximum or minimum of elements.
+# Reduced dims are ``whole``: the result is not a sum, maximum or minimum of elements.
 _WHOLE_REDUCED = ("argmax", "argmin", "var", "std", "var_mean", "std_mean", "median", "nanmedian", "mode", "kthvalue",
                   "logsumexp", "linalg_vector_norm", "max", "min", "aminmax", "hash_tensor")  # fmt: skip
-# Along one dim, the argument after the operand; all other dims are independent.
+# Functions along one dim, the argument after the operand; all other dims are independent.
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "flip", "roll", "slice")
-# Functions of matrices, of the last dims of every operand; dims before them are independent.
+# Functions of the last dims of every operand, such as matrices; dims before them are independent.
 _BATCHED = ("linalg_cholesky_ex", "linalg_inv_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu_factor_ex",
             "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig", "linalg_matrix_exp", "tril", "triu",
             "linalg_householder_product", "cholesky_inverse", "geqrf", "lu_unpack", "linalg_lu_solve",
             "_linalg_solve_ex", "linalg_ldl_solve", "linalg_ldl_factor_ex", "cholesky_solve", "triangular_solve",
             "linalg_solve_triangular", "ormqr", "_pdist_forward")  # fmt: skip
-# Functions of images or sequences: the last one, two or three dims are whole.
+# Functions of images or sequences: the last one, two or three dims are ``whole``.
 _LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d",
             "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "upsample_bilinear2d",
             "upsample_nearest2d", "upsample_nearest1d", "upsample_linear1d", "upsample_bicubic2d",
@@ -55,7 +55,7 @@ _LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_w
             "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "max_unpool2d", "max_unpool3d",
             "fractional_max_pool2d", "fractional_max_pool3d", "fractional_max_pool2d_backward",
             "fractional_max_pool3d_backward")  # fmt: skip
-# Functions of images whose operand and result have other numbers of dims: how many of the operand's are whole.
+# Image functions whose operand and result differ in number of dims: number of the operand's ``whole`` dims.
 _RESHAPING = {"im2col": 3, "col2im": 2, "affine_grid_generator": 2}
 # The operand in which the first result of a function of the last dims is linear.
 _LINEAR_INNER = {
@@ -65,7 +65,7 @@ _LINEAR_INNER = {
     **dict.fromkeys(("linalg_solve_triangular", "_linalg_solve_ex"), 1),
     **dict.fromkeys(("linalg_lu_solve", "linalg_ldl_solve", "ormqr"), 2),
 }  # fmt: skip
-# Operands of whose values no element of the result depends, by number of the result: their sizes alone are read.
+# Operands of which only sizes are read, not values, by number of the result.
 _UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
     **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
                      "_adaptive_avg_pool3d_backward", "max_pool2d_with_indices_backward",
@@ -81,10 +81,10 @@ _TRANSFORMED = ("_fft_c2c", "_fft_r2c", "_fft_c2r")
 _SCATTERED = ("scatter_add", "scatter", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_reduce")
 _PARTS = ("slice_scatter", "select_scatter", "diagonal_scatter")
 _LOOKED_UP = ("bucketize", "searchsorted")
-# Their numbers are places in a tensor: the result depends on a size that is one, not only in its own size.
+# Their numeric arguments are positions: if one of them is a size, the result's values depend on that size.
 _PLACED = ("select", "roll", "tril", "triu", "diagonal", "kthvalue", "topk", "select_backward", "slice_scatter",
            "select_scatter", "diagonal_scatter")  # fmt: skip
-# Decomposed although they are elementwise, because their parts tell where they are linear.
+# Decomposed although they are elementwise, because their decompositions show in which operands they are linear.
 _TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "masked_fill", "tanh_backward",
                 "sigmoid_backward", "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward",
                 "hardtanh_backward", "softplus_backward", "logit_backward", "hardswish_backward", "xlogy",
@@ -102,7 +102,7 @@ _KEPT = (*_CONSTANTS, *_COPIES, *_REDUCED, *_WHOLE_REDUCED, *_ALONG, *_BATCHED, 
 
 
 def is_kept(function: Any) -> bool:
-    """Whether a function is described here, so that no decomposition of it is taken."""
+    """Whether a function is described here and therefore not decomposed."""
     name = name_of(function)
     if name in {"softmax", "mean", "addmm", "logsumexp"}:
         return False
@@ -116,13 +116,13 @@ def name_of(function: Any) -> str:
 
 
 def unread(function: Any, index: int) -> tuple[int, ...]:
-    """Return the operands of whose values result number ``index`` does not depend."""
+    """Return the operands on whose values result number ``index`` does not depend."""
     of_results = _UNREAD.get(name_of(function), ((),))
     return of_results[min(index, len(of_results) - 1)]
 
 
 def shape_of(value: Any) -> tuple[Size, ...]:
-    """Return the sizes of a tensor; none of anything else."""
+    """Return the shape of a tensor; empty for other arguments."""
     return tuple(map(size_of, value.shape)) if isinstance(value, Tensor) else ()
 
 
@@ -150,18 +150,18 @@ def _of_expression(expression: Any) -> Size:
 
 
 def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], out: Tensor, index: int = 0) -> Any:
-    """Return what ``function`` does, of its result number ``index``.
+    """Return the description of result number ``index`` of ``function``.
 
     Args:
-        function: an operator of ATen.
-        args: its arguments; tensors and symbolic sizes as nodes of the graph.
-        kwargs: likewise.
-        operands: the tensors among them whose values it reads.
+        function: an ATen operator.
+        args: positional arguments; tensors and symbolic sizes are nodes of the graph.
+        kwargs: named arguments.
+        operands: the tensors among the arguments whose values it reads.
         out: the result.
-        index: its number.
+        index: number of the result.
 
     Raises:
-        LookupError: it has no description.
+        LookupError: the function has no description.
     """
     name = name_of(function)
     shapes, shape = [shape_of(operand) for operand in operands], shape_of(out)
@@ -184,7 +184,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
 
 
 def _constant(name: str, args: Any, shape: Sequence[Size]) -> Constant | Primitive:
-    if Size(0) in shape:  # it has no elements
+    if Size(0) in shape:  # the operand has no elements
         return Constant(zero=True)
     fill = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
     value = None if fill is None else args[fill]
@@ -222,7 +222,7 @@ def _elementwise(
     if name in {"_to_copy", "copy"}:
         source, target = operands[0].dtype, out.dtype
         numbers_only = all(dtype.is_floating_point or dtype.is_complex for dtype in (source, target))
-        # Not every number is: -1 is true, and 0 is not; large integers wrap in a narrow dtype.
+        # Not every conversion is increasing: as bool, -1 is true and 0 is false; large integers wrap in a narrow dtype.
         increasing = not source.is_complex and (target.is_floating_point or source in {torch.bool, target})
         moves = name == "copy" and source == target
         return replace(plain, joint=(0,) if numbers_only or moves else (), increasing=increasing or moves, moves=moves)
@@ -246,7 +246,7 @@ def _is_size(arg: Any) -> bool:
 
 
 def _sizes_in(tree: Any) -> list[Any]:
-    """Return the symbolic sizes in arguments."""
+    """Return the symbolic sizes among arguments."""
     if isinstance(tree, (list, tuple)):
         return [each for item in tree for each in _sizes_in(item)]
     return [tree] if _is_size(tree) else []
@@ -340,7 +340,7 @@ def _move(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: 
 
 
 def _along(shapes: Any, shape: Any, changed: Sequence[int], **facts: Any) -> Primitive:
-    """Return a function of operands of one shape, along dims ``changed``; all other dims are independent."""
+    """Return the description of a function along dims ``changed``; all other dims are independent."""
     labels = tuple(range(len(shape)))
     if any(len(each) != len(shape) for each in shapes):
         raise LookupError("operands of other dims")
@@ -443,7 +443,7 @@ def _transformed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, 
     return _along(shapes, shape, _dims(args[1], len(shape)), joint=(0,))
 
 
-# -- looking up and writing by index -----------------------------------------------------------------------------------
+# -- reads and writes by index -----------------------------------------------------------------------------------------
 
 
 @_of("embedding", "index_select")
@@ -488,7 +488,7 @@ def _taken(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 
 @_of("index", "index_put")
 def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe reads and writes by index tensors, whose common dims are where they stand, or first if apart."""
+    """Describe reads and writes by index tensors; their common dims replace adjacent dims, or are first otherwise."""
     del kwargs, index
     ids = [dim for dim, each in enumerate(args[1]) if each is not None]
     indices = operands[1 : 1 + len(ids)]
@@ -516,13 +516,13 @@ def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 
 
 def _written(inputs: tuple[Labels, ...], ids: Sequence[int], dims: Sequence[int], *, adds: bool) -> Primitive:
-    """Return what writes its last operand into its first, at places along ``dims`` that the others give.
+    """Return the description of a write of the last operand into the first, at indices along ``dims``.
 
     Args:
         inputs: labels of the operands; those of the first are the result's.
-        ids: labels of what is written.
+        ids: labels of the written values.
         dims: labels that are written to.
-        adds: whether it is added to what is there, so that parts of it can be added one after the other.
+        adds: whether values are added to the first operand, so that shards of them can be added in turn.
     """
     whole = frozenset(dims) if adds else frozenset((*dims, *ids))
     return Primitive(inputs, inputs[0], whole=whole, reduce="sum" if adds else "", joint=(0, len(inputs) - 1))
@@ -554,14 +554,14 @@ def _scattered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
     does = _written((labels, *terms), (dim + 100,), (dim,), adds=adds)
     if name in {"scatter_reduce", "index_reduce"} or "reduce" in kwargs or len(args) > 4:
         return replace(does, joint=())
-    if len(operands) == 2:  # a number is written
+    if len(operands) == 2:  # a scalar is written
         return replace(does, joint=(0,) if _argument(args, kwargs, 3, "value", 1) == 0 else ())
     return does
 
 
 @_of(*_PARTS)
 def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe a tensor of which a part along some dims is replaced by another one."""
+    """Describe a tensor in which a slice along some dims is replaced by another tensor."""
     del operands, index
     ndim = len(shape)
     labels = tuple(range(ndim))
@@ -579,7 +579,7 @@ def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sha
 
 @_of(*_LOOKED_UP)
 def _located(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the places of values in sorted tables: one for all, or one per row."""
+    """Describe the positions of values in sorted tables: one for all values, or one per row."""
     del args, kwargs, index
     if len(operands) != 2:
         raise LookupError("no table, or one that is not sorted")
@@ -626,7 +626,7 @@ def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 
 @_of("_cdist_forward", "_cdist_backward")
 def _distances(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the distances of each row of one operand from each of another, and the gradient of the first."""
+    """Describe the distances of each row of one operand to each row of another, and the gradient of the first."""
     del args, kwargs, operands, index
     batch = tuple(range(len(shape) - 2))
     if any(each[:-2] != shape[:-2] for each in shapes):
@@ -642,7 +642,7 @@ def _distances(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 
 @_of("convolution", "convolution_backward")
 def _convolved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe ``nc…, oc… -> no…``, bilinear, and its gradients; channels in groups are whole."""
+    """Describe ``nc…, oc… -> no…``, bilinear, and its gradients; grouped channels are ``whole``."""
     del kwargs, operands, shape
     transposed, groups = (args[6], args[8]) if name == "convolution" else (args[7], args[9])
     ndim = len(shapes[0])
@@ -676,7 +676,7 @@ def _sampled(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
     return Primitive((out, image, grid), grid, whole=whole, reduce="sum", each=(0, 1))
 
 
-# -- functions that are written in terms of others ---------------------------------------------------------------------
+# -- decompositions ----------------------------------------------------------------------------------------------------
 
 
 def _with_bias(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
@@ -715,4 +715,4 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.addbmm.default: _summed_products,
     torch.ops.aten._trilinear.default: _three_factors,  # noqa: SLF001 - a function of ATen
 }
-"""Functions in terms of others, which PyTorch's table does not have."""
+"""Decompositions that PyTorch's table lacks."""

@@ -1,4 +1,4 @@
-"""PyTorch as the language of random programs: public calls and modules by name, their source, differentiation."""
+"""Implementation of the fuzz language for PyTorch: public calls and modules by name, their source, differentiation."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ __all__ = [
 ]
 
 MODES = ("forward", "backward", "grad", "double")
-"""What may follow the steps of a program: nothing, ``backward()``, ``autograd.grad``, or that twice."""
+"""Differentiation after the steps of a program: none, ``backward()``, ``autograd.grad``, or ``autograd.grad`` twice."""
 
 DTYPES = ("float64", "float64", "float32", "float32", "bfloat16")
-"""The dtypes that programs are drawn in."""
+"""The dtypes of programs."""
 
 FUNCTIONS = {"cat": "torch.cat", "stack": "torch.stack", "maximum": "torch.maximum"}
 """The functions that idioms call."""
 
 LEFT_OUT: Mapping[str, str] = {}
-"""Idioms that are left out, and why; ``write add`` is the one called ``add`` among the writes."""
+"""Idioms that are skipped, with the reason; ``write add`` is the idiom ``add`` among the writes."""
 
 HEAD = "import operator, torch"
 """The imports of a program."""
 
 COPY = "({}).clone()"
-"""A copy of a tensor as source."""
+"""Source of a copy of a tensor."""
 
 ASSERTION = "torch.testing.assert_close(y, z, rtol={bound}, atol={bound}, equal_nan=True)"
-"""The comparison of a DTensor's values ``y`` with those of a plain tensor ``z`` as source."""
+"""Source that compares a DTensor's values ``y`` with those of a plain tensor ``z``."""
 
 _MODULES: dict[str, tuple[int, int, tuple[str, ...], tuple[Sample, ...]]] = {
     # name: arguments of the constructor, inputs, names of the parameters, and samples of all three in that order
@@ -107,7 +107,7 @@ _UNSOUND_IF_EMPTY = {
     "multi_margin_loss": "the mean of no elements is memory that was never written",
     "multilabel_margin_loss": "the mean of no elements is memory that was never written",
 }
-"""Calls with empty operands whose results in PyTorch 2.13 are no truth, by a part of the name."""
+"""Calls with wrong or undefined results for empty operands in PyTorch 2.13, by a substring of the name."""
 
 _UNSOUND = {
     "unique_consecutive": "with counts and without inverse, by position, the counts are empty",
@@ -116,16 +116,16 @@ _UNSOUND = {
     "matrix_exp": "its gradient in bfloat16 is infinite",
     "unsafe_": "its parts share memory with the operand, and gradients do not follow writes to either",
 }
-"""Calls whose results are no truth at all."""
+"""Calls whose results are never a valid reference."""
 
 
 def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-    """Return why PyTorch's own result of a call is nothing to compare with; nothing if it is sound.
+    """Return why PyTorch's own result of a call is not a valid reference; empty if it is valid.
 
     Args:
-        name: of the call.
-        shapes: of the operands.
-        dtype: of the program.
+        name: name of the call.
+        shapes: shapes of the operands.
+        dtype: dtype of the program.
     """
     del dtype
     tables = [_UNSOUND, _UNSOUND_IF_EMPTY] if any(0 in shape for shape in shapes) else [_UNSOUND]
@@ -140,13 +140,13 @@ def modules() -> dict[str, tuple[Sample, ...]]:
 def forms(
     op: str, arguments: Mapping[str, Any], canonical: Binder, *, writes: bool
 ) -> list[tuple[str, Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]]:
-    """Return the ways to write a call of a canonical operator.
+    """Return the public calls of a canonical operator.
 
     Args:
         op: canonical name.
-        arguments: of the call, in canonical names, defaults included.
+        arguments: arguments of the call by canonical name, including defaults.
         canonical: the operator's parameters.
-        writes: calls that write their first operand.
+        writes: whether to return calls that write their first operand.
 
     Returns:
         pairs of a name for :func:`call_named`, and a function from arguments in canonical names to those of the call.
@@ -169,7 +169,7 @@ def _is_named(name: str, function: Any) -> bool:
 
 @cache
 def call_named(name: str) -> Callable[..., Any]:
-    """Return a function, method, operator or module by the name that a program has for it."""
+    """Return a function, method, operator or module by its name in programs."""
     home, _, rest = name.partition(".")
     if name.startswith("torch.nn.") and rest.removeprefix("nn.") in _MODULES:
         return _module_call(rest.removeprefix("nn."))
@@ -193,15 +193,15 @@ def _module_call(name: str) -> Callable[..., Any]:
 
 
 def _options(parameters: Sequence[str]) -> dict[str, Any]:
-    return {"device": "meta"} if parameters else {}  # its own parameters are replaced, and need no values
+    return {"device": "meta"} if parameters else {}  # its own parameters are replaced and need no values
 
 
 def settle() -> None:
-    """Do nothing: a call has ended when it returns."""
+    """Do nothing: a call is complete when it returns."""
 
 
 def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
-    """Return a call as source, from its arguments as source."""
+    """Return the source of a call, from the sources of its arguments."""
     rest = name.removeprefix("torch.nn.")
     if rest == name or rest not in _MODULES:
         return call_source(name, args, kwargs, ("torch.Tensor.",))
@@ -213,12 +213,12 @@ def source(name: str, args: Sequence[str], kwargs: Mapping[str, str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return an argument that is not a tensor as source."""
+    """Return the source of an argument that is not a tensor."""
     return f"torch.{value.name}" if isinstance(value, DType) else value_source(value)
 
 
 def values_of(array: Any, dtype: str) -> str:
-    """Return a tensor's values as source."""
+    """Return the source of a tensor's values."""
     numbers = repr(array.tolist()).replace("nan", "torch.nan").replace("inf", "torch.inf")
     shaped = f".reshape({tuple(array.shape)})" if 0 in array.shape else ""
     return f"torch.tensor({numbers}, dtype=torch.{dtype}){shaped}"
@@ -230,12 +230,12 @@ def leaf(tensor: Any, *, requires_grad: bool) -> Any:
 
 
 def leaf_source(text: str, *, requires_grad: bool) -> str:
-    """Return a tensor as a leaf to differentiate by, as source."""
+    """Return the source of a tensor as a leaf that receives a gradient."""
     return f"{text}.requires_grad_()" if requires_grad else text
 
 
 def detached_source(text: str) -> str:
-    """Return the values of a leaf, without a gradient, as source."""
+    """Return the source of a leaf's values, detached."""
     return f"{text}.detach()"
 
 
@@ -245,12 +245,12 @@ def copied(tensor: Any) -> Any:
 
 
 def state(tensor: Any) -> Any:
-    """Return what is another value after a write to a plain tensor."""
+    """Return a marker that changes with every in-place write to a plain tensor."""
     return tensor._version
 
 
 def may_have_gradient(tensor: Any) -> bool:
-    """Whether a plain tensor, computed while the program was made, can be differentiated."""
+    """Whether a plain tensor that was computed while the program was generated can be differentiated."""
     return bool(tensor.requires_grad)
 
 
@@ -261,7 +261,7 @@ def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
 
 
 def moved(tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
-    """Return a plain tensor plus the values of ``array``; to its gradient is added what ``gradient`` says of it."""
+    """Return a plain tensor plus ``array``; the result of ``gradient`` is added to the gradient that passes it."""
     changed = tensor + torch.from_numpy(array).to(tensor.dtype)
     if gradient is not None and changed.requires_grad:
         wide = torch.complex128 if changed.is_complex() else torch.float64
@@ -319,7 +319,7 @@ def body_source(
 def _gradient_source(
     mode: str, outs: Sequence[str], by: Sequence[str], seeds: Sequence[str], second: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the lines that differentiate, and what the gradients are called."""
+    """Return the lines that differentiate, and the names of the gradients."""
     if mode == "forward" or not outs:
         return [], []
     outputs, leaves, cotangents = (", ".join(names) for names in (outs, by, seeds))

@@ -1,1 +1,1 @@
-"""A CPU that stands in for an accelerator: programs that name ``cuda`` or ``npu`` run unchanged, on the host."""
+"""Lets the CPU stand in for an accelerator: programs that name ``cuda`` or ``npu`` run unchanged on the host."""

@@ -1,4 +1,4 @@
-"""What a device module (``torch.cuda``, ``torch.npu``) and ``torch.accelerator`` answer where the CPU stands in."""
+"""Replacements of ``torch.cuda``, ``torch.npu`` and ``torch.accelerator`` if the CPU stands in for a device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hyper_parallel.errors import UnsupportedOnBackend
 __all__ = ["ASKED", "PARTS", "Event", "PretendedDevice", "Stream", "answer_for", "lacking"]
 
 ASKED: Counter[str] = Counter()
-"""How often a program asked for what, by kind."""
+"""Number of a program's requests to the device, by kind."""
 
 _CAPABILITY = (8, 0)  # computes in bfloat16
 _MOST = 1024
-"""Devices that have a generator, which is the host's."""
+"""Devices that have a generator; it is the host's."""
 
 PARTS = ("graphs", "memory", "random", "streams")
-"""Modules of a device's module in which programs find the same functions."""
+"""Submodules of a device's module that have the same functions."""
 
 _LACKED = {
     "CUDAGraph": "run without graphs of the device",
@@ -31,11 +31,11 @@ _LACKED = {
     "make_graphed_callables": "run without graphs of the device",
     "cudart": "profile on the device itself",
 }
-"""Names of device modules that the CPU has nothing for, and what a program does instead."""
+"""Names in device modules without a CPU replacement, and the alternative for programs."""
 
 
 def lacking(what: str, instead: str) -> UnsupportedOnBackend:
-    """Return the error for a call of something that only the device has."""
+    """Return the error for a call of a function that only the device has."""
     msg = f"{what} was called, which does not exist when the CPU replaces the device: {instead} (docs/stacks.md)"
     return UnsupportedOnBackend(msg)
 
@@ -44,7 +44,7 @@ class Stream:
     """A queue of the device; work is complete when its call returns.
 
     Args:
-        device: ignored, as all others.
+        device: ignored, like all other arguments.
     """
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
@@ -53,14 +53,14 @@ class Stream:
         self.device_index, self.stream_id, self.cuda_stream = 0, 0, 0
 
     def synchronize(self) -> None:
-        """Wait for the work: it is complete."""
+        """Return at once: the work is complete."""
 
     def query(self) -> bool:
-        """Whether the work is complete."""
+        """Return True: the work is complete."""
         return True
 
     def is_capturing(self) -> bool:
-        """Whether a graph is recorded: never."""
+        """Return False: no graph is captured."""
         return False
 
     def wait_event(self, event: Any) -> None:
@@ -70,39 +70,39 @@ class Stream:
         """Wait for another stream."""
 
     def record_event(self, event: Any = None) -> Event:
-        """Mark the place in the queue."""
+        """Record an event in the queue."""
         return Event() if event is None else event
 
     def __enter__(self) -> Stream:  # noqa: PYI034 - Self is in typing from Python 3.11 on
-        """Make it the current one."""
+        """Make this stream the current one."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave it."""
+        """Restore the previous stream."""
 
 
 class Event:
     """A mark in a stream; everything before it is complete."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Count it."""
+        """Count the event as a request."""
         ASKED["events"] += 1
 
     def record(self, stream: Any = None) -> None:
-        """Set the mark."""
+        """Record the event."""
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream wait for it."""
+        """Let a stream wait for the event."""
 
     def query(self) -> bool:
-        """Whether it was reached."""
+        """Return True: the event has been reached."""
         return True
 
     def synchronize(self) -> None:
         """Wait for it."""
 
     def elapsed_time(self, other: Any) -> float:
-        """Return no time: none is measured."""
+        """Return zero: no time is measured."""
         del other
         return 0.0
 
@@ -115,31 +115,31 @@ class _Zeros(dict[str, int]):
 
 
 class _Lacked:
-    """Stands for a class or function of a device module; calling it is an error.
+    """Placeholder for a class or function of a device module; calling it is an error.
 
     Args:
-        what: its name.
-        instead: what to do.
+        what: name of the class or function.
+        instead: the alternative.
     """
 
     def __init__(self, what: str, instead: str) -> None:
         self._what, self._instead = what, instead
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
+        """Raise the error."""
         raise lacking(self._what, self._instead)
 
     def __or__(self, other: Any) -> Any:
-        """Stand in a declared type, such as ``CUDAGraph | None``."""
+        """Support type annotations such as ``CUDAGraph | None``."""
         return object | other
 
     def __instancecheck__(self, value: Any) -> bool:
-        """Nothing is one."""
+        """Return False: no object is an instance."""
         return False
 
 
 class PretendedDevice:
-    """The answers; its public methods and attributes become those of the device's module.
+    """The replacements; its public methods and attributes become those of the device's module.
 
     Args:
         name: ``cuda`` or ``npu``.
@@ -156,29 +156,29 @@ class PretendedDevice:
     # -- the device ----------------------------------------------------------------------------------------------------
 
     def is_available(self) -> bool:
-        """Whether there is one: yes."""
+        """Return True: the device is available."""
         ASKED["questions about the device"] += 1
         return True
 
     def is_initialized(self) -> bool:
-        """Whether a driver runs: none does."""
+        """Return whether the device counts as initialised."""
         return False
 
     def init(self) -> None:
-        """Start the driver: there is none."""
+        """Do nothing: there is no driver."""
 
     def _lazy_init(self) -> None:
-        """Start the driver: there is none."""
+        """Do nothing: there is no driver."""
 
     def _lazy_call(self, call: Callable[[], Any], **_: Any) -> None:
-        """Call what waits for the driver."""
+        """Call a function that waits for the driver."""
         call()
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
     def device_count(self) -> int:
-        """Return the number of devices: one for each rank, as on one machine."""
+        """Return the number of devices: one per rank, as on one machine."""
         ASKED["questions about the device"] += 1
         return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
@@ -199,7 +199,7 @@ class PretendedDevice:
         self._current = max(index, 0)
 
     def index(self, device: Any) -> int:
-        """Return the number of a device given as a number, a name or a ``torch.device``; the current one's for none."""
+        """Return the number of a device given as number, name or ``torch.device``; by default the current one's."""
         if device is None:
             return self._current
         if isinstance(device, int):
@@ -209,7 +209,7 @@ class PretendedDevice:
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        """Within it, another device is the rank's."""
+        """Context in which another device is the rank's."""
         before, self._current = self._current, self.index(device)
         try:
             yield
@@ -218,7 +218,7 @@ class PretendedDevice:
 
     @contextmanager
     def device_of(self, value: Any) -> Iterator[None]:
-        """Within it, the device of a tensor is the rank's."""
+        """Context in which the device of a tensor is the rank's."""
         del value
         yield
 
@@ -228,12 +228,12 @@ class PretendedDevice:
         return f"CPU that stands in for {self.name}"
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """Return the generation."""
+        """Return the compute capability."""
         del device
         return _CAPABILITY
 
     def get_device_properties(self, device: Any = None) -> Any:
-        """Return what is known of the device."""
+        """Return the properties of the device."""
         major, minor = _CAPABILITY
         return SimpleNamespace(
             name=self.get_device_name(device), major=major, minor=minor, total_memory=_memory(), warp_size=32,
@@ -241,25 +241,25 @@ class PretendedDevice:
         )  # fmt: skip
 
     def get_arch_list(self) -> list[str]:
-        """Return the generations that kernels were compiled for: none."""
+        """Return the architectures that kernels were compiled for: none."""
         return []
 
     def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
-        """Whether it computes in bfloat16."""
+        """Whether the device supports bfloat16."""
         return True
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait for the device: its work is complete."""
+        """Return at once: the device's work is complete."""
 
     def ipc_collect(self) -> None:
-        """Free memory of other processes: there is none."""
+        """Do nothing: no memory of other processes exists."""
 
     def is_current_stream_capturing(self) -> bool:
-        """Whether a graph is recorded: never."""
+        """Return False: no graph is captured."""
         return False
 
     def can_device_access_peer(self, *_: Any) -> bool:
-        """Whether devices see each other's memory."""
+        """Whether devices can access each other's memory."""
         return True
 
     # -- streams -------------------------------------------------------------------------------------------------------
@@ -269,16 +269,16 @@ class PretendedDevice:
         return self._stream or self.default_stream(device)
 
     def default_stream(self, device: Any = None) -> Any:
-        """Return the stream that every device has."""
+        """Return the default stream."""
         return Stream(device)
 
     def set_stream(self, stream: Any) -> None:
-        """Choose the stream."""
+        """Set the current stream."""
         self._stream = stream
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[Any]:
-        """Within it, a stream is the current one."""
+        """Context in which a stream is the current one."""
         before, self._stream = self._stream, stream
         try:
             yield stream
@@ -311,7 +311,7 @@ class PretendedDevice:
         return torch.get_rng_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
-        """Put the generator's state back."""
+        """Restore the generator's state."""
         del device
         ASKED["calls of generators"] += 1
         torch.set_rng_state(state)
@@ -321,13 +321,13 @@ class PretendedDevice:
         return [self.get_rng_state() for _ in range(self.device_count())]
 
     def set_rng_state_all(self, states: Any) -> None:
-        """Put them back."""
+        """Restore the states of all devices' generators."""
         self.set_rng_state(list(states)[self._current])
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def memory_allocated(self, device: Any = None) -> int:
-        """Return the bytes in use: not counted."""
+        """Return 0: bytes in use are not counted."""
         del device
         ASKED["questions about memory"] += 1
         return 0
@@ -344,7 +344,7 @@ class PretendedDevice:
     memory_stats_as_nested_dict = memory_stats
 
     def memory_summary(self, *_: Any, **__: Any) -> str:
-        """Return no table."""
+        """Return an empty summary."""
         return f"memory of {self.get_device_name()} is the host's"
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -353,20 +353,20 @@ class PretendedDevice:
         return _memory(), _memory()
 
     def utilization(self, device: Any = None) -> int:
-        """Return how busy the device is."""
+        """Return the utilization of the device."""
         del device
         return 0
 
     def empty_cache(self) -> None:
-        """Free unused memory: none is kept."""
+        """Do nothing: no unused memory is cached."""
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Begin to measure anew."""
+        """Restart the measurement."""
 
     reset_max_memory_allocated = reset_max_memory_cached = reset_accumulated_memory_stats = reset_peak_memory_stats
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
-        """Limit memory: not limited."""
+        """Do nothing: memory is not limited."""
 
 
 def _memory() -> int:
@@ -374,7 +374,7 @@ def _memory() -> int:
 
 
 def answer_for(device: PretendedDevice, module: ModuleType) -> None:
-    """Let ``device`` answer for its module and for ``torch.accelerator``."""
+    """Install ``device`` as the implementation of its module and of ``torch.accelerator``."""
     answered = [name for name in dir(PretendedDevice) if not name.startswith("__")]
     for name in (*answered, "default_generators"):
         setattr(module, name, getattr(device, name))

@@ -1,8 +1,8 @@
 """Makes the CPU of this process stand in for an accelerator, until the process ends.
 
-What programs ask of the device (its number, streams, memory, generators) is answered, and what they put on it stays in
-the memory of the host: tensors and meshes are of ``cpu``, so that PyTorch takes its own paths for the CPU. What was
-asked is counted for the report.
+Functions of the device (its number, streams, memory, generators) are replaced, and data for it stays in host memory:
+tensors and meshes are on ``cpu``, so that PyTorch uses its CPU code paths. Requests to the device are counted for the
+report.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["asked", "install"]
 _INSTALLED: list[str] = []
 
 _ENGINES = ("nccl", "hccl")
-"""The devices' engines of communication: groups of a program that names one are those of the CPU."""
+"""Communication backends of the devices; a program's groups with one of them use the CPU's backend."""
 
 
 def install(name: str) -> None:
-    """Let the CPU stand in for the device ``name`` in this process from now on; does nothing the second time.
+    """Let the CPU stand in for the device ``name`` in this process from now on; repeated calls do nothing.
 
     Args:
         name: ``cuda`` or ``npu``.
@@ -50,7 +50,7 @@ def install(name: str) -> None:
 
 
 def asked() -> dict[str, Any]:
-    """Return what the program has asked of the device so far, by kind, and which packages were replaced by stubs."""
+    """Return the program's requests to the device so far, by kind, and the packages that were replaced by stubs."""
     return {"device": _INSTALLED[0], "counts": dict(ASKED), "stubs": dict(STUBBED)} if _INSTALLED else {}
 
 
@@ -77,9 +77,9 @@ def _npu() -> ModuleType:
 
 
 def _replace_engines() -> None:
-    """Replace the functions of ``torch.distributed`` that take a device or its engine, in this process, for good.
+    """Permanently replace the functions of ``torch.distributed`` that take a device or its backend in this process.
 
-    Sizes of an exchange that a program counts on the device, and would copy to the host, are on the host already.
+    Split sizes that a program computes on the device and copies to the host are on the host already.
     """
     for name in ("init_process_group", "new_group", "split_group", "barrier", "all_to_all_single"):
         _replace_engine_of(name)

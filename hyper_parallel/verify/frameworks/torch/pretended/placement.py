@@ -1,4 +1,4 @@
-"""Puts on the CPU what a program puts on the device: arguments that name it are translated where PyTorch takes them."""
+"""Keeps a program's device tensors on the CPU: device arguments of PyTorch's functions are translated."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _Torch: Any = torch
 
 
 def replace_placement(device: PretendedDevice) -> None:
-    """Replace PyTorch's functions and methods that take a device, in this process, for good."""
+    """Permanently replace PyTorch's functions and methods that take a device in this process."""
     placed = _Placement(device.name)
-    for plain in device_constructors():  # the set that set_default_device works on
+    for plain in device_constructors():  # the factories that set_default_device affects
         owner, name = _place_of(plain)
         if owner is not None:
             _replace_function(owner, name, placed.factory)
@@ -55,14 +55,14 @@ class _Placement:
     """Replacements of functions by the kind of their arguments.
 
     Args:
-        name: of the device.
+        name: name of the device.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def here(self, device: Any, *, numbers: bool = True) -> Any:
-        """Return ``cpu`` for a device that the CPU stands in for, and anything else as it is."""
+        """Return ``cpu`` for a device that the CPU stands in for, and any other argument unchanged."""
         if isinstance(device, torch.device):
             pretended = device.type == self._name
         elif isinstance(device, str):
@@ -74,7 +74,7 @@ class _Placement:
         return "cpu" if pretended else device
 
     def factory(self, plain: Any) -> Any:
-        """Replace a function that makes a tensor on ``device``, pinned or not."""
+        """Replace a function that creates a tensor on ``device``, optionally pinned."""
 
         @functools.wraps(plain)
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -87,12 +87,12 @@ class _Placement:
         return make
 
     def type(self, plain: Any) -> Any:
-        """Replace ``Tensor.type``: the name of a tensor's type has the device's, as on the device."""
+        """Replace ``Tensor.type``: type names contain the device, as on the device."""
 
         @functools.wraps(plain)
         def named(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
             if dtype is None:
-                name: str = plain(tensor)  # calls this function again in a mode of functions
+                name: str = plain(tensor)  # calls this function again in a torch function mode
                 prefix = f"torch.{self._name}."
                 return name if name.startswith(prefix) else name.replace("torch.", prefix, 1)
             dtype = dtype.replace(f".{self._name}.", ".") if isinstance(dtype, str) else dtype
@@ -114,7 +114,7 @@ class _Placement:
         return call
 
     def autocast(self, plain: Any) -> Any:
-        """Replace ``autocast``'s constructor: the CPU casts to the dtype that the device would."""
+        """Replace ``autocast``'s constructor: the CPU casts to the device's default dtype."""
 
         @functools.wraps(plain)
         def __init__(self_: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
@@ -126,7 +126,7 @@ class _Placement:
         return __init__
 
     def asked(self, plain: Any) -> Any:
-        """Replace a question about autocast on a device, by default the accelerator."""
+        """Replace a query about autocast on a device, by default the accelerator."""
 
         @functools.wraps(plain)
         def ask(device_type: str = self._name) -> Any:
@@ -144,7 +144,7 @@ class _Placement:
         return load
 
     def same_device(self, plain: Any) -> Any:
-        """Replace this library's question whether a tensor is on a mesh's device."""
+        """Replace this library's check whether a tensor is on a mesh's device."""
 
         @functools.wraps(plain)
         def device_beside(platform: Any, data: Any, device_type: str) -> str:
@@ -166,7 +166,7 @@ class _Placement:
 
 
 def _without(*names: str) -> Callable[[Any], Any]:
-    """Return what replaces a constructor by one that ignores keyword arguments."""
+    """Return a decorator that lets a constructor ignore these keyword arguments."""
 
     def replaced(plain: Any) -> Any:
         @functools.wraps(plain)
@@ -186,17 +186,17 @@ def _generator(placed: _Placement) -> Any:
             return isinstance(value, plain)
 
     class Generator(plain, metaclass=_Kind):  # type: ignore[misc]
-        """A generator of random numbers; the device's computes on the CPU."""
+        """A generator of random numbers; the device's generator is a CPU generator."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
-            """Make one."""
+            """Create a CPU generator for the device."""
             return super().__new__(cls, device=placed.here(device))
 
     return Generator
 
 
 def _moved(value: Any, device: Any = None, **_: Any) -> Any:
-    """``Tensor.cuda`` and ``Module.cuda``: what is moved stays."""
+    """``Tensor.cuda`` and ``Module.cuda``: return the object without moving it."""
     del device
     ASKED["tensors on the device" if isinstance(value, torch.Tensor) else "modules on the device"] += 1
     return value
@@ -214,7 +214,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _place_of(plain: Any) -> tuple[Any, str]:
-    """Return where programs find a function of PyTorch, and its name there; None if they do not."""
+    """Return the public owner of a PyTorch function and its name there; None if it has none."""
     name = getattr(plain, "__name__", "")
     for owner, own in ((_Torch, name), (torch.fft, name.removeprefix("fft_")), (torch.nested, name)):
         if getattr(owner, own, None) is plain:
@@ -227,7 +227,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _replace_function(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function of PyTorch, which TorchScript goes on to take for the operator."""
+    """Replace a PyTorch function, which TorchScript continues to treat as the operator."""
     plain = getattr(owner, name)
     _replace(owner, name, make)
     stand_in(getattr(owner, name), plain)

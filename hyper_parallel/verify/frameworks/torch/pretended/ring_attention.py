@@ -1,4 +1,4 @@
-"""Context parallel attention: PyTorch's ring, which it makes of a device's kernels, made of those of the CPU."""
+"""Context-parallel attention: runs PyTorch's ring attention with CPU kernels instead of a device's."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _SEQUENCE = 2
 
 
 def offer_ring_attention() -> None:
-    """Let attention of DTensors run on the CPU where the program has enabled context parallelism."""
+    """Let attention of DTensors run on the CPU if the program has enabled context parallelism."""
     op_dispatcher._custom_op_handlers |= {_FORWARD: _forward, _BACKWARD: _backward}  # noqa: SLF001 - where PyTorch enters its own
 
 
 def _ring() -> Any:
-    """Return PyTorch's module of the ring.
+    """Return PyTorch's module of ring attention.
 
     Raises:
-        NotImplementedError: the program has not enabled context parallelism: what PyTorch raises on the CPU.
+        NotImplementedError: the program has not enabled context parallelism; PyTorch raises the same on the CPU.
     """
     if _DEVICE not in op_dispatcher._custom_op_handlers:  # noqa: SLF001 - as above
         msg = f"Operator {_FORWARD} does not have a sharding strategy registered."
@@ -43,7 +43,7 @@ def _ring() -> Any:
 
 
 def _forward(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the output and the logarithms of sums of exponentials of a rank's queries."""
+    """Return the attention output and log-sum-exp of a rank's queries."""
     del operator
     query, key, value = args[:3]
     rest = dict(zip(("dropout_p", "is_causal"), args[3:], strict=False)) | kwargs
@@ -75,7 +75,7 @@ def _backward(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _like(tensor: Any, local: Any) -> Any:
-    """Return a DTensor that lies as another one does."""
+    """Return a DTensor with the layout of another one."""
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )

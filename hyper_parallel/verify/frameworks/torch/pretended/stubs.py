@@ -1,7 +1,7 @@
-"""Stubs for packages of kernels that a program imports only to look: calling anything in them is an error.
+"""Stubs for kernel packages that a program imports without using them: calling anything in them is an error.
 
-A package that is installed is left alone. An import inside a ``try`` that catches ImportError, and a search for the
-package, find nothing, as without the package: the program then goes without it by itself.
+Installed packages are not replaced. An import inside a ``try`` that catches ImportError, and a search for the package,
+find nothing, so the program uses its own fallback.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SWITCHES = {
     "transformer_engine": "--transformer-impl local in Megatron, get_gpt_layer_local_spec() in megatron.core",
     "apex": "torch.optim for its optimizers; --no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron",
 }
-"""Packages of kernels, and the switch by which stacks go without."""
+"""Kernel packages, and the option by which training stacks avoid them."""
 
 STUBBED: dict[str, str] = {}
-"""Packages that were replaced by stubs, and the file and line that imported each first."""
+"""Packages that were replaced by stubs, with file and line of their first import."""
 
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
@@ -41,7 +41,7 @@ def offer_stubs() -> None:
 
 
 class _Stub(ModuleType):
-    """A package, or anything in one, that does not exist."""
+    """Module of a package that is not installed."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -50,23 +50,23 @@ class _Stub(ModuleType):
 
 
 class _Name:
-    """A function, class or constant of a package that does not exist.
+    """A function, class or constant of a package that is not installed.
 
     Args:
-        path: with the package's name.
+        path: qualified name, including the package.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def __getattr__(self, name: str) -> Any:
-        """Return what would be in it."""
+        """Return a placeholder for the attribute."""
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(f"{self._path}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Decorate a function or class, which is then an error to call; anything else is an error now."""
+        """Act as a decorator, whose result raises when called; any other call raises now."""
         if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Name):
             return _Name(f"{self._path} of {getattr(args[0], '__qualname__', args[0])}")
         if self._path.rpartition(".")[2] in ("jit", "autotune", "heuristics", "Config") and not _runs_kernel(args):
@@ -77,12 +77,12 @@ class _Name:
         return lacking(self._path, SWITCHES[self._path.partition(".")[0]])
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the kernel on a grid, or a type of it."""
+        """Return the kernel on a grid, or a subscripted type."""
         del key
         return self
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
-        """Stand for a base class, which may be derived from and not be made."""
+        """Act as a base class that can be subclassed but not instantiated."""
         del bases
 
         def __init__(*_: Any, **__: Any) -> None:  # noqa: N807 - of the class below
@@ -98,10 +98,10 @@ def _runs_kernel(args: Sequence[Any]) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds stubs for imports that expect the package."""
+    """Finds stubs for imports that require the package."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Return the stub of a package, or of a module in a stub."""
+        """Return the specification of a stub for a package or for a module in a stub."""
         del path, target
         package = name.partition(".")[0]
         if package not in SWITCHES:
@@ -123,7 +123,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _importing_site() -> str:
-    """Return ``file:line`` of the statement that imports a package and does not go on without it; else empty."""
+    """Return ``file:line`` of the import statement of a package that the program requires; otherwise empty."""
     frame: Any = sys._getframe(2)  # noqa: SLF001 - who imports
     site = ""
     while frame is not None:
@@ -141,7 +141,7 @@ def _importing_site() -> str:
 
 @functools.lru_cache(maxsize=256)
 def _imports(file: str) -> dict[int, str]:
-    """Return by line whether an import, or a call that imports, is ``guarded`` by a ``try`` or ``plain``."""
+    """Return for each line with an import whether it is ``guarded`` by a ``try`` or ``plain``."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
