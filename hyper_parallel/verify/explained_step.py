@@ -38,7 +38,7 @@ class Memory:
 
     Attributes:
         weights: parameters and buffers, of the local shards.
-        gradients: of the trained parameters, when the optimizer reads them.
+        gradients: gradients of the trained parameters, when the optimizer reads them.
         optimizer: tensors of the optimizer's state, after the step.
         activations: peak of the tensors saved for backward, without weights and without those of checkpointed regions.
             None if the framework does not report them.

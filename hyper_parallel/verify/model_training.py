@@ -269,7 +269,7 @@ def plan_notes(model: Any, mesh: DeviceMesh, plan: ParallelPlan, *, failed: bool
     """Return descriptions of probably unintended properties of a plan of styles.
 
     Args:
-        model: before it is parallelized.
+        model: the model before it is parallelized.
         mesh: its mesh.
         plan: the plan; there are no notes on a function.
         failed: whether the model fails under the plan, so that possible reasons are added.

@@ -48,7 +48,7 @@ def parameter_layouts(parameters: Mapping[str, Any]) -> list[ParameterLayout]:
     """Return the layout of every parameter of a model.
 
     Args:
-        parameters: by path, plain tensors or DTensors.
+        parameters: plain tensors or DTensors, by path.
     """
     return [_parameter_layout(path, value) for path, value in parameters.items()]
 

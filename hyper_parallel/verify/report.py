@@ -147,7 +147,7 @@ def write_report(path: Path | str, document: Callable[[], Mapping[str, Any]], te
     """Write the file of ``--report`` with its header: as JSON if its name ends in .json, else as text.
 
     Args:
-        path: of the file.
+        path: path of the file.
         document: function that returns the content for JSON.
         text: function that returns the content for text.
 

@@ -40,7 +40,7 @@ class Scenario:
     """A model, its data, a mesh and a plan.
 
     Attributes:
-        name: of the scenario in the command.
+        name: name of the scenario in the command.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
         config: configuration of the transformer; only its number of heads is divisible by the mesh.
@@ -76,7 +76,7 @@ class Tutorial:
     ``TrainOneStepCell`` and a callback on MindSpore), and each ends with saving and loading a checkpoint.
 
     Attributes:
-        name: of the scenario in the command.
+        name: name of the scenario in the command.
         mesh_shape: sizes of the axes.
         mesh_names: their names.
         dtype: ``float64`` or ``float32``.

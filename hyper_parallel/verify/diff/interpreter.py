@@ -72,10 +72,10 @@ class Interpreter:
 
         Args:
             program: a script.
-            world: of the ranks, with a sink in the scratch folder.
+            world: world of the ranks, with a sink in the scratch folder.
             scratch: folder of the requests and answers.
-            perturbation: of a repeat, whose measurements come back in the notes of its rank.
-            changes: of the case, by rank.
+            perturbation: perturbation of a repeat, whose measurements come back in the notes of its rank.
+            changes: changes of the case, by rank.
 
         Raises:
             InputError: the interpreter cannot import the library, or the program cannot be run.

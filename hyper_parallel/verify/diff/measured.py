@@ -46,7 +46,7 @@ class MeasuredProgram:
     Args:
         placed: the program, in a world of the recording's size.
         recording: recording of the other run.
-        seed: of the perturbations.
+        seed: seed of the perturbations.
         declared: placements by pattern of names.
         scratch: folder of the arrays.
         progress: called with the name of each run before it starts.

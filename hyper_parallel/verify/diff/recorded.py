@@ -273,7 +273,7 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
     """Return the judged pairs, in the order of steps and of execution in each step.
 
     Args:
-        pairs: by rank, in the order of execution.
+        pairs: pairs by rank, in the order of execution.
     """
     every = [pair for own in pairs for pair in own]
     unit, multiple = _rounding(every)

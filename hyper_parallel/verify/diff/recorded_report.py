@@ -133,7 +133,7 @@ def verdict_of(judged: Sequence[Judged], world_size: int, label: str = "A") -> V
     """Return the verdict on the judged values.
 
     Args:
-        judged: in the order of execution.
+        judged: judged values, in the order of execution.
         world_size: number of ranks of the compared run.
         label: label of the run that serves as the reference.
     """

@@ -30,7 +30,7 @@ class DiffReport(Report):
     Attributes:
         names: descriptions of both runs: program, arguments, ranks.
         platforms: platforms of both runs.
-        seed: of the perturbations.
+        seed: seed of the perturbations.
         verdict: result of the comparison; None if a run failed.
         first_bits: description of the first value whose bits differ; empty if all are bitwise equal.
         own: description of the values that A's ranks have but their map does not.

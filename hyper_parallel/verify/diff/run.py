@@ -63,7 +63,7 @@ def verify_diff(
         first: run A.
         second: run B.
         steps: number of optimizer steps after which both are stopped; None lets them end by themselves.
-        seed: of the perturbations.
+        seed: seed of the perturbations.
         declared: placements that cannot be inferred, by pattern of names.
         timeout: seconds for each run.
         scratch: folder for the arrays during the comparison.

@@ -40,9 +40,9 @@ class ActivationPlacements:
     """The placements of outputs, masks and recorded values on every rank.
 
     Args:
-        bounds: of the reference.
+        bounds: tolerances of the reference.
         ranks: each rank's records by key.
-        axes: of the program.
+        axes: axes of the program.
         declared: parsed lines by kind and name.
 
     Attributes:
@@ -199,9 +199,9 @@ class ActivationPlacements:
         """Return the placement that the shape and the rows of other outputs suggest; None if they do not.
 
         Args:
-            key: of the value.
+            key: key of the value.
             rank: the rank that has the shard.
-            shape: of the shard.
+            shape: shape of the shard.
             trusted: whether the recognised shards of this value are at their expected positions.
         """
         total = np.shape(self.bounds.reference[key].value)

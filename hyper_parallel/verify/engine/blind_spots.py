@@ -206,7 +206,7 @@ def symmetry(name: str, array: Any) -> BlindSpot | None:
     """Return the blind spot of an input that is unchanged when rows are swapped; None for other inputs.
 
     Args:
-        name: of the input.
+        name: name of the input.
         array: its global value, of any shape and dtype.
     """
     for dim in range(array.ndim):

@@ -84,7 +84,7 @@ class Bounds:
         scratch: folder of the measurements; None keeps them in memory.
 
     Attributes:
-        records: of the reference, by key.
+        records: records of the reference, by key.
         reference: records that are compared as numbers: all except decisions.
         movements: measured by the repeats.
     """
@@ -142,8 +142,8 @@ class Bounds:
         """Return the tolerance of each element of the reference's value, as an array of its shape.
 
         Args:
-            key: of the value.
-            kinds: of the movements that are included.
+            key: key of the value.
+            kinds: kinds of the movements that are included.
         """
         if len(kinds) < len(MOVEMENTS):
             return self._measured(key, kinds)

@@ -73,7 +73,7 @@ def tensor_checks(
     Args:
         runs: both runs.
         measured: distances by value and rank.
-        differences: by value, in order.
+        differences: differences by value, in order.
     """
     for key, difference in differences.items():
         for rank in difference.ranks:

@@ -72,7 +72,7 @@ def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str
     """Return every choice that both the ranks and the reference made.
 
     Args:
-        bounds: of the reference.
+        bounds: tolerances of the reference.
         parallel: the run on all ranks.
         names: by rank, modules whose names are mapped to the reference's.
     """
@@ -94,9 +94,9 @@ def calls_of(
     """Return the calls in order, by name and step.
 
     Args:
-        records: of one rank.
+        records: records of one rank.
         modules: whose names are mapped to the reference's.
-        kinds: of the records of scores and of choices.
+        kinds: kinds of the records of scores and of choices.
     """
     scores: dict[Any, Record] = {}
     calls: dict[tuple[str, int], list[Call]] = defaultdict(list)
@@ -123,10 +123,10 @@ def _compared(
     """Yield the decisions of one name and step on one rank.
 
     Args:
-        bounds: of the reference.
+        bounds: tolerances of the reference.
         rank: its number.
         group: name and step.
-        calls: of the rank.
+        calls: calls of the rank.
         reference: its calls.
         places: how often each choice of rows was found, by numbers of rows; filled if ``known``.
         known: whether rows are found by their values; otherwise they are placed like other decisions.

@@ -24,9 +24,9 @@ class Distance:
 
     Attributes:
         ratio: the largest error divided by the tolerance of its element; a value differs if this is more than 1.
-        error: of the worst element, relative to the largest expected magnitude.
+        error: error of the worst element, relative to the largest expected magnitude.
         bound: tolerance of that element, relative to the same magnitude.
-        why: description of the difference, with numbers; empty if nothing does.
+        why: description of the difference, with numbers; empty if there is none.
     """
 
     ratio: float
@@ -77,7 +77,7 @@ def whole_distance(
     Args:
         actual: floating array with finite elements only.
         expected: array of the same shape that it should equal.
-        bound: of the complete tensor.
+        bound: tolerances of the complete tensor.
         energy: sum of squares of that tensor; the tolerances of a shard are larger by the square root of its share.
         shared: relative error that all parts may have in common, in addition.
         noise: share of the shard in the squared movement of the tensor along itself. A shard with a noise of 1 moves

@@ -21,8 +21,8 @@ class Evidence:
 
     Args:
         runs: both runs.
-        key: of the value.
-        ranks: where it differs.
+        key: key of the value.
+        ranks: the ranks where it differs.
 
     Attributes:
         placements: by rank, for ranks with a known placement and a value of the expected shape.

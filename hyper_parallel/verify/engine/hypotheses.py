@@ -49,7 +49,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
 
     Args:
         runs: both runs.
-        key: of the value that differs.
+        key: key of the value that differs.
         wrong: every difference.
     """
     kind, ranks = key[0], wrong[key].ranks

@@ -42,7 +42,7 @@ class Box:
 
     Attributes:
         start: first index in each dim of ``total``.
-        shape: of the box.
+        shape: shape of the box.
         total: shape of the global array; one-dimensional for a piece of a flattened array.
     """
 

@@ -91,7 +91,7 @@ def encode(moved: Any, exponent: int) -> Any:
 
     Args:
         moved: floating vector of magnitudes; NaN and infinity become :data:`UNBOUNDED`.
-        exponent: of the tensor's largest number (:func:`exponent_of`).
+        exponent: exponent of the tensor's largest number (:func:`exponent_of`).
     """
     form = _format(moved.dtype)
     dropped = 23 - form.mantissa
@@ -107,9 +107,9 @@ def decode(codes: Any, exponent: int, dtype: Any) -> Any:
     """Return the movements for codes, each at least as large as the encoded one.
 
     Args:
-        codes: from :func:`encode`.
+        codes: codes from :func:`encode`.
         exponent: the one given to :func:`encode`.
-        dtype: of the movements, float32 or float64.
+        dtype: dtype of the movements, float32 or float64.
     """
     form = _format(np.dtype(dtype))
     bits = np.arange(256) + form.base
@@ -136,9 +136,9 @@ def whole_movement(difference: Any, reference: Any, exponent: int) -> WholeMovem
     """Return the movement of a complete tensor; infinity where the difference is not finite.
 
     Args:
-        difference: of the tensor and its reference, floating or complex.
-        reference: of the same shape.
-        exponent: of the reference's largest number.
+        difference: difference of the tensor and its reference, floating or complex.
+        reference: array of the same shape.
+        exponent: exponent of the reference's largest number.
     """
     if difference.dtype.kind == "c":
         difference, reference = (np.stack([array.real, array.imag]) for array in (difference, reference))
@@ -197,8 +197,8 @@ class Movements:
         """Add one repeat's value.
 
         Args:
-            kind: of the repeat's perturbation.
-            key: of the value; keys that the reference does not have are ignored.
+            kind: kind of the repeat's perturbation.
+            key: key of the value; keys that the reference does not have are ignored.
             value: array.
         """
         if key not in self._reference:

@@ -102,7 +102,7 @@ def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
 
     Args:
         array: NumPy array of any shape; values that are zero, not finite or not floating stay as they are.
-        seed: of the directions; use another one for each array.
+        seed: seed of the directions; use another one for each array.
         sign: 1 or -1: the same directions, or the opposite ones.
         dtype: ``bfloat16`` or ``float16`` if a float32 array contains numbers of it; if empty, this is inferred from
             the numbers.
@@ -126,8 +126,8 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
     Args:
         array: gradient, of any shape.
         allowed: movement of each element: an array of the same shape, or a number.
-        seed: of the directions; None moves every element up. With the same seed in each step, an element moves in the
-            same direction in all steps.
+        seed: seed of the directions; None moves every element up. With the same seed in each step, an element moves in
+            the same direction in all steps.
         sign: 1 or -1: the same directions, or the opposite ones.
     """
     if array.dtype.kind not in "fc" or not array.size:

@@ -25,10 +25,10 @@ class _Padding:
     """The padding of a group of ranks that have consecutive shards of one parameter.
 
     Attributes:
-        name: of the parameter.
+        name: name of the parameter.
         group: the ranks, in order.
         dim: the padded dim.
-        sizes: of the ranks' shards, by rank.
+        sizes: sizes of the ranks' shards, by rank.
         total: size of the dim in the reference.
     """
 
@@ -66,7 +66,7 @@ def without_padding(
     Args:
         reference: the reference's records by key.
         ranks: each rank's records by key.
-        axes: of the program.
+        axes: axes of the program.
     """
     groups: list[tuple[int, ...]] = [(rank,) for rank in range(len(ranks))]
     groups += [tuple(group) for sets in axes.groups.values() for group in sets if len(group) > 1]

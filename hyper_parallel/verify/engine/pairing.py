@@ -177,7 +177,7 @@ class PairedRuns:
         """Return the distance of the elements, or of the complete tensor if that is larger and elements are right.
 
         Args:
-            key: of the value.
+            key: key of the value.
             measured: the distance of the elements.
             actual: a rank's shard of the value.
             expected: the array that it should equal.

@@ -263,7 +263,7 @@ def _columns_moved(evidence: Evidence, rank: int, dim: int = -1) -> int | None:
     Args:
         evidence: the values.
         rank: the rank that has the columns.
-        dim: of the columns.
+        dim: dim of the columns.
     """
     actual, expected = (_as_rows(np.moveaxis(each[rank], dim, -1)) for each in (evidence.actual, evidence.expected))
     centred = expected - expected.mean(axis=0)

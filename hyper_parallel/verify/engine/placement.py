@@ -38,7 +38,7 @@ class Placement:
     """The placement of a rank's value.
 
     Attributes:
-        shape: of the global value.
+        shape: shape of the global value.
         positions: flat position of each element in the global value, an array or a :class:`Box`; None for all of them,
             in order.
         pending: groups of ranks whose values add up to the value.
@@ -94,8 +94,8 @@ def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...
     """Return the placement that is read from a tensor.
 
     Args:
-        region: of the tensor, or of its flat view.
-        shape: of its local value.
+        region: region of the tensor, or of its flat view.
+        shape: shape of its local value.
         total: shape of the global value, if the region may be one of its flat view.
     """
     total = region.shape if total is None else total
@@ -120,8 +120,8 @@ def piece_placement(owner: Placement, local: Sequence[int], region: Region, shap
     Args:
         owner: placement of this rank's shard of the parameter.
         local: shape of that shard.
-        region: of the piece, in the flat view of that shard or of the global parameter.
-        shape: of the piece.
+        region: region of the piece, in the flat view of that shard or of the global parameter.
+        shape: shape of the piece.
     """
     if region.shape == (int(np.prod(local)),):
         positions = owner.all_positions().reshape(-1)[_elements(region, shape)]
@@ -145,8 +145,8 @@ def declared_placement(
         declaration: the parsed declaration.
         rank: the rank that has the value.
         shapes: local shapes by rank.
-        shape: of the reference's value.
-        axes: of the program.
+        shape: shape of the reference's value.
+        axes: axes of the program.
 
     Raises:
         ValueError: the shards do not make up the reference's value.
@@ -195,7 +195,7 @@ class ParameterPlacements:
     Args:
         reference: the reference's records by key.
         ranks: each rank's records by key.
-        axes: of the program.
+        axes: axes of the program.
         declared: parsed declarations by pattern.
 
     Attributes:

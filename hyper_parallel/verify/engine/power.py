@@ -23,7 +23,7 @@ class Power:
     """The detectable errors, as relative sizes: 0.01 is a gradient of 1.01 times the right one.
 
     Attributes:
-        median: of all parameters.
+        median: median of all parameters.
         weakest: name of the parameter whose smallest detectable error is the largest; empty if no gradient was
             compared.
         largest: that error.
@@ -60,9 +60,9 @@ def power_of(bounds: Bounds, keys: Iterable[Key]) -> Power:
     """Return the power of a comparison.
 
     Args:
-        bounds: of the reference.
-        keys: of the values that were compared. Only gradients count, for each parameter in the step with the highest
-            power.
+        bounds: tolerances of the reference.
+        keys: keys of the values that were compared. Only gradients count, for each parameter in the step with the
+            highest power.
     """
     least: dict[str, float] = {}
     for key in keys:

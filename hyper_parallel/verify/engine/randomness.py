@@ -21,9 +21,9 @@ def explain_masks(runs: PairedRuns, key: Key, masks: Mapping[int, Any], wrong: S
 
     Args:
         runs: both runs.
-        key: of the value whose placements are used.
-        masks: which elements each rank keeps.
-        wrong: ranks whose masks are not the reference's.
+        key: key of the value whose placements are used.
+        masks: masks of the elements that each rank keeps.
+        wrong: ranks whose masks differ from the reference's.
     """
     places = {rank: runs.placement(key, rank) for rank in masks}
     differs: Cause | None = None

@@ -32,7 +32,7 @@ def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tu
 
     Args:
         runs: both runs.
-        key: of a gradient that differs.
+        key: key of a gradient that differs.
         known: how other gradients of the step combine whose weights are right. Then this weight may be wrong if it is
             right on a rank or wrong in the same way on all ranks: the error comes after a reduction.
     """

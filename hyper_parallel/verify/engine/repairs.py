@@ -53,8 +53,8 @@ def repairs_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without:
 
     Args:
         runs: the compared runs.
-        spots: of the case.
-        seed: of the random values.
+        spots: blind spots of the case.
+        seed: seed of the random values.
         without: kinds of blind spots that are not changed.
     """
     repairs = Repairs(CaseChanges(), [CaseChanges() for _ in runs.ranks])
@@ -110,8 +110,8 @@ def spread_constant(array: Any, seed: int, name: str) -> Any:
 
     Args:
         array: the global parameter; a rank takes its shard of the result.
-        seed: of the case.
-        name: of the parameter.
+        seed: seed of the case.
+        name: name of the parameter.
     """
     array = np.asarray(array)
     if array.dtype.kind != "f" or array.size < 2 or (array != array.flat[0]).any():
@@ -218,9 +218,9 @@ def random_cotangent(shape: Sequence[int], seed: int, name: str) -> Any:
     """Return random weights of both signs for an output, float64 of ``shape``: equal in every run and layout.
 
     Args:
-        shape: of the global output; a rank takes its shard.
-        seed: of the case.
-        name: of the output.
+        shape: shape of the global output; a rank takes its shard.
+        seed: seed of the case.
+        name: name of the output.
     """
     return np.random.default_rng(seed_of(seed, "cotangent", name)).standard_normal(tuple(shape))
 

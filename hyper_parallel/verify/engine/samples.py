@@ -25,7 +25,7 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
     Args:
         reference: the run on one rank.
         parallel: the run on all ranks.
-        name: of the program.
+        name: name of the program.
     """
     known = rows_of_first_step(rank.notes for rank in reference.ranks)
     for key, rows in rows_of_first_step((rank.notes for rank in parallel.ranks), calls=1).items():
@@ -55,7 +55,7 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
 
     Args:
         runs: both runs, with the inputs of models that the recorder noted.
-        key: of the output.
+        key: key of the output.
     """
     known = rows_of_first_step([runs.reference_notes])
     foreign: dict[int, int] = {}
@@ -85,7 +85,7 @@ def rows_of_first_step(
     """Return the rows of the models' inputs in the first step as bytes, by name of the input, sizes of a row and dtype.
 
     Args:
-        notes: of the ranks whose rows are joined.
+        notes: notes of the ranks whose rows are joined.
         calls: number of calls of models that are used, from the first; None uses all that were noted.
     """
     rows: dict[tuple[Any, Any, str], set[bytes]] = {}

@@ -22,7 +22,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
 
     Args:
         runs: both runs.
-        key: of the loss, or of an output that is a single number.
+        key: key of the loss, or of an output that is a single number.
         notes: receives a sentence about how the ranks' values were combined, once.
     """
     expected, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)

@@ -37,7 +37,7 @@ class Scratch:
         limit: largest number of bytes that may be written; by default the free space of that disk.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
         removed: folders of killed runs that were removed from ``parent``.
 
     Raises:

@@ -91,11 +91,11 @@ class FoldSink:
     """Adds the values of one repeat to the tolerances, without storing them.
 
     Attributes:
-        bounds: of the reference.
+        bounds: tolerances of the reference.
         kind: kind of the movements before a gradient is displaced.
         displaced: names of parameters whose gradient was displaced so far.
         exact: whether a norm was computed in float64 so far: this moves later values as a displacement does.
-        keys: of the records, in their order.
+        keys: keys of the records, in their order.
     """
 
     bounds: Bounds

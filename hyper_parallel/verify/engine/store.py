@@ -43,9 +43,9 @@ class StoredArray:
 
     Attributes:
         path: path of the file.
-        offset: of its first byte.
-        shape: of the array.
-        dtype: of its elements.
+        offset: offset of its first byte.
+        shape: shape of the array.
+        dtype: dtype of its elements.
         digest: SHA-1 of shape, dtype and bytes: equal for equal arrays.
         largest: largest finite magnitude; 0 if there is none.
         constant: whether all elements are equal.
@@ -93,7 +93,7 @@ class ArrayFile:
 
     Args:
         scratch: the folder, which counts the bytes.
-        name: of the file.
+        name: name of the file.
         index: name of a folder through which the files of several processes share equal arrays; empty for none.
     """
 

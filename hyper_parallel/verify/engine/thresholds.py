@@ -34,7 +34,7 @@ def sides_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) 
     """Return the calls in which rounding moved numbers of a rank to the other side of a threshold.
 
     Args:
-        bounds: of the reference.
+        bounds: tolerances of the reference.
         parallel: the run on all ranks.
         names: by rank, modules whose names are mapped to the reference's.
     """

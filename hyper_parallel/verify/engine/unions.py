@@ -23,7 +23,7 @@ def is_union(runs: PairedRuns, name: str, step: int, lacks: Lacks) -> bool:
 
     Args:
         runs: both runs.
-        name: of the output.
+        name: name of the output.
         step: optimizer steps that were complete before.
         lacks: function that returns whether a rank lacks the parameters of a module, as another stage of a pipeline
             does.
@@ -65,8 +65,8 @@ def adds_up(runs: PairedRuns, key: Key, groups: Sequence[Sequence[int]]) -> bool
 
     Args:
         runs: both runs.
-        key: of a parameter or buffer after a step; its value before training must be recorded as well.
-        groups: of ranks.
+        key: key of a parameter or buffer after a step; its value before training must be recorded as well.
+        groups: groups of ranks.
     """
     first = (*key[:2], -1, 0)
     before, after = (np.asarray(runs.bounds.reference[each].value) for each in (first, key))

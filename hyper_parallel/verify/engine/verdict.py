@@ -31,10 +31,10 @@ class Difference:
     """A value that differs from the reference's.
 
     Attributes:
-        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
+        kind: one of ``KINDS`` in ``verify/frameworks/contract/records.py``.
         name: name of the value in the reference.
         module: path of its module.
-        ranks: where it differs.
+        ranks: the ranks where it differs.
         step: number of optimizer steps completed before; -1 before training.
         call: number of earlier values of this kind and name in the step.
         error: largest difference, relative to the value's largest magnitude; infinity if it cannot be measured.
@@ -78,7 +78,7 @@ class UnequalReplicas:
     """A replicated value that is not equal on all ranks.
 
     Attributes:
-        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
+        kind: one of ``KINDS`` in ``verify/frameworks/contract/records.py``.
         name: name of the value in the reference.
         step: number of optimizer steps completed before; -1 before training.
         ranks: the first rank with the value, and the ranks whose values differ from that rank's.
@@ -98,7 +98,7 @@ class Verdict:
 
     Attributes:
         world_size: ranks of the parallel run.
-        differences: in the order of execution.
+        differences: the differences, in the order of execution.
         counts: values compared, by kind; one value on three ranks counts three times.
         checked: elements compared.
         unplaced: values whose placement could not be determined, each with the line that declares it.

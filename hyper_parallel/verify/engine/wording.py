@@ -44,8 +44,8 @@ def value_words(kind: str, name: str) -> str:
     """Return the name of a value in reports: ``the gradient of head.weight``, ``the loss``, ``parameter head.weight``.
 
     Args:
-        kind: of ``KINDS`` in ``verify/frameworks/contract/records.py``.
-        name: of the record.
+        kind: one of ``KINDS`` in ``verify/frameworks/contract/records.py``.
+        name: name of the record.
     """
     if kind in {"loss", "norm"}:
         return f"the {name}"
@@ -80,7 +80,7 @@ def when_words(kind: str, step: int, call: int = 0) -> str:
     """Return the time at which a value was recorded, in words.
 
     Args:
-        kind: of the value.
+        kind: kind of the value.
         step: number of optimizer steps completed before; -1 before training.
         call: number of earlier values of this kind and name in the step.
     """

@@ -63,9 +63,9 @@ def verify_accumulation(
     Args:
         program: with its own arguments.
         one_batch: the same program with arguments with which it processes the batch at once.
-        world: of the ranks; both runs use one rank.
+        world: world of the ranks; both runs use one rank.
         reference: the run of ``program`` on one rank.
-        seed: of the perturbations.
+        seed: seed of the perturbations.
         progress: called with the name of each run before it starts.
 
     Raises:
@@ -99,7 +99,7 @@ def verify_sum(
 
     Args:
         program: with its own arguments.
-        world: of the ranks; the run uses one rank.
+        world: world of the ranks; the run uses one rank.
         reference: the run of ``program`` on one rank.
         progress: called with the name of each run before it starts.
     """
@@ -173,7 +173,7 @@ def require_one_batch(program: Program, arguments: str, own: Run, whole: Run) ->
     """Return the number of micro-batches of the first step.
 
     Args:
-        program: with its own arguments.
+        program: the program with its own arguments.
         arguments: the arguments for one batch.
         own: the run with the program's own arguments.
         whole: the run with ``arguments``.

@@ -38,7 +38,7 @@ def compare_data(run: Run) -> HardenedCase:
     batches to equal sizes, and samples of a dropped incomplete last batch, are listed but are not errors.
 
     Args:
-        run: of the ranks, with the recorded passes over data loaders.
+        run: run of the ranks, with the recorded passes over data loaders.
     """
     verdict, lines = Verdict(run.world_size), _Lines()
     streams = set()

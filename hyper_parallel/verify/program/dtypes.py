@@ -83,7 +83,7 @@ def compare_dtypes(run: Run, declared: Sequence[DeclaredDtype]) -> HardenedCase:
     """Return the case of values without their declared dtype; the last declaration that matches a name counts.
 
     Args:
-        run: of the ranks.
+        run: run of the ranks.
         declared: the declarations.
     """
     words = [f"declared: {', '.join(each.text for each in declared)}"]

@@ -59,7 +59,7 @@ def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
     """Redirect the files that this process's threads write to those of ``files``, inside this context.
 
     Args:
-        files: of the run.
+        files: files of the run.
         this_thread: whether the calling thread belongs to the run as well; threads that start inside always do.
     """
     others = set(threading.enumerate())

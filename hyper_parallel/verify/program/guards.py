@@ -33,7 +33,7 @@ def guarded(name: str) -> Iterator[None]:
     and a signal that the program sends to itself ends its rank. Calls that start ranks, or RPC, are refused.
 
     Args:
-        name: of the program, for messages.
+        name: name of the program, for messages.
 
     Raises:
         InputError: (a ValueError) a forked child continued the program.

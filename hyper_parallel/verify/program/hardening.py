@@ -57,10 +57,10 @@ class Hardening:
     Attributes:
         program: the program that runs on the ranks.
         alone: the program that runs on one rank.
-        world: of the ranks.
+        world: world of the ranks.
         mesh: sizes of the axes, if the user named them.
         declared: placements by pattern.
-        seed: of perturbations and changes.
+        seed: seed of perturbations and changes.
         progress: called with the name of each run.
         spots: blind spots that are not repaired.
         cases: the hardened cases that were run.
@@ -81,7 +81,7 @@ class Hardening:
 
         Args:
             runs: the runs of the unchanged case, which were equal.
-            spots: of that case.
+            spots: blind spots of that case.
             reference: the run on one rank, with its bounds.
         """
         self.spots = list(spots)

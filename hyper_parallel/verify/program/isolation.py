@@ -48,7 +48,7 @@ def files_of_process(folder: Path, *, ends: bool, written: str = "", temporary_r
     """Make this process write to ``folder`` inside this context; other ranks of the run may share the folder.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         ends: whether the process ends with the run, so that the kernel may permanently deny it to write the user's
             files.
         written: folder of this library's records; empty if there is none.
@@ -66,7 +66,7 @@ def keep(folder: Path, target: Path) -> None:
     """Copy the files that a run has written in its working folder to ``target``.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         target: the folder to copy to; it is created if needed.
     """
     written = PrivateFiles(folder).written_in(Path.cwd())

@@ -40,7 +40,7 @@ def replace(stack: contextlib.ExitStack, owner: Any, name: str, changed: Callabl
     Args:
         stack: stack of contexts.
         owner: a module or class.
-        name: of the attribute.
+        name: name of the attribute.
         changed: function that returns the replacement of the current value.
     """
     plain = getattr(owner, name)

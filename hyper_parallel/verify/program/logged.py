@@ -69,8 +69,8 @@ def compare_logged(reference: Reference, run: Run, notes: list[str], *, strict: 
     """Return the case of the logged numbers, with their differences; None if no number could be compared.
 
     Args:
-        reference: with the lines of its repeats.
-        run: of the ranks, whose training is equal to the reference's.
+        reference: the reference, with the lines of its repeats.
+        run: run of the ranks, whose training is equal to the reference's.
         notes: receives differences that are not errors.
         strict: whether a different number that no hypothesis explains counts as an error.
     """
@@ -112,7 +112,7 @@ def logged_numbers(notes: Mapping[str, Any]) -> dict[Key, LoggedNumber]:
     """Return the decimal numbers of a rank's lines by source, text without numbers, occurrence, and place in the text.
 
     Args:
-        notes: of the rank.
+        notes: notes of the rank.
     """
     sources = {"": notes.get(PRINTED, ()), **(notes.get(WRITTEN) or {})}
     numbers: dict[Key, LoggedNumber] = {}

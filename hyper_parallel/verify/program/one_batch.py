@@ -35,7 +35,7 @@ def find_one_batch(
 
     Args:
         program: a script, with its own arguments.
-        world: of the ranks; each attempt runs one step on one rank.
+        world: world of the ranks; each attempt runs one step on one rank.
         reference: the run of ``program`` on one rank.
         progress: called with the name of each run before it starts.
     """

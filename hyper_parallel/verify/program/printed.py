@@ -30,7 +30,7 @@ def noting_output(log: RecordLog) -> Iterator[None]:
     """Record the lines that the program prints inside this context, if this is rank 0; they are still printed.
 
     Args:
-        log: of the rank, which is the active one.
+        log: log of the rank, which is the active one.
     """
     if log.rank:
         yield

@@ -39,10 +39,10 @@ def run_in_process(
         program: the program to run.
         mesh: names and sizes of the axes, for a function that takes a mesh.
         limits: limits of the records.
-        perturbation: of a reference, or None.
+        perturbation: perturbation of a reference, or None.
         output: destination of its output, ``stderr`` or ``nothing``.
-        changes: of the case, by rank.
-        folder: of the files that the ranks write.
+        changes: changes of the case, by rank.
+        folder: folder of the files that the ranks write.
         ends: whether this process ends with the run.
         temporary_root: the caller's folder of temporary files; the server that forked this process may have another.
     """

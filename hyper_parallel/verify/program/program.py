@@ -56,10 +56,10 @@ class Program:
     """A program to run.
 
     Attributes:
-        name: for messages.
+        name: name for messages.
         path: path of the file that is run as a script, or whose function is called; empty for a function object.
         function: the function, or its name in the file; empty for a script.
-        arguments: of a script, as ``sys.argv[1:]``.
+        arguments: arguments of a script, as ``sys.argv[1:]``.
         module: name with which ``python -m`` runs the file; empty if the file is given by its path.
         moved: a folder and its replacement in Python's search for modules; empty for none.
     """
@@ -99,7 +99,7 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
 
     Args:
         target: ``path/train.py``, ``path/train.py:function``, ``-m package.train``, or a function.
-        arguments: of the script.
+        arguments: arguments of the script.
         source: ``FILE`` or ``--single``, for messages.
 
     Raises:
@@ -154,9 +154,9 @@ def run_program(
         program: the program to run.
         mesh: names and sizes of the axes, for a function that takes a mesh.
         limits: limits of the records; the program is stopped after ``limits.steps``.
-        perturbation: of a reference, or None.
-        rank: of this process; that of the current transport by default.
-        changes: of the case, by rank.
+        perturbation: perturbation of a reference, or None.
+        rank: rank of this process; that of the current transport by default.
+        changes: changes of the case, by rank.
 
     Raises:
         ProgramExitError: the program exits with a status other than 0.

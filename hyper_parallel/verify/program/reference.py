@@ -52,10 +52,10 @@ class Reference:
 
     Attributes:
         program: the program of the reference.
-        world: of one rank, whose repeats print nothing.
-        seed: of the perturbations.
+        world: world of one rank, whose repeats print nothing.
+        seed: seed of the perturbations.
         progress: called with the name of each run before it starts.
-        changes: of the case, the same in every run.
+        changes: changes of the case, the same in every run.
         run: the reference; its arrays are on disk.
         bounds: tolerances from the repeats.
         complete: whether all repeats have run, not only the first ones.
@@ -185,11 +185,11 @@ def run_reference(
 
     Args:
         program: the program to run.
-        world: of the ranks; the reference runs in a world of one.
-        seed: of the perturbations.
+        world: world of the ranks; the reference runs in a world of one.
+        seed: seed of the perturbations.
         progress: called with the name of each run before it starts.
         scratch: folder of the arrays.
-        changes: of the case, the same in every run.
+        changes: changes of the case, the same in every run.
         runner: function that makes the runs, with the arguments of :func:`run_world`, which does so in this
             interpreter.
 
@@ -253,8 +253,8 @@ def compare_with(
     than most of their kind.
 
     Args:
-        reference: with the tolerances from its first repeats.
-        run: of the ranks.
+        reference: the reference, with the tolerances from its first repeats.
+        run: run of the ranks.
         mesh: sizes of the axes; with None, the groups that the ranks made are used.
         declared: placements by pattern of names.
         listed: whether the verdict also lists equal values.
@@ -293,7 +293,7 @@ def replaying(
     """Return a function that reruns ranks with the reference's draws and decisions, or returns None if one fails.
 
     Args:
-        world: of the ranks.
+        world: world of the ranks.
         scratch: folder of their arrays.
         run_ranks: function that runs the ranks.
         progress: called with the name of the run.

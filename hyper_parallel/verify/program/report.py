@@ -31,7 +31,7 @@ class HardenedCase:
     Attributes:
         words: the changes, a sentence each.
         verdict: result of the comparison; None if the parallel run failed.
-        failure: of the parallel run, with every rank's traceback.
+        failure: failure of the parallel run, with every rank's traceback.
         cause: the failure in one line.
         title: the prefix of its lines: ``hardened``, or the option that requested it.
         skipped: the reason why it could not be run; the case is then ignored.
@@ -91,16 +91,16 @@ class ProgramReport(Report):
     """The runs of a program, and the verdict.
 
     Attributes:
-        name: of the program.
+        name: name of the program.
         platform: ``torch`` or ``mindspore``.
         launch: ``simulated``, ``processes`` or ``torchrun``.
         world_size: number of ranks.
-        seed: of the perturbations.
+        seed: seed of the perturbations.
         mesh: sizes of the named axes.
         steps: number of compared optimizer steps.
         verdict: result of the comparison; None if the parallel run failed.
         calls: the ranks' calls that do not match, with their lines in the program.
-        failure: of the parallel run, with every rank's traceback; empty if it ended.
+        failure: failure of the parallel run, with every rank's traceback; empty if it ended.
         cause: the failing error's type and message.
         advice: the fix for the failure, if known.
         kind: kind of ``verify/engine/causes.py`` if the failure determines it: ``unequal-calls``.

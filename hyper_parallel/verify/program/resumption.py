@@ -62,9 +62,9 @@ def verify_resumption(
     """Return the case that compares a stopped and restarted program with an uninterrupted one.
 
     Args:
-        program: with its own arguments.
+        program: the program with its own arguments.
         resumption: how it is stopped and restarted.
-        world: of the ranks.
+        world: world of the ranks.
         reference: the uninterrupted run on one rank.
         progress: called with the name of each run before it starts.
         declared: placements by pattern.

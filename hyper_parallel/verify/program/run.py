@@ -115,7 +115,7 @@ def verify_program(
         mesh: ``dp=2,tp=2`` or sizes by name: the axes for messages and for functions that take a mesh.
         steps: optimizer steps after which the program is stopped; None lets it end by itself.
         platform: ``torch`` or ``mindspore``; with None, the one that the file, or the function's module, imports.
-        seed: of the perturbations.
+        seed: seed of the perturbations.
         launch: ``simulated``: ranks of a script are forked processes and those of a function threads, on a
             deterministic transport; ``threads``: all ranks are threads; ``processes``: ranks communicate over gloo or
             an engine. The reference is always simulated. Under torchrun, its processes are the ranks, and each of them

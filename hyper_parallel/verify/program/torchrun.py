@@ -42,7 +42,7 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
 
     Args:
         program: the program to run.
-        world: of torchrun's size.
+        world: a world of torchrun's size.
         compare: function that runs the reference and compares it with the ranks; called on rank 0 only.
 
     Raises:

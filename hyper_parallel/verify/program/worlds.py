@@ -94,8 +94,8 @@ def run_world(
     Args:
         program: the program to run.
         world: the world of the ranks.
-        perturbation: of a reference.
-        changes: of the case, by rank.
+        perturbation: perturbation of a reference.
+        changes: changes of the case, by rank.
         files: folder of the files that ranks write, possibly with files of an earlier run; by default a new one.
 
     Raises:

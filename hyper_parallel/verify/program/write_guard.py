@@ -116,7 +116,7 @@ def audited(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
     """Make Python's functions refuse writes of this run's threads to the user's files inside this context.
 
     Args:
-        files: of the run.
+        files: files of the run.
         this_thread: whether the calling thread belongs to the run; threads that start inside always do.
     """
     others = set(threading.enumerate())

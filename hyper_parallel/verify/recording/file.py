@@ -143,7 +143,7 @@ def shown_record(record: Record, dtype: str, whole: Any | None) -> dict[str, Any
 
     Args:
         record: the record, whose value has the shape of the tensor.
-        dtype: of the tensor.
+        dtype: dtype of the tensor.
         whole: all elements as a NumPy array, or None.
     """
     shown: dict[str, Any] = {

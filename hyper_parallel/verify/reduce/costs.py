@@ -80,8 +80,8 @@ def parameters(document: Document, sizes: Sizes, pattern: Pattern) -> int:
 
     Args:
         document: configuration that determines which matrices exist.
-        sizes: by role.
-        pattern: of the layers.
+        sizes: sizes by role.
+        pattern: pattern of the layers.
     """
     hidden = sizes["hidden"]
     plain = {key.rpartition(".")[2]: value for key, value in document.values.items()}

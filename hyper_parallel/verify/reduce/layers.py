@@ -58,7 +58,7 @@ def fewest_layers(pattern: Pattern, stages: tuple[int, int]) -> Pattern:
     stages divide the layers evenly if they divide those of the large model evenly.
 
     Args:
-        pattern: of the large model.
+        pattern: pattern of the large model.
         stages: numbers of pipeline stages of the large model and of the small one.
     """
     big, small = stages

@@ -58,9 +58,9 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
     """Return a size for each role of the large model.
 
     Args:
-        file: of the large model, for messages.
-        sizes: of the large model, by role.
-        axes: of the mesh.
+        file: file name of the large model, for messages.
+        sizes: sizes of the large model, by role.
+        axes: axes of the mesh.
         fits_head: function that returns whether rotary embeddings support a width of a head.
 
     Raises:

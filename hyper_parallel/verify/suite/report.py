@@ -132,7 +132,7 @@ class SuiteReport(Report):
 
     Attributes:
         settings: the file that names them.
-        results: in the order in which they ran.
+        results: the results, in the order in which the checks ran.
         left: names of checks that did not run because the command was interrupted.
     """
 
