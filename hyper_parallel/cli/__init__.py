@@ -40,7 +40,7 @@ from hyper_parallel.verify.report import command_line
 __all__ = ["INTERRUPTED", "execute", "main", "parse", "parser"]
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 and the number of the signal."""
+"""Exit status after Ctrl-C: 128 plus the number of the signal."""
 
 _DESCRIPTION = """\
 Check on this machine that a parallel model trains like the single-device one, before it runs on accelerators.
@@ -82,7 +82,7 @@ _ELSEWHERE = {
         for name in ("bench", "contract", "cost", "coverage", "mutants", "self-test", "trend")
     },
 }
-"""What to run instead of a command that does not exist, by its name without hyphens."""
+"""The command to suggest for a missing command, by the missing name without hyphens."""
 
 _BAD_INPUT = 2
 _NOT_CHECKED = 1
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
 
     Args:
-        argv: arguments, those of the process by default.
+        argv: command-line arguments, by default those of the process.
 
     Returns:
         0 if everything was checked and passed; 1 if a check failed or could not run, for example for lack of
@@ -121,7 +121,7 @@ def execute(top: argparse.ArgumentParser, argv: Sequence[str]) -> int:
         _report_error(program, arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe is gone; flushing the rest of the buffer at exit must not raise again.
+        # The reader of the pipe has exited; flushing the rest of the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, HyperParallelError, ImportError, MemoryError, OSError) as error:
@@ -134,14 +134,14 @@ def execute(top: argparse.ArgumentParser, argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> argparse.Namespace:
-    """Parse a command line; what follows ``--`` are arguments of the user's script, unparsed.
+    """Parse a command line; arguments after ``--`` belong to the user's script and are not parsed.
 
     Args:
         argv: the arguments.
-        top: the parser of the program, that of ``hyper-parallel`` by default.
+        top: parser of the program, by default that of ``hyper-parallel``.
 
     Raises:
-        UsageError: (a ValueError) the command line is not one of this program.
+        UsageError: (a ValueError) the command line is invalid.
     """
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
@@ -157,7 +157,7 @@ def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> ar
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version, which is looked up only then."""
+    """Prints the version, which is determined only on request."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"hyper-parallel {__version__}")
@@ -165,7 +165,7 @@ class _ShowVersion(argparse.Action):
 
 
 def parser(words: Sequence[str] = ()) -> Parser:
-    """Return the parser of all subcommands, or of the one that ``words`` begin with."""
+    """Return the parser of all subcommands, or only of the subcommand at the start of ``words``."""
     top = Parser(
         prog="hyper-parallel",
         description=_DESCRIPTION,

@@ -1,4 +1,4 @@
-"""Arguments of the command line: numbers within bounds, help pages of one width, one line for what is wrong."""
+"""Command-line arguments: numbers within bounds, help pages of fixed width, errors of one line."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 MOST_STEPS = 1_000_000
-"""Training steps of a run; more is a typo that would be noticed after days."""
+"""Maximum number of training steps of a run; a larger number is likely a typo."""
 
 MOST_GIB = 65536.0
-"""GiB that a run may write."""
+"""Maximum number of GiB that a run may write."""
 
 _MOST_SECONDS = 7 * 24 * 3600.0
 _MOST_DIGITS = 18
@@ -43,7 +43,7 @@ class UsageError(ValueError):
     """A command line that names no command, or has a wrong option.
 
     Attributes:
-        command: whose arguments are wrong, such as ``hyper-parallel verify ops``.
+        command: the command with wrong arguments, such as ``hyper-parallel verify ops``.
     """
 
     def __init__(self, command: str, text: str) -> None:
@@ -52,16 +52,16 @@ class UsageError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`UsageError` where argparse prints pages and ends the process.
+    """A parser that raises :class:`UsageError`, while argparse prints usage and exits.
 
     Args:
-        options: those of ``argparse.ArgumentParser``; ``formatter_class`` is given here.
-        examples: command lines that end the help page.
-        guide: the page that explains more, as a path in the checkout.
-        elsewhere: subcommands that users look for here, and what to run in their place.
+        options: options of ``argparse.ArgumentParser``; ``formatter_class`` is set here.
+        examples: command lines at the end of the help page.
+        guide: path of the documentation page in the checkout.
+        elsewhere: subcommands that users may expect here, with the command to run instead.
 
     Attributes:
-        leftover: what to do with words that no argument takes; it follows them in the error.
+        leftover: advice for superfluous words, which follows them in the error.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
         self.leftover = ""
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error, with where to read what is right.
+        """Raise the error, with a pointer to the documentation.
 
         Raises:
             UsageError: always.
@@ -90,10 +90,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(self.prog, f"{printable(message)} (see {self.prog} --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and refuse what is left over here: the program's parser does not know the subcommand's options.
+        """Parse and reject superfluous arguments here: the program's parser does not know the subcommand's options.
 
         Raises:
-            UsageError: an option or a word too many.
+            UsageError: there is an unknown option or a superfluous word.
         """
         self._words = [] if args is None else list(args)
         parsed, unknown = super().parse_known_args(args, namespace)
@@ -105,20 +105,20 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _unknown(self, option: str) -> str:
-        """Return the message on an option that is not known, with the one that was probably meant."""
+        """Return the message for an unknown option, with the option that was probably intended."""
         known = list(self._option_string_actions)
         meant = _HABITS.get(option, "")
         hint = f"; did you mean {meant}?" if meant.partition(" ")[0] in known else near_hint(option, known)
         return f"unknown option {option}{hint}"
 
     def _misspelt(self) -> str:
-        """Return the first option of the command line that is not known; ``""`` if all are."""
+        """Return the first unknown option of the command line; ``""`` if all are known."""
         known = tuple(self._option_string_actions)
         for word in self._words:
             name = word.partition("=")[0]
             if not name.startswith("-"):
                 if self._subparsers is not None:
-                    return ""  # what follows are options of the subcommand
+                    return ""  # the remaining options belong to the subcommand
             elif name.removeprefix("--").replace("-", "").isalpha() and not any(
                 each.startswith(name) for each in known
             ):
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
 
 _NO_COMMAND = "there is no command"
 _INCOMPLETE = ("the following arguments are required", _NO_COMMAND)
-"""Starts of messages that a misspelt option may cause, because its value is taken for something else."""
+"""Prefixes of messages that a misspelt option may cause, because its value is misinterpreted."""
 
 _HABITS = {
     **dict.fromkeys(("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node"), "--world-size"),
@@ -150,13 +150,13 @@ _HABITS = {
     **dict.fromkeys(("--fault", "--break"), "--inject"),
     **dict.fromkeys(("--gpu", "--cuda", "--npu"), "--device"),
 }
-"""Options of other launchers and tools, and the option that means the same here."""
+"""Options of other launchers and tools, with the equivalent option here."""
 
 _WIDEST = 100
 
 
 class _HelpPage(argparse.HelpFormatter):
-    """One width for the whole page; paragraphs are filled, indented lines are left as they are."""
+    """Help formatter of fixed width; paragraphs are filled, indented lines are not changed."""
 
     def __init__(self, prog: str, *_: Any, **__: Any) -> None:
         width = min(shutil.get_terminal_size().columns - 2, _WIDEST)
@@ -203,21 +203,21 @@ def float_range(most: float, *, least: float | None = None) -> Callable[[str], f
 
 
 def seed(text: str) -> int:
-    """Return the value of ``--seed``, which every framework takes.
+    """Return the value of ``--seed`` in the range that every framework accepts.
 
     Raises:
-        argparse.ArgumentTypeError: invalid.
+        argparse.ArgumentTypeError: the value is not a valid seed.
     """
     return int_range(0, SEEDS - 1)(text)
 
 
 def add_seed(subparser: Any, what: str) -> None:
-    """Declare ``--seed`` of a command, 0 by default; ``what`` says which random numbers it is of."""
+    """Declare ``--seed`` of a command, 0 by default; ``what`` names the random numbers."""
     subparser.add_argument("--seed", type=seed, default=0, metavar="N", help=f"seed of {what} (default: 0)")
 
 
 def add_reports(subparser: Any, page: str = "") -> None:
-    """Declare ``--json``, ``--report`` and, where a command writes a page, ``--html``; ``page`` says what is on it."""
+    """Declare ``--json``, ``--report`` and, if ``page`` describes a page of the command, ``--html``."""
     subparser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
     subparser.add_argument(
         "--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json"
@@ -227,7 +227,7 @@ def add_reports(subparser: Any, page: str = "") -> None:
 
 
 def add_run_limits(subparser: Any) -> None:
-    """Declare what a run of a program may take: ``--timeout``, and ``--scratch`` and ``--budget`` for its arrays."""
+    """Declare the limits of a program's run: ``--timeout``, and ``--scratch`` and ``--budget`` for its arrays."""
     subparser.add_argument(
         "--timeout",
         type=float_range(_MOST_SECONDS),
@@ -249,7 +249,7 @@ def add_run_limits(subparser: Any) -> None:
 
 
 def add_device(subparser: Any, help_text: str) -> None:
-    """Declare ``--device`` of a command, cpu by default; ``help_text`` says what is on the device."""
+    """Declare ``--device`` of a command, cpu by default; ``help_text`` names the objects on the device."""
     subparser.add_argument("--device", default="cpu", choices=DEVICE_TYPES, help=f"{help_text} (default: cpu)")
 
 

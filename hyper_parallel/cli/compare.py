@@ -1,4 +1,4 @@
-"""``hyper-parallel compare``: two reports of one command side by side, and what got worse."""
+"""``hyper-parallel compare``: compare two reports of one command, and list what got worse."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ _EXAMPLES = (
 
 @dataclass(frozen=True)
 class Commands:
-    """What may follow a command.
+    """Completions of a command.
 
     Attributes:
         path: words of the command without the program, ``()`` for the program itself.
-        words: names of its subcommands.
-        options: its options, each with its help.
-        choices: the values of options that have some, by option.
+        words: names of the subcommands.
+        options: the options with their help texts.
+        choices: the choices of options that have any, by option.
     """
 
     path: tuple[str, ...]
@@ -48,8 +48,8 @@ def add_parser(subcommands: Any, top: Callable[[], argparse.ArgumentParser]) -> 
     """Declare the subcommand.
 
     Args:
-        subcommands: those of the program.
-        top: returns the program's parser, of which the script is made.
+        subcommands: subcommands of the program.
+        top: returns the program's parser, from which the script is generated.
     """
     parser = subcommands.add_parser(
         "completion",
@@ -71,12 +71,12 @@ def run(arguments: argparse.Namespace, top: argparse.ArgumentParser) -> int:
 
 
 def script(shell: str, top: argparse.ArgumentParser) -> str:
-    """Return the script of a shell, one of :data:`SHELLS`."""
+    """Return the script for a shell, one of :data:`SHELLS`."""
     return SHELLS[shell](list(commands_of(top)))
 
 
 def commands_of(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[Commands]:
-    """Yield the program and all its commands, each before those below it."""
+    """Yield the program and all its commands, each before its subcommands."""
     nested: dict[str, argparse.ArgumentParser] = {}
     options: dict[str, str] = {}
     choices: dict[str, tuple[str, ...]] = {}
@@ -161,4 +161,4 @@ def _fish(commands: list[Commands]) -> str:
 
 
 SHELLS: dict[str, Callable[[list[Commands]], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-"""The shells, and what writes their scripts."""
+"""The functions that generate scripts, by shell."""

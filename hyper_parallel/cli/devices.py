@@ -1,4 +1,4 @@
-"""Devices of this machine without a framework: their number, driver and toolkit, and variables that contradict them."""
+"""Devices of this machine, without a framework: number, driver, toolkit, and contradictory environment variables."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["contradictions", "described", "present", "require_settings"]
 _NODES = {"cuda": r"nvidia(\d+)", "npu": r"davinci(\d+)"}
 _TOOLKIT = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _RANGES = {"HCCL_CONNECT_TIMEOUT": (120, 7200, 120), "HCCL_IF_BASE_PORT": (0, 65520, 60000)}
-"""Least, largest and usual value; CANN's later versions ask for a port of 1024 at least."""
+"""Minimum, maximum and usual value; later versions of CANN require a port of at least 1024."""
 
 _SECONDS = 10.0
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
 def present(device: str, folder: Path = Path("/dev")) -> list[int]:
-    """Return the numbers of the machine's devices of this type, hidden ones included."""
+    """Return the numbers of the machine's devices of this type, including hidden ones."""
     names = [re.fullmatch(_NODES[device], path.name) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name[1]) for name in names if name is not None)
 
 
 def contradictions(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> list[tuple[str, str]]:
-    """Return contradictions of a device type's variables, with what to set.
+    """Return contradictions among a device type's variables, with the fix.
 
     Args:
         device: ``cuda`` or ``npu``.
-        environment: the variables.
-        folder: that has the nodes of the devices.
+        environment: environment variables.
+        folder: folder of the device nodes.
     """
     found = _hidden(device, environment, present(device, folder))
     if device != "npu":
@@ -46,7 +46,7 @@ def contradictions(device: str, environment: Mapping[str, str], folder: Path = P
 
 
 def _hccl(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return contradictions of HCCL's variables, and invalid values."""
+    """Return contradictions among HCCL's variables, and invalid values."""
     found = []
     links = ("HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE")
     if all(environment.get(name) == "1" for name in links):
@@ -74,7 +74,7 @@ def _hidden(device: str, environment: Mapping[str, str], devices: list[int]) -> 
     text = environment.get(name, "")
     numbers = [part.strip() for part in text.split(",")]
     if not devices or not all(number.isascii() and number.isdecimal() for number in numbers):
-        return []  # other machines, names of devices and -1 are the driver's to judge
+        return []  # the driver checks other machines, names of devices and -1
     missing = [number for number in numbers if int(number) not in devices]
     if missing:
         has = ",".join(map(str, devices))
@@ -86,10 +86,10 @@ def _hidden(device: str, environment: Mapping[str, str], devices: list[int]) -> 
 
 
 def require_settings(device: str, environment: Mapping[str, str] | None = None) -> None:
-    """Check that the variables of a device's type do not contradict each other.
+    """Check that the variables of a device type do not contradict each other.
 
     Raises:
-        ValueError: they do; one line with what was found and what to set.
+        ValueError: they contradict each other; the message has the facts and the fix in one line.
     """
     if device == "cpu":
         return
@@ -99,7 +99,7 @@ def require_settings(device: str, environment: Mapping[str, str] | None = None) 
 
 
 def described(device: str, environment: Mapping[str, str], folder: Path = Path("/dev")) -> str:
-    """Return how many devices there are, and what can be learnt of them without a framework; empty without a device."""
+    """Return the number of devices, and facts that are available without a framework; empty without a device."""
     devices = present(device, folder)
     if not devices:
         return ""
@@ -108,7 +108,7 @@ def described(device: str, environment: Mapping[str, str], folder: Path = Path("
 
 
 def _nvidia() -> str:
-    """Return names, memory and driver as NVIDIA's own tool lists them, or nothing without it."""
+    """Return names, memory and driver as reported by NVIDIA's own tool; empty without the tool."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "nvidia-smi is not on the path, so names, memory and driver are unknown"

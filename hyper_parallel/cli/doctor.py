@@ -42,7 +42,7 @@ class Finding:
 
     Attributes:
         what: the subject, such as ``torch``.
-        state: ``ok``, ``absent``, ``newer`` (than every version that was tested) or ``wrong``.
+        state: ``ok``, ``absent``, ``newer`` (than all tested versions) or ``wrong``.
         text: the fact.
         fix: a command or advice, or empty.
     """
@@ -113,7 +113,7 @@ def device_findings(environment: Mapping[str, str], folder: Path = Path("/dev"))
 
 
 def _builds(device: str, environment: Mapping[str, str]) -> list[Finding]:
-    """Return the installed frameworks that cannot use the devices of this machine, with what to install."""
+    """Return the installed frameworks that cannot use the devices of this machine, with the fix."""
     torch, found = _version("torch"), []
     if torch is not None and device == "cuda" and torch.endswith("+cpu"):
         text = f"PyTorch {torch} was built without CUDA, so --device cuda is refused"
@@ -183,9 +183,9 @@ def _framework(name: str, versions: dict[str, str | None]) -> Finding:
 
 
 def _incomplete(name: str) -> tuple[str, str] | None:
-    """Return what is wrong with a framework that is installed in parts, and the fix; None for others.
+    """Return the problem of a partially installed framework with the fix; None for others.
 
-    It is imported, in a process of its own, only if it has no record of its files or lacks libraries of the record.
+    The framework is imported, in a separate process, only if its file list is missing or names missing libraries.
     """
     spec = importlib.util.find_spec(name)
     try:
@@ -208,7 +208,7 @@ def _incomplete(name: str) -> tuple[str, str] | None:
 
 
 def _import_error(name: str) -> str:
-    """Return the last line that Python prints where ``name`` cannot be imported, else an empty text."""
+    """Return the last line of Python's error if ``name`` cannot be imported, otherwise an empty text."""
     command = [sys.executable, "-c", f"import {name}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this interpreter
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]

@@ -116,11 +116,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_platform(
     arguments: argparse.Namespace, platform: str, shape: tuple[int, ...], names: tuple[str, ...], progress: Progress
 ) -> tuple[list[Explanation], list[str]]:
-    """Return the ranked explanations of one framework, and which plans could not be explained.
+    """Return the ranked explanations of one framework, and the plans that could not be explained.
 
     Raises:
         ValueError: the only plan is invalid.
-        NotImplementedError: the only plan asks for what cannot be known without other ranks.
+        NotImplementedError: the only plan depends on data of other ranks.
     """
     from hyper_parallel.verify.explain import explain_model
     from hyper_parallel.verify.explanation import ranking
@@ -145,7 +145,7 @@ def _of_platform(
 
 
 def _ranked(explanations: Sequence[Explanation]) -> list[str]:
-    """Return the tables of plans that compete on one framework."""
+    """Return the tables that compare the plans of one framework."""
     from hyper_parallel.verify.explanation import ranking_text
 
     platforms = dict.fromkeys(explanation.platform for explanation in explanations)

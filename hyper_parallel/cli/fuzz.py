@@ -120,10 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    """Return what to run.
+    """Return the settings of the run.
 
     Raises:
-        ValueError: a framework has no programs.
+        ValueError: a framework is not supported.
     """
     from hyper_parallel.verify.fuzz.campaign import Settings
     from hyper_parallel.verify.fuzz.language import LANGUAGES, language_of
@@ -146,7 +146,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
     """Return the names of a list such as ``bool,int32``.
 
     Raises:
-        argparse.ArgumentTypeError: one is not a dtype.
+        argparse.ArgumentTypeError: a name is not a dtype.
     """
     names = tuple(text.split(","))
     for name in names:

@@ -1,4 +1,4 @@
-"""What a command writes: its result on stdout, in colour on a terminal; checks of output paths before it starts."""
+"""Output of a command: its result on stdout, in colour on a terminal, and checks of output paths before it starts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _GOOD = re.compile(r"\b(equal|held|as expected|better)\b")
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Return whether ``stream`` is a terminal that shows colours, and ``NO_COLOR`` is not set."""
+    """Return whether ``stream`` is a terminal with colours and ``NO_COLOR`` is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def coloured(text: str, stream: TextIO | None = None) -> str:
-    """Return text with the first verdict of each line in colour, if the stream shows it.
+    """Return text with the first verdict of each line in colour, if the stream supports it.
 
-    Control characters, which names of a user's modules may have, are escaped.
+    Control characters are escaped, since names of a user's modules may contain them.
 
     Args:
-        text: of a report or an error.
-        stream: where it is printed; stdout by default.
+        text: text of a report or an error.
+        stream: stream of the output; stdout by default.
     """
     text = printable(text, keep="\n\t")
     if not wants_colour(sys.stdout if stream is None else stream):
@@ -62,14 +62,14 @@ def _coloured_line(line: str) -> str:
     return _GOOD.sub(lambda word: f"{_GREEN}{word[0]}{_END}", line, count=1)
 
 
-_STDOUT, _STDERR = 1, 2  # the process's descriptors, which subprocesses inherit
+_STDOUT, _STDERR = 1, 2  # the process's file descriptors, which subprocesses inherit
 _ANSWERS: ContextVar[list[str] | None] = ContextVar("answers", default=None)
 _OUTPUTS = ("report", "html", "perfetto", "night")
 _INPUTS = ("spec", "plan", "file", "single", "before", "after", "history", "add")
 
 
 def print_result(text: str) -> None:
-    """Print a command's result; within :func:`logs_to_stderr`, when its block ends."""
+    """Print a command's result; inside :func:`logs_to_stderr` it is printed at the end of the block."""
     answers = _ANSWERS.get()
     if answers is None:
         print(text)
@@ -89,7 +89,7 @@ def write_outputs(report: Report, arguments: argparse.Namespace) -> None:
     """Write the files of ``--report`` and ``--html``.
 
     Raises:
-        ValueError: one of them cannot be written.
+        ValueError: a file cannot be written.
     """
     report.write(arguments.report)
     if arguments.html is not None:
@@ -100,7 +100,7 @@ def write_outputs(report: Report, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def logs_to_stderr() -> Iterator[None]:
-    """Write to stderr what the user's code, its subprocesses and libraries write to stdout until the block ends."""
+    """Redirect stdout of the user's code, its subprocesses and libraries to stderr until the block ends."""
     answers: list[str] = []
     token = _ANSWERS.set(answers)
     try:
@@ -123,10 +123,10 @@ def _descriptor_replaced() -> Iterator[None]:
 
 
 def check_distinct_outputs(arguments: argparse.Namespace) -> None:
-    """Check that no output of a command is one of its inputs, or another output.
+    """Check that no output of a command is one of its inputs or another output.
 
     Args:
-        arguments: of the command, parsed.
+        arguments: parsed arguments of the command.
 
     Raises:
         ValueError: a file would be overwritten.
@@ -148,19 +148,19 @@ def check_distinct_outputs(arguments: argparse.Namespace) -> None:
 
 
 def _files(value: str | list[str] | None) -> Iterator[Path]:
-    """Yield the files that an argument names; ``file.py:function`` names the file."""
+    """Yield the files that an argument names; in ``file.py:function`` that is the file."""
     for text in [value] if isinstance(value, str) else value or ():
         yield Path(os.path.realpath(text))
         yield Path(os.path.realpath(text.rpartition(":")[0] or text))
 
 
 def can_be_written(option: str, path_text: str | None, *, folder: bool = False) -> None:
-    """Check that a report can be written before minutes of work; missing folders are created, and stderr says so.
+    """Check before a long run that a report can be written; missing folders are created, with a note on stderr.
 
     Args:
         option: option that names the file, for the message.
         path_text: path of the file, or None if none is written.
-        folder: the path is a folder for several files.
+        folder: whether the path is a folder for several files.
 
     Raises:
         ValueError: the file or its folder cannot be written.

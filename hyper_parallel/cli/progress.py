@@ -1,4 +1,4 @@
-"""Progress on stderr while a command works: a bar on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, otherwise occasional lines."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_SECONDS", "NEXT_SECONDS", "Progress"]
 
 FIRST_SECONDS = 2.0
-"""Time after which a command without a terminal reports its progress."""
+"""Seconds before the first progress line without a terminal."""
 
 NEXT_SECONDS = 10.0
-"""Time between two such lines."""
+"""Seconds between two such lines."""
 
 _LINES = "HP_PROGRESS_LINES"  # 0 writes none
 _MINUTE = 60
 
 
 class Progress:
-    """Counts finished parts and shows them, the running part and the time left.
+    """Counts finished parts, and shows them with the running part and the remaining time.
 
-    Where stderr is not a terminal, a line is written when a part starts, the first after two seconds, further ones ten
-    seconds apart; none if the variable ``HP_PROGRESS_LINES`` is 0. The bar is redrawn by the calls below. A thread
-    redraws it only inside ``ticking`` and ``running``, in commands that do not fork this process.
+    If stderr is not a terminal, a line is written when a part starts: the first after two seconds, further lines at
+    least ten seconds apart, and none if the variable ``HP_PROGRESS_LINES`` is 0. The calls below redraw the bar. A
+    thread redraws it only inside ``ticking`` and ``running``, in commands that do not fork this process.
 
     Args:
         total: number of parts.
-        clock: returns seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,11 +73,11 @@ class Progress:
         self.done += self._running
         self._running = True
         if self.total:
-            self.total = max(self.total, self.done + 1)  # parts that were not foreseen
+            self.total = max(self.total, self.done + 1)  # more parts than announced
         self.start(part)
 
     def finish(self) -> None:
-        """Count the running part as finished, and clear the line for what is printed."""
+        """Count the running part as finished, and clear the line for other output."""
         self.done += 1
         self.clear()
 
@@ -92,7 +92,7 @@ class Progress:
 
     @contextlib.contextmanager
     def ticking(self, seconds: float = 1.0) -> Iterator[None]:
-        """Show the running part again every so many seconds until the block ends, for parts that take long."""
+        """Redraw the running part at this interval in seconds until the block ends, for long parts."""
         stop = threading.Event()
         thread = threading.Thread(target=self._show_again, args=(stop, seconds), daemon=True)
         thread.start()
@@ -104,7 +104,7 @@ class Progress:
 
     @contextlib.contextmanager
     def running(self, part: str) -> Iterator[None]:
-        """Show that ``part`` is running, again every second, and count it as finished if the block does not raise."""
+        """Show that ``part`` is running, redrawn every second, and count it as finished if the block does not raise."""
         with self.ticking():
             self.start(part)
             yield
@@ -126,7 +126,7 @@ class Progress:
         print(f"{count} done{self._left(now)}: {part}", file=sys.stderr, flush=True)
 
     def _left(self, now: float) -> str:
-        """Return the time left at the pace so far, or before the first part has finished the time that has passed."""
+        """Return the remaining time at the pace so far; before the first part has finished, return the elapsed time."""
         if self.done == 0:
             return f" after {round(now - self._started)} s"
         if not 0 < self.done <= self.total:

@@ -1,4 +1,4 @@
-"""``hyper-parallel prove``: what holds for every size, of operators, changes of placement and a plan."""
+"""``hyper-parallel prove``: prove operators, redistributions and a plan for every size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hyper-parallel record``: record what every rank of a training computes, while it trains."""
+"""``hyper-parallel record``: record the values of every rank during training."""
 
 from __future__ import annotations
 

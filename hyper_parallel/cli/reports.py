@@ -1,4 +1,4 @@
-"""``hyper-parallel reports``: every report in a folder, with its verdict, and a start page that links them."""
+"""``hyper-parallel reports``: list every report in a folder with its verdict, and write a start page with links."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list and write the page; return 1 if a report failed.
 
     Raises:
-        ValueError: the folder is missing, or has no report.
+        ValueError: the folder is missing or has no report.
     """
     from hyper_parallel.verify.pages.start_page import link_back, reports_in, start_page
 

@@ -1,4 +1,4 @@
-"""``hyper-parallel trace``: the flight records of a failed world as a table and as a trace for Perfetto."""
+"""``hyper-parallel trace``: show the flight records of a failed world as a table and as a trace for Perfetto."""
 
 from __future__ import annotations
 

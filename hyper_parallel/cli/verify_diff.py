@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-_RUNS = 6  # A on one rank, two perturbed repeats, the ranks of A, those of B, the comparison
+_RUNS = 6  # A on one rank, two perturbed repeats, the ranks of A, the ranks of B, the comparison
 
 _DESCRIPTION = """\
 Run two programs, or one in two ways, and compare everything that they compute: `verify diff "train.py --tp 2"
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _side(arguments: argparse.Namespace, label: str, text: str) -> DiffSide:
-    """Return one of the runs, of its string and the options that begin with its letter."""
+    """Return one of the runs, from its string and the options that begin with its letter."""
     from hyper_parallel.verify.diff.side import DiffSide, side_of
 
     target, args, ranks = side_of(_words(label.upper(), text), label.upper())
@@ -153,7 +153,7 @@ def _side(arguments: argparse.Namespace, label: str, text: str) -> DiffSide:
 
 
 def _mesh(option: str, text: str | None) -> dict[str, int] | None:
-    """Return the sizes of named axes: ``dp=2,cp=2``."""
+    """Parse the sizes of named axes: ``dp=2,cp=2``."""
     from hyper_parallel.verify.run_arguments import parse_mesh
 
     if text is None:
@@ -167,7 +167,7 @@ def _mesh(option: str, text: str | None) -> dict[str, int] | None:
 
 
 def _words(option: str, text: str) -> list[str]:
-    """Return the arguments in one string, as a shell would."""
+    """Split one string into arguments, like a shell."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -204,13 +204,13 @@ def platforms(asked: str | None, device: str = "cpu", ranks: int | None = None) 
     """Return the frameworks that ``--platform`` names, or else all installed ones; each can be imported.
 
     Args:
-        asked: the value of ``--platform``.
-        device: that of ``--device``, on which each framework must be able to compute.
-        ranks: number of ranks that are processes, or the fewest if there are several; None if ranks are simulated.
+        asked: value of ``--platform``.
+        device: value of ``--device``; each framework must support it.
+        ranks: number of rank processes, the minimum if there are several; None if ranks are simulated.
 
     Raises:
-        UnsupportedOnBackend: a framework sees no such device, or cannot have such ranks there.
-        ValueError: a name is wrong, or the device's variables conflict.
+        UnsupportedOnBackend: a framework has no such device, or does not support such ranks on it.
+        ValueError: a name is unknown, or the device's variables conflict.
     """
     if asked is None:
         names = list(installed_frameworks())
@@ -244,7 +244,7 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
     used = {name for function in functions for name in frameworks_used_by(function)}
     imported = imported or [name for name in FRAMEWORKS if name in used]
     if len(imported) != 1:
-        # It may be chosen inside the function; then only the user knows.
+        # If the framework is chosen inside the function, only the user knows it.
         usable = platforms(None)
         if len(usable) == 1:
             return usable
@@ -255,10 +255,10 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
 
 
 def names_of(text: str, option: str, known: tuple[str, ...]) -> list[str]:
-    """Return the names that an option lists, without repetitions.
+    """Return the names in an option's list, without duplicates.
 
     Raises:
-        ValueError: a name is not among ``known``, or there is none.
+        ValueError: a name is not in ``known``, or the list is empty.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]

@@ -1,4 +1,4 @@
-"""``hyper-parallel verify ops``."""
+"""``hyper-parallel verify ops``: check operators in all placements against one device."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["MOST_RANKS", "add_parser", "mesh_sizes", "meshes_of", "operators", "run"]
 
 _SECONDS = 540.0
-"""Wall time that operators share; with the last ones, which may take longer, a full sweep takes ten minutes."""
+"""Wall time in seconds that operators share; a full sweep takes ten minutes, as the last operators may exceed it."""
 
 MOST_RANKS = 16
-"""Ranks of a mesh on which rules and changes of placement are checked: the number of placements grows with it."""
+"""Maximum number of ranks of a mesh for rules and redistributions, since it increases the number of placements."""
 
 _DIGITS = 4
 
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt(report.text()) from None
     report.seconds = time.monotonic() - started
     if arguments.file is not None:
-        report.planned = max(len(report.operators), 1)  # known only after the file has run
+        report.planned = max(len(report.operators), 1)  # unknown before the file has run
         if not report.operators:
             report.interrupted = f"{arguments.file} declares nothing to check: operator_sample(function, real('ab'))"
     write_outputs(report, arguments)
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    """Print which operators each framework has and which it lacks; return 0."""
+    """Print the operators that each framework has and lacks; return 0."""
     from hyper_parallel.core.shard.rule import Rule, find_rule
     from hyper_parallel.platform.select import use_platform
 
@@ -235,7 +235,7 @@ def _tasks(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
 
 
 def operators(asked: Sequence[str] | None) -> list[str]:
-    """Return the named rules, or all if no name is given.
+    """Return the named rules, or all rules without names.
 
     Raises:
         ValueError: a name is unknown.
@@ -267,16 +267,16 @@ def _effort(arguments: argparse.Namespace) -> Effort:
 
 
 def meshes_of(text: str) -> tuple[tuple[int, ...], ...]:
-    """Return the meshes of ``--mesh``, as in ``3,2x3``, each once.
+    """Parse the meshes of ``--mesh``, as in ``3,2x3``, without duplicates.
 
     Raises:
-        ValueError: one is not a mesh, or has too many ranks.
+        ValueError: a text is not a mesh, or a mesh has too many ranks.
     """
     return tuple(dict.fromkeys(mesh_sizes(each) for each in text.split(",")))
 
 
 def mesh_sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes of a mesh, as in ``2x3``."""
+    """Parse the sizes of a mesh, as in ``2x3``."""
     sizes = text.strip().split("x")
     if not all(size.isascii() and size.isdecimal() and int(size[:_DIGITS]) > 0 for size in sizes) or len(sizes) > 3:
         msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
@@ -304,7 +304,7 @@ def _parsed(file: str) -> ast.Module:
     """Parse the file, which only child processes will run.
 
     Raises:
-        ValueError: it is not a Python file that can be read.
+        ValueError: the file cannot be read, or is not Python source.
     """
     path = Path(file)
     if path.is_dir():
@@ -319,7 +319,7 @@ def _parsed(file: str) -> ast.Module:
             return ast.parse(path.read_bytes(), path.name)
         except OSError as error:
             problem = error.strerror or type(error).__name__
-        except (SyntaxError, ValueError) as error:  # ValueError: bytes that are no text
+        except (SyntaxError, ValueError) as error:  # ValueError: bytes that are not text
             problem = str(error)
     msg = f"FILE {file!r}: {problem}"
     raise ValueError(msg)

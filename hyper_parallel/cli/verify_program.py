@@ -24,7 +24,7 @@ from hyper_parallel.platform.select import FRAMEWORKS
 
 __all__ = ["add_parser", "run"]
 
-_RUNS = 5  # the reference, two perturbed repeats, the ranks, the comparison; more where a value is out of bounds
+_RUNS = 5  # the reference, two perturbed repeats, the ranks, the comparison; more if a value exceeds its tolerance
 
 _DESCRIPTION = """\
 Run a training program unchanged on one rank and on several, as torchrun would start it, and compare everything that
@@ -208,7 +208,7 @@ def run(arguments: argparse.Namespace) -> int:
                 pretend=arguments.pretend,
             )
     except ValueError:
-        if not is_first_rank():  # which says what is wrong
+        if not is_first_rank():  # the first rank reports the error
             return 2
         raise
     finally:
@@ -221,10 +221,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | None]:
-    """Return what to run, its arguments, and on how many ranks: FILE, a module, or a launcher's command after --.
+    """Return the program, its arguments and the world size, from FILE, a module, or a launcher's command after --.
 
     Raises:
-        ValueError: none of these is given, or two are, or the command does not say on how many ranks.
+        ValueError: none or two of these are given, or the command does not state the number of ranks.
     """
     if arguments.file is not None and arguments.module is not None:
         msg = f"FILE {arguments.file!r} and -m {arguments.module!r}: one program is verified; leave out one"
@@ -249,7 +249,7 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
 
 
 def _words(option: str, text: str | None) -> list[str] | None:
-    """Return the arguments in one string, as a shell would."""
+    """Split one string into arguments, like a shell."""
     try:
         return None if text is None else shlex.split(text)
     except ValueError as error:

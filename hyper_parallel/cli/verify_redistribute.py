@@ -1,4 +1,4 @@
-"""``hyper-parallel verify redistribute``: check every change of placement."""
+"""``hyper-parallel verify redistribute``: check every redistribution."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "program": verify_program.add_parser, "diff": verify_diff.add_parser, "model": verify_model.add_parser,
 }  # fmt: skip
 _NAMED = {"program": ("run",), "diff": ("a", "b"), "model": ("spec",)}
-"""What a check names instead of positional arguments."""
+"""Keys of a check that replace positional arguments."""
 
 _OWN = ("help", "json", "report", "html")
-"""Options that this command gives itself."""
+"""Options that this command sets itself."""
 
 
 def add_options(parser: Any, parse: Callable[[list[str]], Any]) -> None:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, parse: Callable[[list[str]], Any]) -> int
     """Run the checks; return 0 if all pass.
 
     Raises:
-        InputError: (a ValueError) there are no settings, or an option in them is wrong. Nothing has run then.
+        InputError: (a ValueError) there are no settings, or an option in them is wrong. No check has run then.
     """
     from hyper_parallel.verify.suite.report import SuiteReport
     from hyper_parallel.verify.suite.run import run_check
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, parse: Callable[[list[str]], Any]) -> int
 
 
 def _chosen(checks: list[SuiteCheck], only: list[str] | None) -> list[SuiteCheck]:
-    """Return the checks that ``--only`` names: by their whole name, or without the world."""
+    """Return the checks that ``--only`` names, by full name or without the world."""
     if not only:
         return checks
     from hyper_parallel.verify.input_error import InputError
@@ -102,7 +102,7 @@ def _chosen(checks: list[SuiteCheck], only: list[str] | None) -> list[SuiteCheck
 
 
 def _checked_words(path: Path, check: SuiteCheck, parse: Callable[[list[str]], Any]) -> list[str]:
-    """Return the command line of a check, which parses.
+    """Return the command line of a check, after parsing it as validation.
 
     Raises:
         InputError: an option is wrong.
@@ -119,7 +119,7 @@ def _checked_words(path: Path, check: SuiteCheck, parse: Callable[[list[str]], A
 
 
 def _words(check: SuiteCheck) -> list[str]:
-    """Return the command line of a check: its options as those of its command, then its script."""
+    """Return the command line of a check: its options, then its script."""
     from hyper_parallel.verify.input_error import InputError
 
     actions, named = _actions(check.kind), _NAMED[check.kind]
@@ -141,7 +141,7 @@ def _words(check: SuiteCheck) -> list[str]:
 
 
 def _positional(check: SuiteCheck) -> list[str]:
-    """Return what follows the options: the script of a check."""
+    """Return the positional arguments: the script of a check."""
     from hyper_parallel.verify.input_error import InputError
 
     texts = []
@@ -165,7 +165,7 @@ def _positional(check: SuiteCheck) -> list[str]:
 
 
 def _option(action: argparse.Action, name: str, value: Any) -> list[str]:
-    """Return a value of the settings as words of the command line."""
+    """Return a value of the settings as words of a command line."""
     from hyper_parallel.verify.input_error import InputError
 
     if action.nargs == 0:
@@ -186,7 +186,7 @@ def _option(action: argparse.Action, name: str, value: Any) -> list[str]:
 
 @functools.cache
 def _actions(kind: str) -> Mapping[str, argparse.Action]:
-    """Return the options of a command of ``verify``, as they are written."""
+    """Return the option actions of a command of ``verify``, by option as written."""
     kinds = Parser(prog="hyper-parallel verify").add_subparsers()
     _COMMANDS[kind](kinds)
     parser: argparse.ArgumentParser = kinds.choices[kind]
@@ -194,7 +194,7 @@ def _actions(kind: str) -> Mapping[str, argparse.Action]:
 
 
 def _page(folder: str | None, check: SuiteCheck) -> Path | None:
-    """Return where the page of a check is written; None if its command has none."""
+    """Return the path of a check's page; None if its command writes no page."""
     if folder is None or "--html" not in _actions(check.kind):
         return None
     return Path(folder).absolute() / (re.sub(r"\W+", "-", check.name).strip("-") + ".html")
