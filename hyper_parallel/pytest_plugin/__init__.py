@@ -1,4 +1,4 @@
-"""The pytest plugin: run tests on every rank of a world and on each framework, and report the rank that failed.
+"""The pytest plugin: runs tests on every rank of a world and on each framework, and reports the rank that failed.
 
 pytest loads it by its entry point; ``-p no:hyper_parallel.pytest_plugin`` disables it. It imports no framework.
 """

@@ -44,7 +44,8 @@ class Requirement:
 def count_devices(device: str, folder: Path = Path("/dev")) -> int:
     """Count the devices of ``device`` that this process may use; CPU counts as unlimited.
 
-    No framework is imported. Where PyTorch is, and sees more devices than there are device nodes, its number counts.
+    No framework is imported. If PyTorch is imported already and sees more devices than there are device nodes, its
+    number is used.
     """
     if device == "cpu":
         return 1 << 16
@@ -58,7 +59,7 @@ def count_devices(device: str, folder: Path = Path("/dev")) -> int:
 
 
 def requirement(text: str, source: str) -> Requirement | None:
-    """Parse ``npu:8`` or ``npu``; an empty text requires nothing."""
+    """Parse ``npu:8`` or ``npu``; an empty text has no requirement."""
     if not text:
         return None
     device, _, devices = text.partition(":")

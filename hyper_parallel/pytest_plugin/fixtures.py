@@ -1,7 +1,7 @@
 """Fixtures of tests that run on ranks.
 
-``rank``, ``mesh`` and ``device`` have values on ranks only. A user's fixture that depends on one of them, directly or
-through another fixture, also runs on every rank. All others run once, and every rank gets a copy.
+``rank``, ``mesh`` and ``device`` have values only on ranks. A user's fixture that depends on one of them, directly or
+through another fixture, also runs on every rank. All other fixtures run once, and every rank gets a copy.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
 ]
 
 ON_RANKS = ("rank", "mesh", "device")
-"""Fixtures with values on ranks only."""
+"""Fixtures that have values only on ranks."""
 
 
 @dataclass(frozen=True)
 class RankValue:
-    """Placeholder for a value that exists on ranks only: ``rank``, ``mesh`` or ``device``."""
+    """Placeholder for a value that exists only on ranks: ``rank``, ``mesh`` or ``device``."""
 
     name: str
 
@@ -55,7 +55,7 @@ class RankCall:
 
 
 def deferred(value: Any) -> bool:
-    """Whether ``value`` exists on ranks only."""
+    """Whether ``value`` exists only on ranks."""
     return isinstance(value, (RankValue, RankCall))
 
 
@@ -90,7 +90,7 @@ def rank(request: pytest.FixtureRequest) -> RankValue:
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> RankValue:
-    """A device mesh over the whole world: that of the mark ``mesh``, or one axis named tp."""
+    """A device mesh over all ranks: that of the mark ``mesh``, or one axis named tp."""
     return _on_ranks(request, "mesh")
 
 
@@ -106,12 +106,12 @@ def world_size(request: pytest.FixtureRequest) -> int:
     sizes = world_sizes(request.node.get_closest_marker)
     if not sizes:
         _on_ranks(request, "world_size")
-    return sizes[0]  # several sizes arrive as parameters
+    return sizes[0]  # several sizes are passed as parameters
 
 
 @pytest.fixture
 def launch_name(request: pytest.FixtureRequest) -> str:
-    """How the ranks are started: simulated or processes."""
+    """Launch mode of the ranks: simulated or processes."""
     mark = request.node.get_closest_marker("launch")
     launch: str = mark.args[0] if mark is not None else request.config.getoption("hp_launch")
     return launch

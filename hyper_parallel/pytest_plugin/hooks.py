@@ -1,4 +1,4 @@
-"""pytest's hooks, which call the rest of the plugin."""
+"""The plugin's pytest hooks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from hyper_parallel.transport.timeouts import rank_seconds
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5
-_HIDDEN: Any = getattr(pytest, "HIDDEN_PARAM", None)  # before pytest 8.4 the only framework is in the id
-_OUTCOMES = {"passed", "failed", "skipped"}  # skipped: an expected failure
+_HIDDEN: Any = getattr(pytest, "HIDDEN_PARAM", None)  # before pytest 8.4, ids contain even a single framework
+_OUTCOMES = {"passed", "failed", "skipped"}  # counted as skipped: an expected failure
 
 
 class Tally:
@@ -52,7 +52,7 @@ class Tally:
         self.problems: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test once: fixtures, subtests and calls that are repeated do not count."""
+        """Count a test once: fixtures, subtests and repeated calls are not counted."""
         if report.skipped and not hasattr(report, "wasxfail"):
             self._count_skip(report)
         elif report.when == "call" and report.outcome in _OUTCOMES and not hasattr(report, "context"):
@@ -162,15 +162,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
-@pytest.hookimpl(trylast=True)  # so that ids begin with the user's own parameters: test[1-torch]
+@pytest.hookimpl(trylast=True)  # ids then begin with the user's own parameters: test[1-torch]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise a test by the frameworks, world sizes and launches of its marks.
 
-    In a test for one framework, its name is not in the id: ``test[1]``, or ``test`` without other parameters.
+    The id of a test for one framework does not contain its name: ``test[1]``, or ``test`` without other parameters.
     """
     try:
         _parametrize_by_marks(metafunc)
-    except pytest.UsageError as error:  # with all others, once everything is collected
+    except pytest.UsageError as error:  # reported with all other problems after the collection
         metafunc.config.stash[PROBLEMS].append(f"{metafunc.definition.nodeid}: {error}")
 
 
@@ -198,7 +198,7 @@ def _parametrize(metafunc: pytest.Metafunc, name: str, values: list[Any], ids: l
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse wrong use of marks and fixtures; deselect and count tests of frameworks that are not selected."""
+    """Reject wrong use of marks and fixtures; deselect and count tests of frameworks that are not selected."""
     check_use(config, items)
     kept, removed = split(config, items)
     if removed:
@@ -256,7 +256,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _add_sections(item: pytest.Function, outcome: RankedOutcome) -> None:
-    """Add what each rank printed to the report and, if the test failed, the last collectives of each rank."""
+    """Add the output of each rank to the report and, if the test failed, the last collectives of each rank."""
     for rank, text in enumerate(outcome.outputs):
         if text:
             item.add_report_section("call", f"stdout of rank {rank}", text)
@@ -285,7 +285,7 @@ def pytest_runtest_makereport(
     """Show the failures of the ranks instead of the plugin's traceback."""
     report = yield
     failure = call.excinfo.value if call.excinfo is not None else None
-    # A world that could not be started has no failures of ranks; its message is the report.
+    # A world that could not be started has no failures of ranks; the report is its message.
     is_world_failure = hasattr(failure, "failures") or (
         isinstance(failure, RankFailedError) and bool(world_sizes(item.get_closest_marker))
     )
@@ -296,7 +296,7 @@ def pytest_runtest_makereport(
 
 
 def _explained(item: pytest.Item, text: str) -> str:
-    """The report with the world that the test ran on, and why it ran on a framework that it is not written for."""
+    """Return the report with the test's world, and the reason if it ran on a framework that it is not written for."""
     test = ranked_test(item) if isinstance(item, pytest.Function) else None
     if test is None:
         return text
@@ -308,7 +308,7 @@ def _explained(item: pytest.Item, text: str) -> str:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, None, None]:
-    """Show JUnit files which rank printed what; the terminal has titles of its own."""
+    """Add the rank to its printed output in JUnit files; on the terminal the section titles have it."""
     sections = report.sections
     report.sections = titled(sections)
     try:
@@ -328,7 +328,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     tally = config.stash[TALLY]
     floor, device = _floor(config), config.getoption("hp_device")
-    # In a run on a device, only tests that ran on the device count.
+    # In a run on a device, only tests that ran on the device are counted.
     executed = tally.executed if device == "cpu" else tally.on_device[device]
     if executed < floor:
         where = "" if device == "cpu" else f" on {device}"
@@ -343,13 +343,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if found_by_workers and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         tally.problems += found_by_workers
-    if not config.pluginmanager.has_plugin("terminalreporter"):  # without it there is no summary
+    if not config.pluginmanager.has_plugin("terminalreporter"):  # without a terminal reporter there is no summary
         for problem in tally.problems:
             sys.stderr.write(f"FAILED RUN: {problem}\n")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print what was selected, deselected and skipped, so that a partial run is not taken for a complete one."""
+    """Print the numbers of selected, deselected and skipped tests, so that a partial run is recognizable."""
     tally, removed = config.stash[TALLY], config.stash[REMOVED]
     if removed or tally.ranked or os.environ.get("HP_TEST_PLATFORMS") or config.getoption("hp_platforms"):
         terminalreporter.write_line(f"platforms: {', '.join(selected(config)) or 'none is installed'}")

@@ -39,7 +39,7 @@ ARG_MARKS = {
 def arg_mark(
     *, plat_marks: Sequence[str], level_mark: str, card_mark: str, essential_mark: str = "unessential"
 ) -> Callable[[T], T]:
-    """Mark a test as Ascend's suites do; ``pytest -m "level0 and platform_ascend910b"`` selects by these names.
+    """Mark a test like Ascend's suites; ``pytest -m "level0 and platform_ascend910b"`` selects by these names.
 
     Args:
         plat_marks: any of ``platform_ascend``, ``platform_ascend910b``, ``platform_gpu``, ``cpu_linux``,
@@ -49,7 +49,7 @@ def arg_mark(
         essential_mark: ``essential`` or ``unessential``.
 
     Raises:
-        ValueError: a name is none of these; a mistyped mark would always deselect its test.
+        ValueError: a name is not one of these; a mistyped mark would always deselect its test.
     """
     if isinstance(plat_marks, str) or not plat_marks:
         msg = f"arg_mark(plat_marks={plat_marks!r}): expected a list with at least one of {', '.join(_PLATFORMS)}"
@@ -75,7 +75,7 @@ def _check(argument: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def spelled(mark: pytest.Mark) -> str:
-    """The mark as it is written: ``mesh(2, 2, names=('dp', 'tp'))``."""
+    """Return the mark as source: ``mesh(2, 2, names=('dp', 'tp'))``."""
     arguments = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
     return f"{mark.name}({', '.join(arguments)})"
 
@@ -104,7 +104,7 @@ def mesh_shape(mark: pytest.Mark | None) -> tuple[int, ...] | None:
 
 
 def world_sizes(item_marks: Callable[[str], pytest.Mark | None]) -> list[int]:
-    """Return the world sizes of a test from its marks ``world_size`` and ``mesh``; none for an ordinary test.
+    """Return the world sizes of a test from its marks ``world_size`` and ``mesh``; empty for an ordinary test.
 
     Args:
         item_marks: ``get_closest_marker`` of the item.

@@ -1,8 +1,8 @@
-"""Coverage of tests on ranks and in worker processes: which test the lines of a rank belong to, and data in time.
+"""Coverage of tests on ranks and in worker processes: contexts for the lines of a rank, and timely saving of data.
 
-pytest-cov combines the data when the last test has ended, and switches contexts in pytest's process only. After the
-last test, the controller of pytest-xdist waits ten seconds for a worker's process and then kills it: on a busy machine
-before it has written its coverage, which lowers the result without a word.
+pytest-cov combines the data after the last test, and switches contexts only in pytest's process. After the last test,
+the controller of pytest-xdist waits ten seconds for a worker's process and then kills it. On a busy machine the worker
+has not written its coverage by then, which silently lowers the result.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ __all__ = ["RankContexts", "end_worker", "is_worker", "pytest_runtestloop", "sta
 
 
 class RankContexts:
-    """Names the running test to its ranks as ``--cov-context=test`` names it: ``test_x.py::test_y|run``."""
+    """Passes the running test's context to its ranks, named as by ``--cov-context=test``: ``test_x.py::test_y|run``."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Worlds of fixtures."""
+        """Set the context for worlds of fixtures."""
         with in_test_context(f"{item.nodeid}|setup"):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Worlds of the test."""
+        """Set the context for worlds of the test."""
         with in_test_context(f"{item.nodeid}|run"):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Worlds of finalizers."""
+        """Set the context for worlds of finalizers."""
         with in_test_context(f"{item.nodeid}|teardown"):
             return (yield)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """End the ranks inside pytest-cov's own wrapper: one that it did not start may write its data only now."""
+    """End the ranks inside pytest-cov's own wrapper: ranks that it did not start write their data at their end."""
     try:
         return (yield)
     finally:

@@ -24,11 +24,11 @@ __all__ = ["LAUNCHES", "TIMEOUT", "RankedOutcome", "RankedTest", "ranked_test", 
 hide_file(__file__)
 
 LAUNCHES = ("simulated", "processes")
-TIMEOUT = pytest.StashKey[float]()  # seconds, of the session
+TIMEOUT = pytest.StashKey[float]()  # time limit in seconds, stored in the session
 _USUAL = (
     "hyper_parallel.core.dtensor.factories",
     "hyper_parallel.core.tensor_parallel.parallelize",
-    __name__,  # with pytest: imports on a rank count against the test's time limit
+    __name__,  # imported with pytest, since imports on a rank count towards the test's time limit
 )
 
 
@@ -41,7 +41,7 @@ class RankedTest:
         framework: ``torch`` or ``mindspore``.
         launch: ``simulated`` or ``processes``.
         device: ``cpu``, ``npu`` or ``cuda``.
-        shape, names: of the mesh.
+        shape, names: shape and axis names of the mesh.
         timeout: seconds after which the ranks are ended.
     """
 
@@ -54,13 +54,13 @@ class RankedTest:
     timeout: float
 
     def title(self) -> str:
-        """For reports: ``3 simulated ranks of MindSpore``."""
+        """Description for reports: ``3 simulated ranks of MindSpore``."""
         kind = {"simulated": "simulated", "processes": "real"}[self.launch]
         ranks = "rank" if self.world_size == 1 else "ranks"
         return f"{self.world_size} {kind} {ranks} of {TITLES[self.framework]}{self._where()}"
 
     def _where(self) -> str:
-        """Return on which devices the ranks are; nothing for the CPU."""
+        """Return a text with the devices of the ranks; empty for the CPU."""
         if self.device == "cpu":
             return ""
         devices = 1 if self.launch == "simulated" else min(self.world_size, count_devices(self.device))
@@ -82,9 +82,9 @@ class RankedOutcome:
     """How a ranked test ended.
 
     Attributes:
-        verdicts: per rank ``passed``, ``skipped`` or ``xfailed`` with the reason; empty if it failed.
-        failure: what failed, or None.
-        outputs, history: what ranks printed and which collectives they called, where they were processes.
+        verdicts: ``passed``, ``skipped`` or ``xfailed`` with the reason, per rank; empty if the test failed.
+        failure: the failure, or None.
+        outputs, history: output and collectives of the ranks, if they were processes.
     """
 
     verdicts: list[tuple[str, str]] = field(default_factory=list)
@@ -119,7 +119,7 @@ def ranked_test(item: pytest.Function) -> RankedTest | None:
 
 
 def _axis_names(count: int) -> tuple[str, ...]:
-    """Return ``tp``, or ``dp`` and ``tp``, as the command line does; numbered names for more axes."""
+    """Return ``tp``, or ``dp`` and ``tp``, like the command line; numbered names for more axes."""
     usual = {1: ("tp",), 2: ("dp", "tp")}
     return usual.get(count) or tuple(f"axis{number}" for number in range(count))
 
@@ -135,7 +135,7 @@ def run_ranked(test: RankedTest, function: Callable[..., Any], arguments: dict[s
 
 
 def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
-    """The test and its arguments for the ranks; the test fails if a fixture's value cannot be copied to them."""
+    """Return the packed test and its arguments; the test fails if a fixture's value cannot be copied to the ranks."""
     from hyper_parallel.transport.serialization import pack
 
     name, value = "", None
@@ -187,9 +187,9 @@ def _run_simulated(test: RankedTest, body: bytes) -> RankedOutcome:
 
 @contextmanager
 def _without_debug_log() -> Iterator[None]:
-    """Keep out of the report what PyTorch logs, at the level DEBUG, of each error that a collective raises.
+    """Suppress PyTorch's DEBUG log of errors in collectives, so that it is not part of the report.
 
-    Who sets ``TORCH_DISTRIBUTED_DEBUG`` gets it.
+    The log is kept if ``TORCH_DISTRIBUTED_DEBUG`` is set.
     """
     logger = logging.getLogger("c10d-NullHandler-default")
 
@@ -233,7 +233,7 @@ def on_rank(test: RankedTest, body: bytes) -> tuple[str, str]:
             return "xfailed", str(failed)
     if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
         if inspect.iscoroutine(returned):
-            returned.close()  # it will not be awaited; the error below says so
+            returned.close()  # it will not be awaited; the error below reports this
         msg = "the test function is asynchronous and was not run, since ranks do not await; use asyncio.run(...) inside"
         raise TypeError(msg)
     return "passed", ""

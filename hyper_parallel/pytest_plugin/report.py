@@ -1,7 +1,7 @@
-"""The report of a failed ranked test: the failing rank's traceback first, then where the other ranks were.
+"""The report of a failed ranked test: the failing rank's traceback first, then the state of the other ranks.
 
 A test without the mark ``platforms`` runs on every installed framework. If it is written for another one, the report
-says so. A JUnit file gets where the run comes from, and titles over what each rank printed.
+says so. A JUnit file gets the origin of the run, and titles for the output of each rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TITLES", "RanksRepr", "describe_run", "other_framework", "rank_of_failure", "titled"]
 
 TITLES = {"torch": "PyTorch", "mindspore": "MindSpore"}
-"""Names of the frameworks in sentences."""
+"""Display names of the frameworks."""
 
 _FILE = re.compile(r"[^\s\"]+\.py\b")
 _OF_RANK = re.compile(r"Captured ((?:stdout|collectives) of rank \d+) ")
@@ -39,8 +39,8 @@ class RanksRepr(TerminalRepr):
     """The text of a failed world, and the line for pytest's summary.
 
     Args:
-        text: the whole report.
-        path, line: where the test is.
+        text: the complete report.
+        path, line: location of the test.
         failure: the error.
     """
 
@@ -77,12 +77,12 @@ def rank_of_failure(failure: BaseException) -> int | None:
 
 
 def other_framework(ran_on: str, path: Path, text: str) -> str:
-    """Why a test failed that is written for another framework than it ran on, and the fix; else an empty text.
+    """Return reason and fix if a failed test is written for another framework than it ran on; otherwise empty.
 
     Args:
         ran_on: framework of the ranks.
         path: module of the test.
-        text: report of the failure; a traceback through the other framework shows that it was used, too.
+        text: report of the failure; a traceback through the other framework shows that the test uses it too.
     """
     imported = _imports(path)
     passed = {installed_package(file) for file in _FILE.findall(text)}
@@ -98,7 +98,7 @@ def other_framework(ran_on: str, path: Path, text: str) -> str:
 
 
 def _imports(path: Path) -> set[str]:
-    """Top-level packages that a module imports anywhere, without importing it."""
+    """Return the top-level packages that a module imports anywhere, without importing the module."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     except (OSError, SyntaxError, ValueError):
@@ -128,10 +128,10 @@ def describe_run(config: pytest.Config) -> None:
 
 
 def titled(sections: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the sections of a test for a JUnit file, which keeps no titles and no sections of collectives.
+    """Return the sections of a test for a JUnit file, which supports neither titles nor sections of collectives.
 
     Args:
-        sections: pairs of a title and a text; those of ranks become printed output that begins with the title.
+        sections: pairs of title and text; sections of ranks become printed output that begins with the title.
     """
     found = [(_OF_RANK.match(title), title, text) for title, text in sections]
     return [

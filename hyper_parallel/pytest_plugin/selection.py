@@ -2,7 +2,7 @@
 
 - ``@pytest.mark.platforms("torch")``: deselected where torch is not selected. Several names: any one is enough, or all
   of them with ``together=True`` (for tests that compare frameworks with each other).
-- The fixture ``platform_name``: the test runs once for each selected framework that its mark allows.
+- The fixture ``platform_name``: the test runs once per selected framework that its mark allows.
 - Tests with neither run everywhere, and must not need a framework.
 - ``HP_TEST_TOGETHER=1`` leaves only the tests marked ``together=True``.
 """
@@ -24,7 +24,7 @@ REMOVED = pytest.StashKey[Counter[str]]()
 
 
 def selected(config: pytest.Config) -> tuple[str, ...]:
-    """Return the frameworks to test on; a requested framework that is not installed is an error, never a skip."""
+    """Return the frameworks to test on; a requested framework that is not installed is an error, not a skip."""
     option = config.getoption("hp_platforms")
     source, asked = ("--hp-platforms", option) if option else ("HP_TEST_PLATFORMS", os.environ.get("HP_TEST_PLATFORMS"))
     if not asked:
@@ -72,7 +72,7 @@ def _literal_mark(call: ast.Call) -> pytest.Mark | None:
     try:
         together = any(word.arg == "together" and ast.literal_eval(word.value) for word in call.keywords)
         names = tuple(ast.literal_eval(argument) for argument in call.args)
-    except ValueError:  # computed names: the module is imported to learn them
+    except ValueError:  # computed names are known only after importing the module
         return None
     return pytest.mark.platforms(*names, together=together).mark
 
@@ -92,5 +92,5 @@ def split(config: pytest.Config, items: list[pytest.Item]) -> tuple[list[pytest.
 
 
 def _together(mark: pytest.Mark | None) -> bool:
-    """Whether a mark asks for all its frameworks in one process."""
+    """Whether a mark requires all its frameworks in one process."""
     return mark is not None and bool(mark.kwargs.get("together"))

@@ -1,4 +1,4 @@
-"""Wrong use of marks and fixtures, found when tests are collected: a usage error that names test, mistake and fix."""
+"""Detects wrong use of marks and fixtures at collection: a usage error with test, mistake and fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hyper_parallel.pytest_plugin.selection import PLATFORMS
 __all__ = ["PROBLEMS", "UNUSABLE", "check_use", "pytest_testnodedown"]
 
 PROBLEMS = pytest.StashKey[list[str]]()
-"""What is wrong with tests: those that could not be collected, and in a controller all."""
+"""Problems of tests that could not be collected; in a controller, problems of all tests."""
 _OF_WORKER = "hyper_parallel_problems"
 
 _OUTPUT = "leave it out: what a rank prints is in the report, and contextlib.redirect_stdout catches it inside the test"
@@ -36,9 +36,9 @@ UNUSABLE: dict[str, str] = {
     ),
     **dict.fromkeys(("record_xml_attribute", "subtests", "tmp_path_factory"), "use it in an ordinary test"),
 }
-"""pytest's own fixtures that are bound to its process, and what to write instead on ranks."""
+"""pytest's own fixtures that are bound to its process, and the alternative on ranks."""
 
-# By mark: a function with its parameters.
+# A function with the parameters of the mark, by mark.
 _PARAMETERS: dict[str, Callable[..., None]] = {
     "platforms": lambda *names, together=False: None,  # noqa: ARG005
     "world_size": lambda *sizes: None,  # noqa: ARG005
@@ -51,16 +51,16 @@ _SPELLINGS = {mark.split("(")[0]: mark.split(":")[0] for mark in MARKS}
 
 
 def check_use(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse the run if a test uses a mark or a fixture of pytest in a way that makes no sense.
+    """Reject the run if a test uses a mark or a fixture of pytest incorrectly.
 
-    A worker of pytest-xdist runs no test then, and its controller refuses the run.
+    A worker of pytest-xdist then runs no test, and its controller rejects the run.
 
     Args:
-        config: knows problems of tests that could not be collected.
+        config: configuration with the problems of tests that could not be collected.
         items: the collected tests.
 
     Raises:
-        pytest.UsageError: with a line for each test and problem.
+        pytest.UsageError: there are problems; the message has one line per test and problem.
     """
     found = (f"{item.nodeid.split('[')[0]}: {problem}" for item in items for problem in _problems(item))
     problems = list(dict.fromkeys([*config.stash[PROBLEMS], *found]))
@@ -74,7 +74,7 @@ def check_use(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over the problems that a worker of pytest-xdist found."""
+    """Collect the problems that a worker of pytest-xdist found."""
     known: list[str] = node.config.stash[PROBLEMS]
     known += [text for text in getattr(node, "workeroutput", {}).get(_OF_WORKER, ()) if text not in known]
 
@@ -96,7 +96,7 @@ def _problems(item: pytest.Item) -> Iterator[str]:
 
 
 def _platform_problems(item: pytest.Item) -> Iterator[str]:
-    """Yield that the frameworks of a test are none of its file's: the file is left out where these are selected."""
+    """Yield a problem if a test's frameworks are not among its file's: the file is not selected for them."""
     marks = list(item.iter_markers("platforms"))
     if len(marks) > 1 and not set(marks[0].args) & set(marks[-1].args):
         yield (
@@ -109,7 +109,7 @@ def _platform_problems(item: pytest.Item) -> Iterator[str]:
 
 
 def _check_mark(mark: pytest.Mark) -> None:
-    """Refuse arguments that the mark does not have, or values that it does not take."""
+    """Reject arguments that the mark does not have, and values that it does not accept."""
     try:
         bound = inspect.signature(_PARAMETERS[mark.name]).bind(*mark.args, **mark.kwargs)
     except TypeError as error:
@@ -152,7 +152,7 @@ def _check_names(mark: pytest.Mark) -> None:
 
 
 def _fixture_problems(item: pytest.Function) -> Iterator[str]:
-    """Fixtures of pytest's process that the test, or a fixture that runs on ranks, asks for."""
+    """Yield problems with fixtures of pytest's process that the test, or a fixture on ranks, requests."""
     info: Any = item._fixtureinfo  # noqa: SLF001 - pytest has no public way to the fixtures of a test
     definitions: dict[str, Sequence[Any]] = info.name2fixturedefs
     for name in _unusable(info.argnames, definitions):
@@ -167,7 +167,7 @@ def _fixture_problems(item: pytest.Function) -> Iterator[str]:
 
 
 def _unusable(names: Sequence[str], definitions: dict[str, Sequence[Any]]) -> list[str]:
-    """Those of ``names`` that are pytest's own: a user's fixture of the same name is another one."""
+    """Return the ``names`` that are pytest's own fixtures, not a user's fixtures with the same name."""
     return [
         name
         for name in names
