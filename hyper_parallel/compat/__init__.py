@@ -1,1 +1,1 @@
-"""Import paths and call forms of programs written for another release of this library. See README.md."""
+"""Compatibility with programs for another release of this library: import paths and call forms. See README.md."""

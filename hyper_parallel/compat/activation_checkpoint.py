@@ -1,4 +1,4 @@
-"""Recomputation and swap of activations as functions on modules, and imperative gradients on MindSpore."""
+"""Recomputation and swapping of activations as functions on modules, and imperative gradients on MindSpore."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ContextFunction = Callable[[], tuple[AbstractContextManager[Any], AbstractContex
 
 
 class CheckpointPolicy(Enum):
-    """What becomes of an activation that backward needs."""
+    """Treatment of an activation that backward needs."""
 
     MUST_SAVE = auto()
     MUST_SWAP = auto()
@@ -45,16 +45,16 @@ def checkpoint_wrapper(
     early_stop: bool = True,
     output_recompute: bool = False,
 ) -> Any:
-    """Return a module or function like ``module`` whose activations are computed again in backward.
+    """Return a module or function like ``module`` whose activations are recomputed in backward.
 
     Args:
         module: a module, which is left unchanged and is ``unwrap_cell`` of the result, or a function.
-        context_fn: returns the contexts of the forward and of the second run.
-        early_stop: may stop the second run once backward has what it needs; runs here always end.
-        output_recompute: drop the output as well.
+        context_fn: returns the contexts of the forward and of the recomputation.
+        early_stop: whether the recomputation may stop once backward has its activations; ignored, it always completes.
+        output_recompute: whether to recompute the output too; must be false.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) ``output_recompute``.
+        UnsupportedOnBackend: (a NotImplementedError) ``output_recompute`` is set.
     """
     del early_stop
     if output_recompute:
@@ -75,11 +75,11 @@ checkpoint_exclude_wrapper = refused_function(
 
 
 def swap_wrapper(module: Any, policy_fn: Callable[[Any], CheckpointPolicy] | None = None) -> Any:
-    """Return a module like ``module`` whose saved activations are in slower memory until backward needs them.
+    """Return a module like ``module`` whose saved activations are swapped to slower memory until backward.
 
     Args:
         module: a module, which is left unchanged and is ``unwrap_cell`` of the result.
-        policy_fn: says per saved tensor whether it is moved; by default those of at least 4,096 bytes are.
+        policy_fn: decides for each saved tensor whether it is moved; by default tensors of at least 4,096 bytes are.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) ``module`` is a function.
@@ -96,15 +96,15 @@ def swap_wrapper(module: Any, policy_fn: Callable[[Any], CheckpointPolicy] | Non
 
 
 def _wrapped(wrapper: Any, module: Any) -> Any:
-    vars(wrapper)["unwrap_cell"] = module  # not an attribute of the module's kind, which would be a submodule
+    vars(wrapper)["unwrap_cell"] = module  # not stored as an ordinary attribute, which would register a submodule
     return wrapper
 
 
 class SwapManager:
-    """Hints about the order in which swapped modules run. They change nothing: activations come back when needed."""
+    """Hints about the order of swapped modules. They have no effect: activations are moved back when needed."""
 
     def set_forward_prefetch_layer(self, first: Any, second: Any) -> None:
-        """Note that ``second`` runs after ``first``."""
+        """Declare that ``second`` runs after ``first``."""
 
 
 def enable_mindspore_backward_compat() -> None:

@@ -1,7 +1,8 @@
-"""Context-parallel styles: hooks on a module that computes attention of plain tensors, each rank of its own part.
+"""Context-parallel styles: hooks on an attention module of plain tensors, with one sequence shard per rank.
 
-Queries, keys and values are sharded by their sequence. Over ``ulysses_degree`` ranks they are exchanged for all of the
-sequence and some of the heads (Ulysses; Jacobs et al., 2023), and keys and values are gathered over the others.
+Queries, keys and values are sharded along the sequence. Over ``ulysses_degree`` ranks an all-to-all exchanges them for
+the complete sequence of some heads (Ulysses; Jacobs et al., 2023). Keys and values are all-gathered over the other
+ranks.
 """
 
 from __future__ import annotations
@@ -16,28 +17,29 @@ from hyper_parallel.platform.select import platform_of_argument
 
 __all__ = ["AsyncContextParallel", "ContextParallel"]
 
-_LEFT_UP, _RIGHT_DOWN = 2, 3  # sparse modes: causal from the first key on, and up to the last key
+_LEFT_UP, _RIGHT_DOWN = 2, 3  # sparse modes: causal aligned to the first key, and aligned to the last key
 _QKV = ("query", "key", "value")
 Args: TypeAlias = "tuple[Any, ...]"
 Kwargs: TypeAlias = "Mapping[str, Any]"
 
 
 class ContextParallel:
-    """Shards the sequence of a module's attention.
+    """Shards a module's attention along the sequence.
 
-    A fused kernel in the module that is causal (an attribute with ``sparse_mode`` 2 or 3) sees keys up to a query's own
-    position in the whole sequence. Where keys are gathered, a mask that the caller passes has all of them as columns.
+    A causal fused kernel in the module (an attribute with ``sparse_mode`` 2 or 3) attends to keys up to the query's own
+    position in the global sequence. If keys are gathered, a mask from the caller must have a column for each of them.
 
     Args:
         seq_dim: dim of the sequence.
-        head_dim: dim of the heads; it may have each head's features too.
-        ulysses_degree: ranks that exchange sequence for heads; 1 gathers keys and values, all ranks gather nothing.
+        head_dim: dim of the heads; it may include each head's features.
+        ulysses_degree: number of ranks that exchange sequence for heads; 1 gathers keys and values instead, all ranks
+            gather nothing.
         qkv_indices: positions of query, key and value among the module's arguments.
-        qkv_kwarg_names: their names, where they are given by keyword.
-        use_local_output: must be true: what the module returns is the rank's own part, a plain tensor.
+        qkv_kwarg_names: names of query, key and value if they are passed by keyword.
+        use_local_output: must be true: the module returns the rank's own shard as a plain tensor.
 
     Raises:
-        PlanError: (a ValueError) another ``use_local_output``.
+        PlanError: (a ValueError) ``use_local_output`` is not true.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class ContextParallel:
             mesh: of one axis, over which the sequence is sharded.
 
         Raises:
-            PlanError: (a ValueError) the axis has a size that ``ulysses_degree`` does not divide.
+            PlanError: (a ValueError) ``ulysses_degree`` does not divide the size of the axis.
         """
         exchange = self._exchange(module, mesh)
         return self._hooked(module, exchange, exchange.before)
@@ -87,7 +89,7 @@ class ContextParallel:
         return module
 
     def found(self, args: Args, kwargs: Kwargs) -> list[Any]:
-        """Return query, key and value."""
+        """Return query, key and value from the arguments."""
         found = []
         for index, name in zip(self.qkv_indices, self.qkv_kwarg_names, strict=True):
             if name in kwargs:
@@ -111,17 +113,17 @@ class ContextParallel:
 
 
 class AsyncContextParallel(ContextParallel):
-    """A :class:`ContextParallel` whose exchange of sequence for heads starts where the operands are computed."""
+    """A :class:`ContextParallel` whose exchange of sequence for heads starts as soon as the operands are computed."""
 
     def apply(
         self, module: Any, mesh: DeviceMesh, *, q_proj: Any = None, k_proj: Any = None, v_proj: Any = None
     ) -> Any:
-        """Hook ``module`` and what computes its operands; return ``module``.
+        """Hook ``module`` and the modules that compute its operands; return ``module``.
 
         Args:
             module: computes attention of its arguments.
             mesh: of one axis, over which the sequence is sharded.
-            q_proj: module whose output is the query of ``module``, and nothing else's; without all three of them the
+            q_proj: module whose output is used only as the query of ``module``; without all three projections the
                 exchange is that of :class:`ContextParallel`.
             k_proj: the same for the key.
             v_proj: the same for the value.
@@ -136,12 +138,12 @@ class AsyncContextParallel(ContextParallel):
 
 
 class _Exchange:
-    """What one rank does with the operands and the result of one module; a copy of the module has one of its own.
+    """The exchanges of one rank for the operands and the result of one module; a copy of the module gets its own.
 
     Args:
         module: computes attention of its arguments.
-        mesh: the axis as two, the ranks that gather and the ranks that exchange.
-        style: of the module.
+        mesh: the axis as two axes: ranks that gather, and ranks that exchange.
+        style: style of the module.
     """
 
     def __init__(self, module: Any, mesh: DeviceMesh, style: ContextParallel) -> None:
@@ -160,12 +162,12 @@ class _Exchange:
         return self._mesh.get_group("exchanged")
 
     def before(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Return the arguments as the module computes with them."""
+        """Return the arguments that the module computes with."""
         del module
         return self.style.replaced(args, kwargs, self.entering(self.style.found(args, kwargs)))
 
     def before_launched(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Return the same, of what is on its way already."""
+        """Return the arguments that the module computes with, from exchanges in flight."""
         del module
         launched, self._launched = self._launched, {}
         operands = [self.awaited(x, launched.get(place)) for place, x in enumerate(self.style.found(args, kwargs))]
@@ -177,16 +179,16 @@ class _Exchange:
         self._launched[place] = self.launched(output)
 
     def after(self, module: Any, args: Args, kwargs: Kwargs, output: Any) -> Any:
-        """Return this rank's part of the result."""
+        """Return this rank's shard of the result."""
         del module, args, kwargs
         return self.leaving(output)
 
     def entering(self, operands: Sequence[Any]) -> list[Any]:
-        """Return query, key and value as the module computes with them."""
+        """Return the query, key and value that the module computes with."""
         return self.gathered([self._exchanged(each, self.style.head_dim, self.style.seq_dim) for each in operands])
 
     def launched(self, tensor: Any) -> Any:
-        """Start to send each rank its share of the heads; return what :meth:`awaited` takes."""
+        """Start sending each rank its share of the heads; return the argument of :meth:`awaited`."""
         if self._degree == 1:
             return None
         parts = self._parts(self.platform.detach(tensor), self.style.head_dim)
@@ -194,7 +196,7 @@ class _Exchange:
         return self.platform.all_to_all_single(stacked, tuple(stacked.shape), self._group, async_op=True)
 
     def awaited(self, tensor: Any, launched: Any) -> Any:
-        """Return all of the sequence of this rank's heads, of what :meth:`launched` sent of ``tensor``."""
+        """Return the complete sequence of this rank's heads, from the exchange of ``tensor`` by :meth:`launched`."""
         if self._degree == 1:
             return tensor
         arriving, work = launched
@@ -203,7 +205,7 @@ class _Exchange:
         )
 
     def leaving(self, output: Any) -> Any:
-        """Return this rank's part of the sequence of the result."""
+        """Return this rank's sequence shard of the result."""
         if self._degree == 1:
             return output
         for kernel in self._kernels():
@@ -211,7 +213,7 @@ class _Exchange:
         return self._exchanged(output, self.style.seq_dim, self.style.head_dim)
 
     def gathered(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the operands with all keys and values that this rank's queries see, and set the kernels."""
+        """Return the operands with all keys and values that this rank's queries attend to; configure the kernels."""
         query, *others = operands
         kernels = self._kernels()
         for kernel in kernels:
@@ -229,7 +231,7 @@ class _Exchange:
                 "compress the causal mask (use_attn_mask_compression), which is sparse_mode 2"
             )
         if any(kernel.sparse_mode in (_LEFT_UP, _RIGHT_DOWN) for kernel in kernels):
-            # What is later is hidden; the last key is the last query's.
+            # Later keys are masked; the last key belongs to the last query.
             end = (self._mesh.get_local_rank("gathered") + 1) * query.shape[seq]
             others = [self.platform.narrow(each, seq, 0, end) for each in others]
             for kernel in kernels:
@@ -237,12 +239,12 @@ class _Exchange:
         return [query, *others]
 
     def _kernels(self) -> list[Any]:
-        """Return the fused kernels of the module; its configuration may have one of the attributes too."""
+        """Return the fused kernels of the module; its configuration may have one of these attributes too."""
         values = vars(self.module).values()
         return [value for value in values if hasattr(value, "sparse_mode") and hasattr(value, "head_num")]
 
     def _exchanged(self, tensor: Any, split: int, joined: int) -> Any:
-        """Return this rank's share of dim ``split`` of all that is along ``joined``."""
+        """Return all elements along ``joined`` of this rank's share of dim ``split``."""
         if self._degree == 1:
             return tensor
         parts = self._parts(tensor, split)
@@ -252,7 +254,7 @@ class _Exchange:
         return self.platform.cat(shares, joined)
 
     def _parts(self, tensor: Any, dim: int) -> list[Any]:
-        """Return the parts of ``tensor`` along ``dim``, one per rank."""
+        """Return the chunks of ``tensor`` along ``dim``, one per rank."""
         size, rest = divmod(int(tensor.shape[dim]), self._degree)
         if rest:
             name = "sequence" if dim == self.style.seq_dim else "heads"

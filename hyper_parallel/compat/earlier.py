@@ -1,7 +1,7 @@
-"""Names that programs of an earlier release import: gradients and parameters, and what took its place.
+"""Names that programs of an earlier release import: functions on gradients and parameters, and refused names.
 
-That release had sharded data parallelism of its own, ``hsdp``, and checkpoints of each rank. Neither is here: the names
-can be imported, and say what to use when they are called.
+That release had its own sharded data parallelism, ``hsdp``, and checkpoints per rank. Both are gone: the names can be
+imported, but calls raise an error with the replacement.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = [
 
 
 def parallelize_value_and_grad(fn: Callable[..., Any], weights: Any, sens: Any = None) -> Callable[..., Any]:
-    """Return the function that computes ``fn`` and its gradients by ``weights``, those of one device.
+    """Return a function that computes ``fn`` and its gradients by ``weights``, equal to those of one device.
 
     Args:
         fn: a function or cell with one result.
         weights: the parameters.
-        sens: must be None; the gradient of the result is one.
+        sens: must be None; the cotangent of the result is one.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) ``sens``, or on PyTorch.
-        TypeError: when the function runs, and ``fn`` has several results.
+        UnsupportedOnBackend: (a NotImplementedError) ``sens`` is given, or the framework is PyTorch.
+        TypeError: ``fn`` has several results; raised when the function runs.
     """
     if sens is not None:
         msg = f"parallelize_value_and_grad: sens={sens!r} is not supported; multiply the result of fn by it"
@@ -51,11 +51,11 @@ def parallelize_value_and_grad(fn: Callable[..., Any], weights: Any, sens: Any =
 
 
 def init_parameters(module: Any, stage_index: int = 0) -> Any:
-    """Give every parameter of ``module`` that has no values yet those of its initializer, and return the module.
+    """Initialize every parameter of ``module`` that has no values yet by its initializer, and return the module.
 
     Args:
         module: the module, after its parameters were sharded.
-        stage_index: of the module in a pipeline.
+        stage_index: index of the module's stage in a pipeline.
     """
     platform_of_argument(module, "init_parameters: module", module=True).init_parameters(module, stage_index)
     return module

@@ -1,7 +1,7 @@
 """``fully_shard`` on MindSpore with the arguments and methods of another release.
 
-Gradients add up what all ranks compute: over the data axis, the replicas, and the copies that tensor parallelism keeps
-of a parameter, each of which has seen a part of the sequence.
+Gradients are sums over all ranks: over the data axis, over the replicas, and over the copies of a parameter in tensor
+parallelism, each of which has processed a shard of the sequence.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class MixedPrecisionPolicy(policy.MixedPrecisionPolicy):
 
 
 class HSDPModule:
-    """A base of the class of every module that ``fully_shard`` was applied to."""
+    """Base class that ``fully_shard`` adds to a module's class."""
 
     def set_reduce_op_type(self, op: str) -> None:
-        """Choose how this module's own gradients are reduced: ``"sum"`` or ``"avg"``, the default.
+        """Set the reduction of this module's own gradients: ``"sum"`` or ``"avg"``, the default.
 
         Raises:
-            ValueError: another reduction.
+            ValueError: the reduction is neither of them.
         """
         if op not in _REDUCTIONS:
             msg = f"set_reduce_op_type: {op!r} is not one of {', '.join(_REDUCTIONS)}"
@@ -67,26 +67,26 @@ class HSDPModule:
             group.reduction.averages = op != "sum"
 
     def set_requires_all_reduce(self, requires: bool) -> None:
-        """Reduce over the replicas in the passes to come, or keep the sums of the data axis until a pass does."""
+        """Set whether later passes reduce over the replicas; until one does, sums over the data axis are kept."""
         for group in _all_groups(self):
             group.reduction.over_replicas = requires
 
     def zero_grad(self) -> None:
-        """Forget the gradients of all parameters that this module and those inside it manage."""
+        """Clear the gradients of all parameters that this module and its submodules manage."""
         for group in _all_groups(self):
             group.drop_gradients()
 
     def set_modules_to_forward_prefetch(self, modules: Sequence[Any]) -> None:
-        """Note which modules may be gathered ahead in forward; each is gathered when it is called."""
+        """Accept modules to prefetch in forward; ignored, since each module is gathered when it is called."""
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[Any]) -> None:
-        """Note which modules may be gathered ahead in backward; each is gathered when its backward begins."""
+        """Accept modules to prefetch in backward; ignored, since each module is gathered when its backward starts."""
 
 
 class _RankState:
-    """A base of the class of DTensors that ``fully_shard`` ignores and that nothing trains: each rank keeps its own.
+    """Base class of untrained DTensors that ``fully_shard`` ignores: each rank keeps its own values.
 
-    Such a program declares its counters replicated, lets each rank add what it has counted, and sums over the ranks
+    Such a program declares its counters as replicated, lets each rank add its own counts, and sums over the ranks
     itself before it uses them.
     """
 
@@ -123,14 +123,14 @@ def fully_shard(
         reshard_after_forward: as for :func:`hyper_parallel.fully_shard`.
         shard_placement_fn: returns the dim of a parameter to shard; None is dim 0.
         mp_policy: dtypes in which to compute and reduce.
-        offload_policy: where shards are.
-        ignored_params: parameters, of other modules too, that stay as they are.
-        replicate_params: parameters that stay whole on each rank; their gradients are reduced over all of ``mesh``.
-        comm_fusion: parameters of one module always travel together.
+        offload_policy: location of the shards.
+        ignored_params: parameters, possibly of other modules, that are not changed.
+        replicate_params: parameters that stay replicated; their gradients are reduced over all of ``mesh``.
+        comm_fusion: ignored; parameters of one module always share one collective.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) on PyTorch; shards in host memory for a device with memory of its
-            own.
+        UnsupportedOnBackend: (a NotImplementedError) the framework is PyTorch, or shards are in host memory while the
+            device has its own memory.
         PlanError: (a ValueError) as for :func:`hyper_parallel.fully_shard`.
     """
     del comm_fusion
@@ -162,7 +162,7 @@ def fully_shard(
 
 
 def _add_base(instance: Any, base: type) -> None:
-    """Make ``instance`` an instance of ``base``, too."""
+    """Make ``instance`` an instance of ``base`` as well."""
     cls = type(instance)
     if not issubclass(cls, base):
         instance.__class__ = type(cls.__name__, (base, cls), {"__module__": cls.__module__})

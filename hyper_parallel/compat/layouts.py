@@ -1,6 +1,6 @@
-"""Functions on device grids and tensor maps: a grid is its sizes, a tensor map has per dim the axis that splits it.
+"""Functions on device grids, given by their sizes, and tensor maps, which have the sharding axis of each dim.
 
-Axes of a tensor map count from the right; -1 is none, and a tuple has several, the outermost first.
+Axes of a tensor map count from the right. -1 means no axis; a tuple has several axes, outermost first.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = [
 def _infer_slice_area_by_rank(
     mesh_shape: Sequence[int], tensor_map: Sequence[Any], rank_id: int, full_shape: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the range ``(begin, end)`` per dim that the device at position ``rank_id`` of the grid holds.
+    """Return the index range ``(begin, end)`` of each dim on the device at position ``rank_id`` of the grid.
 
     Args:
         mesh_shape: sizes of the grid.
-        tensor_map: see the module.
+        tensor_map: tensor map, see the module's docstring.
         rank_id: row-major position in the grid.
         full_shape: global sizes of the tensor.
 
     Raises:
-        LayoutError: (a ValueError) a dim that its axes do not divide.
+        LayoutError: (a ValueError) the axes do not divide the size of their dim.
     """
     layout = _layout(mesh_shape, tensor_map, full_shape)
     for dim, size in enumerate(full_shape):
@@ -55,19 +55,19 @@ class DevMat:
     """A grid of devices.
 
     Args:
-        dev_mat: its sizes.
+        dev_mat: sizes of the grid.
     """
 
     def __init__(self, dev_mat: Sequence[int]) -> None:
         self._shape = tuple(dev_mat)
 
     def get_devices_along_dim(self, rank: int, rank_list: Sequence[int], dim: int | Sequence[int]) -> list[int]:
-        """Return the ranks that differ from ``rank`` along the axes ``dim`` only.
+        """Return the ranks that differ from ``rank`` only along the axes ``dim``.
 
         Args:
             rank: a rank of the list.
             rank_list: ranks of the grid, row-major.
-            dim: an axis, or several, counted from the left.
+            dim: one or several axes, counted from the left.
         """
         axes = (dim,) if isinstance(dim, int) else tuple(dim)
         mesh = DeviceMesh.abstract("cpu", self._shape, tuple(rank_list), None).for_rank(rank)
@@ -75,15 +75,15 @@ class DevMat:
 
 
 class RedistributionOperatorInfer:
-    """The steps from one layout to another, of which the replicated one is supported.
+    """The steps from one layout to the replicated layout; other targets are not supported.
 
     Args:
         dev_mat: sizes of the grid.
         in_tensor_map: tensor map of the tensor.
-        out_tensor_map: the one to reach, without any axis.
+        out_tensor_map: tensor map of the target, without any axis.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) another layout.
+        UnsupportedOnBackend: (a NotImplementedError) the target is another layout.
     """
 
     def __init__(self, dev_mat: Sequence[int], in_tensor_map: Sequence[Any], out_tensor_map: Sequence[Any]) -> None:
@@ -93,7 +93,7 @@ class RedistributionOperatorInfer:
         self._mesh_shape, self._map = tuple(dev_mat), tuple(in_tensor_map)
 
     def infer_ops_list(self, rank: int, rank_list: Sequence[int]) -> list[tuple[str, tuple[int, int, list[int]]]]:
-        """Return per split dim a gather: ``("all_concat", (dim, number of shards, ranks that hold them))``.
+        """Return one gather per sharded dim: ``("all_concat", (dim, number of shards, ranks with the shards))``.
 
         Args:
             rank: a rank of the list.
@@ -109,7 +109,7 @@ class RedistributionOperatorInfer:
 
 
 def _layout(mesh_shape: Sequence[int], tensor_map: Sequence[Any], shape: Sequence[int] | None = None) -> Layout:
-    """Return the layout of a tensor map on a grid of ranks from 0 on."""
+    """Return the layout of a tensor map on a grid of ranks that are numbered from 0."""
     grid = tuple(mesh_shape)
     mesh = DeviceMesh.abstract("cpu", grid, tuple(range(math.prod(grid))), None)
     axes = [tuple(mesh.ndim - 1 - axis for axis in _axes(entry)) for entry in tensor_map]
@@ -125,10 +125,10 @@ Report = dict[str, dict[str, dict[str, Any]]]
 
 
 def get_current_layout(cell: Any) -> Report:
-    """Return ``{rank: {parameter: facts}}`` with this rank alone; its number is a string.
+    """Return ``{rank: {parameter: facts}}`` for this rank only; the rank is a string.
 
-    ``type`` and ``full_shape`` are of every parameter; ``device_matrix``, ``alias_name``, ``rank_list`` and
-    ``tensor_map`` of DTensors.
+    Every parameter has ``type`` and ``full_shape``; DTensors also have ``device_matrix``, ``alias_name``, ``rank_list``
+    and ``tensor_map``.
 
     Args:
         cell: a module, or several, whose parameters have different names.
@@ -142,7 +142,7 @@ def get_current_layout(cell: Any) -> Report:
 
 
 def get_global_layout(cell: Any) -> Report:
-    """Return the reports of all ranks, which all of them call. Arguments as for :func:`get_current_layout`."""
+    """Return the reports of all ranks, a collective call. Arguments as for :func:`get_current_layout`."""
     platform = get_platform()
     everyone = tuple(range(platform.get_world_size()))
     reports = platform.transport().all_gather_object(get_current_layout(cell), everyone)
@@ -150,12 +150,12 @@ def get_global_layout(cell: Any) -> Report:
 
 
 def save_layout(layout_dict: Report, file_path: str | Path) -> None:
-    """Write a report to a file of JSON, in which sequences are lists."""
+    """Write a report to a JSON file; sequences become lists."""
     Path(file_path).write_text(json.dumps(layout_dict), encoding="utf-8")
 
 
 def load_layout(file_path: str | Path) -> Report:
-    """Return the report of a file that :func:`save_layout` wrote."""
+    """Read the report from a file that :func:`save_layout` wrote."""
     report: Report = json.loads(Path(file_path).read_text(encoding="utf-8"))
     return report
 

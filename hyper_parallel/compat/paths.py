@@ -1,6 +1,6 @@
-"""The import paths that other programs use, and the modules that serve them.
+"""Import paths of other programs, mapped to modules of this library.
 
-One table of paths, and one finder at the end of ``sys.meta_path``, which is asked for modules that no file has.
+There is one table of paths, and one finder at the end of ``sys.meta_path`` for modules without a file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MODULES: dict[str, str | None] = {
     "platform.torch.fully_shard": None,
     "platform.torch.fully_shard.utils": "compat.fully_shard",
 }
-"""Paths that no file here has: the module whose names each has; None for a package of others."""
+"""Paths without a file here, with the module that provides their names; None for a package of other paths."""
 
 NAMES: dict[str, dict[str, str]] = {
     "": {
@@ -71,7 +71,7 @@ NAMES: dict[str, dict[str, str]] = {
     "core.dtensor.layout": {"_infer_slice_area_by_rank": "compat.layouts"},
     "platform": {"get_platform": "platform.select"},
 }
-"""Modules here that lack names which other programs import from them: the home of each name."""
+"""Names that other programs import from modules that lack them here, with the module of each name."""
 
 
 class _Finder(MetaPathFinder):
@@ -80,7 +80,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of a path in the table; None for every other."""
+        """Return the specification of a path in the table; None for all others."""
         del path, target
         short = fullname.removeprefix(f"{_TOP}.")
         if short == fullname or short not in MODULES:
@@ -90,17 +90,17 @@ class _Finder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """Makes a module whose names are those of another, which is imported when the first one is used.
+    """Loader of a module with the names of another module, which is imported at the first use of a name.
 
     Args:
-        home: the other module, without the name of the top package; None for a package without names.
+        home: path of the other module, without the top package; None for a package without names.
     """
 
     def __init__(self, home: str | None) -> None:
         self._home = home
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its names."""
+        """Define the module's names."""
         if self._home is None:
             module.__doc__ = "Other programs import modules of this package."
             return
@@ -114,7 +114,7 @@ class _Alias(Loader):
 
 
 def install() -> None:
-    """Let Python find the paths of the tables; once per process."""
+    """Install the finder for the paths of the tables; once per process."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
     for module, homes in NAMES.items():

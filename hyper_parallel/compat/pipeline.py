@@ -43,10 +43,10 @@ class HookRole(Enum):
 
 
 class HookCoordinator:
-    """Placeholder for the coordinator of a computing and a communicating thread; nothing overlaps here."""
+    """Placeholder for the coordinator of computing and communicating threads; nothing overlaps here."""
 
     def is_enabled(self) -> bool:
-        """Return False: no other thread runs."""
+        """Return False, since no other thread runs."""
         return False
 
     def rendezvous(self, role: Any, phase: str = "forward") -> None:
@@ -57,13 +57,13 @@ class HookCoordinator:
 
 
 class CommComputeOverlap:
-    """Runs a backward and a forward of different micro-batches, one after the other."""
+    """Runs a backward and a forward of different micro-batches one after the other."""
 
     def __init__(self) -> None:
         self.coordinator = HookCoordinator()
 
     def run(self, fwd_fn: Callable[[], Any], bwd_fn: Callable[[], Any]) -> None:
-        """Call both; backward is first, since it frees activations."""
+        """Call both, backward first, since it frees activations."""
         bwd_fn()
         fwd_fn()
 
@@ -75,17 +75,17 @@ class MetaStepType(Enum):
 
 
 class PipelineStage:
-    """One stage of a pipeline: a module that takes what the stage before returns as its first arguments.
+    """One stage of a pipeline: a module whose first arguments are the results of the previous stage.
 
     Args:
-        submodule: called with the arguments of the micro-batch; after the first stage, with what the stage before has
-            returned and the keyword arguments.
-        stage_index: from 0 on.
-        stage_num: of all ranks; stage ``s`` is on rank ``s % ranks`` of the pipeline.
-        device: unused; tensors are where the module's are.
+        submodule: module; the first stage calls it with the arguments of the micro-batch, later stages with the results
+            of the previous stage and the keyword arguments.
+        stage_index: index of the stage, from 0.
+        stage_num: number of stages over all ranks; stage ``s`` is on rank ``s % ranks`` of the pipeline.
+        device: unused; tensors are on the module's device.
         group: unused; messages go from rank to rank.
-        mesh: of the ranks of the pipeline, one axis.
-        has_backward: false for stages that run forward only.
+        mesh: mesh of the pipeline's ranks, with one axis.
+        has_backward: whether the stage runs backward.
         dyn_shape: unused; shapes are sent with the first micro-batch of a run.
     """
 
@@ -125,7 +125,7 @@ class PipelineStage:
         return outputs
 
     def backward_one_chunk(self, micro_index: int) -> None:
-        """Run the backward of a micro-batch from the gradients that the next stage has sent."""
+        """Run the backward of a micro-batch with the gradients that the next stage has sent."""
         if not self.has_backward:
             return
         outputs, entered = self._computed.pop(micro_index)
@@ -141,10 +141,10 @@ class PipelineStage:
         self._gradients[micro_index] = tuple(_gradient(each) for each in entered)
 
     def recompute_one_chunk(self, micro_index: int) -> None:
-        """Do nothing: :meth:`backward_one_chunk` computes again what it needs."""
+        """Do nothing: :meth:`backward_one_chunk` recomputes activations itself."""
 
     def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
-        """Return the gradients from which backward starts: ones; for a DTensor, divided by its number of replicas."""
+        """Return the initial gradients of backward: ones; for a DTensor, divided by its number of replicas."""
         results = _tensors(last_stage_outputs, self)
         seeds = [self._ones(each) for each in results]
         return seeds if isinstance(last_stage_outputs, (list, tuple)) else seeds[0]
@@ -154,7 +154,7 @@ class PipelineStage:
         return list(self._gradients.pop(micro_index)) if self.has_backward else []
 
     def receive(self, step: Step, values: tuple[Any, ...]) -> None:
-        """Keep what another stage has sent for a step: activations, of which gradients are needed, or gradients."""
+        """Keep the tensors from another stage for a step: activations, which require gradients, or gradients."""
         if step.kind != FORWARD:
             self._gradients[step.micro_index] = values
             return
@@ -164,7 +164,7 @@ class PipelineStage:
         self._entered[step.micro_index] = values
 
     def gradient_shapes(self, micro_index: int) -> list[tuple[tuple[int, ...], Any]]:
-        """Return shapes and dtypes of the gradients that the stage after sends: those of the results."""
+        """Return shapes and dtypes of the gradients from the next stage, which are those of the results."""
         results = _tensors(self._computed[micro_index][0], self)
         return [(tuple(each.shape), each.dtype) for each in results]
 
@@ -173,7 +173,7 @@ class PipelineStage:
         return ones / output.layout.repeat_num() if isinstance(output, DTensor) else ones
 
     def _get_layout_rank_list(self, layout: Any, sender_rank: int | None = None) -> tuple[int, ...]:
-        """Return the ranks that hold an activation here; activations are plain tensors."""
+        """Return the ranks of an activation; activations are plain tensors."""
         del sender_rank
         return tuple(layout.rank_list)
 
@@ -188,7 +188,7 @@ class _Schedule:
         kwargs_batch_dim: the same for keyword arguments, by name.
 
     Attributes:
-        exec_order: per rank of the pipeline its steps.
+        exec_order: the steps of each rank of the pipeline.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class _Schedule:
         """Do nothing: no step of these schedules is both a forward and a backward."""
 
     def run(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run a step; return the outputs of the last stage, one per micro-batch; empty on ranks without that stage."""
+        """Run a training step; return the outputs of the last stage, one per micro-batch; empty on other ranks."""
         arguments, named = self.split_micro_batch(args, kwargs)
         messages, outputs = _Messages(self), []
         for step in self.exec_order[self._mesh.get_local_rank()]:
@@ -250,7 +250,7 @@ class _Schedule:
 
 
 class ScheduleGPipe(_Schedule):
-    """All forwards, then all backwards: as many activations as micro-batches."""
+    """Runs all forwards, then all backwards; keeps the activations of all micro-batches."""
 
     def _orders(self) -> list[list[Step]]:
         _one_stage(self)
@@ -258,7 +258,7 @@ class ScheduleGPipe(_Schedule):
 
 
 class Schedule1F1B(_Schedule):
-    """A backward as soon as one can run: at most as many activations as stages from this one on."""
+    """Runs a backward as soon as possible; keeps at most as many activations as there are stages from this one on."""
 
     def _orders(self) -> list[list[Step]]:
         _one_stage(self)
@@ -266,16 +266,17 @@ class Schedule1F1B(_Schedule):
 
 
 class ScheduleInterleaved1F1B(_Schedule):
-    """Several stages per rank in turn, which shortens the time in which ranks wait."""
+    """Runs several stages per rank in turn, which reduces the idle time of ranks."""
 
     def _orders(self) -> list[list[Step]]:
         return interleaved(len(self._ranks), self._chunks, self.n_microbatch_per_round)
 
 
 class _Messages:
-    """Activations and gradients on their way between the ranks of one run.
+    """Activations and gradients in flight between the ranks of one run.
 
-    A rank receives what another sends in the order in which that one sends it, and keeps what it does not need yet.
+    A rank receives messages of another rank in the order in which they were sent, and keeps those that it does not need
+    yet.
 
     Args:
         schedule: the running schedule.
@@ -297,7 +298,7 @@ class _Messages:
                     self._coming[rank].append(fed)
 
     def send(self, step: Step, tensors: Sequence[Any]) -> None:
-        """Send the result of a step to the rank that takes it, if one does."""
+        """Send the result of a step to the rank that needs it, if any."""
         fed = step.feeds(self._stages)
         if fed is None:
             return
@@ -314,7 +315,7 @@ class _Messages:
             self._waiting.append((self._platform.isend(value, self._ranks[rank]), value))
 
     def deliver(self, step: Step) -> None:
-        """Give a step's stage what it takes from another stage."""
+        """Deliver the tensors that a step's stage needs from another stage."""
         stage, before = self._stage_of[step.stage_index], step.needs(self._stages)
         if before is None or (step.kind != FORWARD and not stage.has_backward):
             return
@@ -324,7 +325,7 @@ class _Messages:
         stage.receive(step, self._arrived.pop(step))
 
     def finish(self) -> None:
-        """Wait until all that was sent has been taken."""
+        """Wait until all messages have been received."""
         for work, _ in self._waiting:
             work.wait()
 
@@ -355,7 +356,7 @@ def _one_stage(schedule: _Schedule) -> None:
 
 
 def _tensors(outputs: Any, stage: PipelineStage) -> tuple[Any, ...]:
-    """Return the results of a stage; between stages they are plain tensors."""
+    """Return the results of a stage as plain tensors, which is their form between stages."""
     platform = get_platform()
     results = tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
     last = stage.stage_index == stage.stage_num - 1
@@ -373,7 +374,7 @@ def _has_graph(result: Any) -> bool:
 
 
 def _gradient(entered: Any) -> Any:
-    """Return the gradient of what a stage got; zeros where its result does not depend on it."""
+    """Return the gradient of a stage's input; zeros if the result does not depend on it."""
     gradient = entered.grad if entered.requires_grad else None
     return get_platform().zeros_like(entered) if gradient is None else gradient
 

@@ -1,4 +1,4 @@
-"""Process groups as functions of the package, which earlier releases had: those of the current platform."""
+"""Functions on process groups that earlier releases exported; they use the current platform."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["destroy_process_group", "get_backend", "get_process_group_ranks", "i
 
 
 def init_process_group(backend: str | None = None, **options: Any) -> None:
-    """Join the world; a second call with the same arguments does nothing.
+    """Join the world; repeated calls with the same arguments do nothing.
 
     Args:
-        backend: gloo, nccl, hccl or mccl; by default that of the device.
+        backend: gloo, nccl, hccl or mccl; by default the backend of the device.
         options: as for ``get_platform().init_process_group``.
 
     Raises:
-        MeshError: (a ValueError) the rank is in a world that was made with other arguments.
+        MeshError: (a ValueError) the rank has joined a world with other arguments.
     """
     get_platform().init_process_group(backend, **options)
 
@@ -30,7 +30,7 @@ def destroy_process_group(group: Any = None) -> None:
         group: a group of the framework; None is the world.
 
     Raises:
-        MeshError: (a ValueError) it is not a group.
+        MeshError: (a ValueError) ``group`` is not a group.
     """
     get_platform().destroy_process_group(group)
 
@@ -45,7 +45,7 @@ def get_process_group_ranks(group: Any = None) -> list[int]:
 
 
 def get_backend(group: Any = None) -> str:
-    """Return the name of the engine of a group: gloo, nccl, hccl, simulated or single.
+    """Return the name of a group's backend: gloo, nccl, hccl, simulated or single.
 
     Args:
         group: a group of the framework; None is the world.

@@ -1,4 +1,4 @@
-"""Names that other programs import, and that raise when they are used."""
+"""Names that other programs import but that raise an error when used."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hyper_parallel.errors import UnsupportedOnBackend
 
 
 def refused_class(name: str, reason: str) -> type[Any]:
-    """Return a class that can be named and subclassed, and that raises when an object of it is made.
+    """Return a class that can be named and subclassed but raises an error when instantiated.
 
     Args:
-        name: of the class.
-        reason: why there is none, and what to use instead.
+        name: name of the class.
+        reason: reason why it does not exist, and the alternative.
     """
 
     def init(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
@@ -24,7 +24,7 @@ def refused_class(name: str, reason: str) -> type[Any]:
 
 
 def refused_function(name: str, reason: str) -> Callable[..., NoReturn]:
-    """Return a function that raises when it is called. Arguments as for :func:`refused_class`."""
+    """Return a function that raises an error when called. Arguments as for :func:`refused_class`."""
 
     def call(*args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs

@@ -1,4 +1,4 @@
-"""Orders in which the ranks of a pipeline compute: forward and backward of each stage and micro-batch."""
+"""Pipeline schedules: the order of forward and backward of each stage and micro-batch on each rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Step(NamedTuple):
 
     Attributes:
         kind: ``F`` or ``B``.
-        stage_index: of the stage.
-        micro_index: of the micro-batch.
+        stage_index: index of the stage.
+        micro_index: index of the micro-batch.
     """
 
     kind: str
@@ -24,14 +24,14 @@ class Step(NamedTuple):
     micro_index: int
 
     def needs(self, stages: int) -> Step | None:
-        """Return the step of another stage whose result this one takes; None for the ends of the pipeline."""
+        """Return the step of another stage whose result this step needs; None at the ends of the pipeline."""
         if self.kind == FORWARD:
             return Step(FORWARD, self.stage_index - 1, self.micro_index) if self.stage_index else None
         last = self.stage_index == stages - 1
         return None if last else Step(BACKWARD, self.stage_index + 1, self.micro_index)
 
     def feeds(self, stages: int) -> Step | None:
-        """Return the step of another stage that takes the result of this one; None for the ends of the pipeline."""
+        """Return the step of another stage that needs the result of this step; None at the ends of the pipeline."""
         if self.kind == FORWARD:
             last = self.stage_index == stages - 1
             return None if last else Step(FORWARD, self.stage_index + 1, self.micro_index)
@@ -39,14 +39,14 @@ class Step(NamedTuple):
 
 
 def gpipe(ranks: int, count: int) -> list[list[Step]]:
-    """Return per rank all forwards, then all backwards (Huang et al., 2019): ``count`` activations at most."""
+    """Return for each rank all forwards, then all backwards (Huang et al., 2019): at most ``count`` activations."""
     return [
         [Step(kind, rank, micro) for kind in (FORWARD, BACKWARD) for micro in range(count)] for rank in range(ranks)
     ]
 
 
 def one_forward_one_backward(ranks: int, count: int) -> list[list[Step]]:
-    """Return per rank a backward as soon as one can run (Narayanan et al., 2019): ``ranks - rank`` activations."""
+    """Return for each rank a 1F1B order (Narayanan et al., 2019): at most ``ranks - rank`` activations."""
     return [
         _alternating(
             [Step(FORWARD, rank, micro) for micro in range(count)],
@@ -58,22 +58,22 @@ def one_forward_one_backward(ranks: int, count: int) -> list[list[Step]]:
 
 
 def rounds_of(ranks: int, count: int) -> list[int]:
-    """Return how many micro-batches go through one chunk before the next chunk's turn; about one per rank."""
+    """Return the number of micro-batches that a chunk processes before the next chunk, about one per rank."""
     rounds = max(1, count // ranks)
     size, rest = divmod(count, rounds)
     return [size + (number < rest) for number in range(rounds)]
 
 
 def interleaved(ranks: int, chunks: int, rounds: Sequence[int]) -> list[list[Step]]:
-    """Return per rank the order of several stages per rank (Narayanan et al., 2021).
+    """Return for each rank the interleaved order of its several stages (Narayanan et al., 2021).
 
     Args:
-        ranks: of the pipeline; stage ``s`` is on rank ``s % ranks``.
-        chunks: stages per rank.
-        rounds: micro-batches per round, see :func:`rounds_of`.
+        ranks: number of ranks; stage ``s`` is on rank ``s % ranks``.
+        chunks: number of stages per rank.
+        rounds: number of micro-batches per round, see :func:`rounds_of`.
     """
     total = chunks * sum(rounds)
-    for more in range(total + 1):  # rounds that are smaller than the pipeline need more forwards ahead
+    for more in range(total + 1):  # rounds shorter than the pipeline need more forwards ahead
         orders = []
         for rank in range(ranks):
             ahead = (chunks - 1) * rounds[0] + 2 * (ranks - rank - 1) + more
@@ -91,7 +91,7 @@ def interleaved(ranks: int, chunks: int, rounds: Sequence[int]) -> list[list[Ste
 
 
 def runs_to_its_end(orders: Sequence[Sequence[Step]], stages: int) -> bool:
-    """Whether every rank gets what it waits for, if each computes in its order."""
+    """Whether the schedule completes: every rank receives what it waits for if each follows its order."""
     places = [0] * len(orders)
     done: set[Step | None] = set()
     moved = True
@@ -120,7 +120,7 @@ def _through_chunks(kind: str, rank: int, ranks: int, chunks: Sequence[int], rou
 
 
 def _alternating(forwards: list[Step], backwards: list[Step], ahead: int) -> list[Step]:
-    """Return ``ahead`` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """Return ``ahead`` forwards, then one forward and one backward in turn, then the remaining backwards."""
     ahead = min(ahead, len(forwards))
     steps = forwards[:ahead]
     for place, forward in enumerate(forwards[ahead:]):
