@@ -68,8 +68,8 @@ def links_of(shape: Sequence[int], names: Sequence[str], options: Sequence[str] 
             ranks are within eight consecutive ranks, else 25 GB/s and 15 us.
 
     Raises:
-        InputError: (a ValueError) an option names no axis of the mesh or one that another option names, or is not two
-            numbers above zero.
+        InputError: (a ValueError) the axis of an option is not in the mesh or is repeated, or its values are not two
+            positive numbers.
     """
     links = {}
     for number, name in enumerate(names):

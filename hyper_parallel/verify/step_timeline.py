@@ -71,7 +71,7 @@ class _Recorder:
         self._rank = transport.rank
         self._start = transport.start
         self._methods = {name: getattr(transport, name) for name in (*_RANKS_AT, *_MESSAGES)}
-        self._inside = False  # an engine's blocking collective is itself a start and a wait
+        self._inside = False  # blocking collectives of an engine call a start and a wait themselves
 
     def blocking(self, name: str) -> Callable[..., Any]:
         """Return a method that records a blocking call and carries it out."""

@@ -52,7 +52,7 @@ class Training:
         return list(harness_of(self._owner.platform).trainable(self.model).values())
 
     def loss(self, batch: tuple[Any, ...] | None = None) -> Any:
-        """Return the case's loss of the model on ``batch``, by default the step's first."""
+        """Return the case's loss of the model on ``batch``; the default is the step's first batch."""
         return self._owner.loss(self.batches[0] if batch is None else batch)
 
     def clip(self, max_norm: float, gradients: Sequence[Any] | None = None) -> Any:
@@ -95,7 +95,7 @@ class ModelTraining:
         """Train on ``batches``; return the loss, a tensor.
 
         Raises:
-            InputError: the user's step function did not step the optimizer once, or returned no loss.
+            InputError: the user's step function did not step the optimizer exactly once, or did not return a loss.
         """
         self.gradients, self._updates = {}, 0
         self.optimizer()  # before the first forward, as in usual programs
@@ -138,7 +138,7 @@ class ModelTraining:
             self._record_unclipped(log, gradients)
         norm = harness_of(self.platform).clip_gradients(self.model, gradients, max_norm)
         if log is not None:
-            size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # its precision bounds errors
+            size = np.asarray(self.platform.tensor_to_numpy(self.platform.detach(norm)))  # in its own precision
             factor = np.asarray(min(1.0, max_norm / (float(size) + 1e-6)), size.dtype)
             log.add("norm", "gradient norm", LocalValue(np.array(size)))
             log.add("norm", "clip factor", LocalValue(factor))

@@ -31,7 +31,7 @@ def _run_form(bug: Bug, seed: int, *, broken: bool) -> FormResult:
             declared=bug.declared or None,
             seed=seed,
         )
-    except InputError as error:  # the harness refuses the program
+    except InputError as error:  # the harness rejects the program
         return FormResult(equal=False, error=str(error))
     return form_result(report)
 

@@ -62,7 +62,7 @@ def verify_diff(
     Args:
         first: run A.
         second: run B.
-        steps: number of optimizer steps after which both are stopped; None lets them end by themselves.
+        steps: number of optimizer steps after which both are stopped; with None, they run to their end.
         seed: seed of the perturbations.
         declared: placements that cannot be inferred, by pattern of names.
         timeout: seconds for each run.
@@ -229,7 +229,7 @@ def _first_bits(runs: PairedRuns) -> str:
     """Return the first value whose bits differ from A's, and the difference; empty if there is none."""
     for key in runs.bounds.reference:
         if key[0] == "loss" and len(runs.ranks) > 1:
-            continue  # each rank's value is of its own samples
+            continue  # each rank has the value of its own samples
         for rank in runs.holders(key):
             placement = runs.placement(key, rank)
             actual = None if placement is None or not placement.compared else runs.actual(key, rank, placement)

@@ -272,8 +272,7 @@ class _Comparison:
         module = key[1].rpartition(".")[0]
         self.wrong[key] = Difference(key[0], key[1], module, tuple(ranks), key[2], key[3], np.inf, 0.0, why)
 
-    # -- values that only one run has
-    # -------------------------------------------------------------------------------------
+    # -- values that only one run has ----------------------------------------------------------------------------------
 
     def _missing(self) -> None:
         """Report gradients that ranks lack, and list other values that no rank has."""

@@ -9,7 +9,7 @@ A declaration maps a pattern of names to words: ``{"layers.*.wq.weight": "shard(
 - ``local``: the value is local to each rank and is not compared;
 
 or several joined by ``and``: ``shard(0) over dp and pending sum over tp``. Names are matched with or without the kind
-in front: ``output layers.0``. The first pattern that matches counts.
+in front: ``output layers.0``. The first matching pattern is used.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Declaration:
     Attributes:
         shards: dims of the tensor with the axes over which they are sharded.
         pending: axes over which a sum is pending.
-        local: whether the value belongs to the rank alone.
-        words: as declared.
+        local: whether the value is local to the rank.
+        words: text of the declaration.
     """
 
     shards: tuple[tuple[int, tuple[str, ...]], ...] = ()
@@ -69,7 +69,7 @@ def parse_declaration(words: str, axes: Collection[str] | None) -> Declaration:
 
 
 def declaration_of(kind: str, name: str, declared: Mapping[str, Declaration]) -> Declaration | None:
-    """Return the first declaration whose pattern matches the name, or the kind and the name; None without any."""
+    """Return the first declaration whose pattern matches the name, or the kind and the name; None if there is none."""
     return next((line for pattern, line in declared.items() if names_value(pattern, kind, name)), None)
 
 

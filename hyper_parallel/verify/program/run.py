@@ -113,7 +113,7 @@ def verify_program(
         world_size: number of ranks; by default the size of ``mesh``, or torchrun's number of processes.
         single: another script or function for the reference, if ``parallel`` cannot run on one rank.
         mesh: ``dp=2,tp=2`` or sizes by name: the axes for messages and for functions that take a mesh.
-        steps: optimizer steps after which the program is stopped; None lets it end by itself.
+        steps: optimizer steps after which the program is stopped; with None, it runs to its end.
         platform: ``torch`` or ``mindspore``; with None, the one that the file, or the function's module, imports.
         seed: seed of the perturbations.
         launch: ``simulated``: ranks of a script are forked processes and those of a function threads, on a

@@ -1,7 +1,7 @@
 """Reads a log of PyTorch's DebugMode as a recording: inputs and outputs of operators, by the hashes of their tensors.
 
 A log is the text that ``DebugMode.debug_string()`` returns after a run inside ``DebugMode.log_tensor_hashes()``. Each
-call has a line with shapes and ``# {'hash': ...}``; a module has one above the calls inside it, which are indented::
+call has a line with shapes and ``# {'hash': ...}``; a module has a line above its calls, which are indented::
 
     [nn.Mod] GPT.head
       aten::mm(t: f32[4, 8], t: f32[8, 3])  ->  t: f32[4, 3]  # {'input_hash': ((9.1, 4.2), {}), 'hash': 3.9}

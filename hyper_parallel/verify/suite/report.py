@@ -131,7 +131,7 @@ class SuiteReport(Report):
     """The results of the checks.
 
     Attributes:
-        settings: the file that names them.
+        settings: the file that lists the checks.
         results: the results, in the order in which the checks ran.
         left: names of checks that did not run because the command was interrupted.
     """

@@ -82,7 +82,7 @@ def read_settings(path: Path) -> list[SuiteCheck]:
     """Return the checks of a file, in its order.
 
     Raises:
-        InputError: the file or its table cannot be read, or has no check.
+        InputError: the file or its table cannot be read, or there are no checks.
     """
     table = _table(path)
     if table is None:
