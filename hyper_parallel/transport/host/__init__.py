@@ -1,1 +1,1 @@
-"""Host operations on tensors, and the process-wide states that each simulated rank has of its own."""
+"""Host operations on tensors, and process-wide state that is kept separately for each simulated rank."""

@@ -1,7 +1,7 @@
 """Host operations on numpy arrays, for simulated ranks that are processes and for the MindSpore bridge.
 
-bfloat16, which numpy lacks, travels as the structured dtype :data:`BFLOAT16` (one unsigned 16-bit field of that
-name): it pickles without any framework, and its arithmetic here rounds to nearest even after every step.
+bfloat16, which numpy lacks, is represented by the structured dtype :data:`BFLOAT16` (one unsigned 16-bit field of that
+name). It pickles without any framework, and its arithmetic here rounds to nearest even after every step.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ class NumpyOps:
     framework = ""
 
     def shape(self, x: np.ndarray[Any, Any]) -> Shape:
-        """Sizes of ``x``."""
+        """Shape of ``x``."""
         return tuple(x.shape)
 
     def dtype(self, x: np.ndarray[Any, Any]) -> str:
-        """``float32`` and so on; ``bfloat16`` for :data:`BFLOAT16`."""
+        """Name of the dtype, such as ``float32``; ``bfloat16`` for :data:`BFLOAT16`."""
         return "bfloat16" if x.dtype == BFLOAT16 else str(x.dtype)
 
     def inexact(self, x: np.ndarray[Any, Any]) -> bool:
-        """Whether ``x`` is floating (bfloat16 included) or complex."""
+        """Whether ``x`` is floating-point (including bfloat16) or complex."""
         return x.dtype == BFLOAT16 or np.issubdtype(x.dtype, np.inexact)
 
     def device(self, x: np.ndarray[Any, Any]) -> str:
-        """Empty: arrays are in host memory."""
+        """Return an empty text: arrays are in host memory."""
         del x
         return ""
 
     def copy(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A contiguous copy."""
+        """Return a contiguous copy."""
         return np.array(x, order="C")
 
     def stack(self, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """``parts`` as rows of a new array."""
+        """Stack ``parts`` as rows of a new array."""
         return np.stack(parts)
 
     def split(self, x: np.ndarray[Any, Any], sizes: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-        """Flat parts of ``x``; each a copy."""
+        """Split ``x`` into flat chunks; each is a copy."""
         return [part.copy() for part in np.split(x.reshape(-1), np.cumsum(sizes)[:-1])]
 
     def join(self, parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """Flat ``parts``, concatenated."""
+        """Concatenate flat ``parts``."""
         filled = [part for part in parts if part.size]
         return filled[0] if len(filled) == 1 else np.concatenate(parts)
 
@@ -88,15 +88,15 @@ class NumpyOps:
         return narrow(total) if half else total
 
     def save_state(self) -> None:
-        """Process ranks share no state, so there is none to save."""
+        """Save nothing, since process ranks share no state."""
 
     def restore_state(self, state: None, now: None = None) -> None:
-        """Nothing to put back."""
+        """Do nothing, since no state was saved."""
 
 
 def widen(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Convert :data:`BFLOAT16` to float32, exactly."""
-    # Shifting a 0-d array gives a scalar, which asarray makes an array again.
+    # Shifting a 0-d array gives a scalar, which asarray converts back to an array.
     return np.asarray(x["bfloat16"].astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 

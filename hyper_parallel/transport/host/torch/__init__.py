@@ -1,1 +1,1 @@
-"""Host operations on tensors of PyTorch, and the states of a PyTorch process that simulated ranks have of their own."""
+"""Host operations on PyTorch tensors, and process-wide state of PyTorch that is kept per simulated rank."""

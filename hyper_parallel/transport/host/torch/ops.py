@@ -1,4 +1,4 @@
-"""Host operations on tensors of PyTorch: how they are described, copied, reduced and brought to numpy."""
+"""Host operations on PyTorch tensors: description, copies, reductions and conversion to numpy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ACCUMULATE = {
 
 
 def to_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``."""
+    """Return the values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); it may share memory with ``x``."""
     plain = materialized(x.detach()).cpu()
     if plain.dtype is torch.bfloat16:
         return plain.contiguous().view(torch.int16).numpy().view(BFLOAT16)
@@ -54,28 +54,28 @@ def to_host(x: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A CPU tensor that shares the memory of ``array``."""
+    """Return a CPU tensor that shares the memory of ``array``."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def materialized(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with its values in memory: conjugation, negation and the zeros of some gradients are only marks."""
+    """Return ``x`` with its values in memory: conjugation, negation and some zero gradients are only flags."""
     if x._is_zerotensor():  # noqa: SLF001 - PyTorch has no public question
         return x.clone()
     return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
 
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
-    """``x`` as flat bytes; shares memory where ``x`` is contiguous."""
+    """Return ``x`` as flat bytes, which share memory if ``x`` is contiguous."""
     plain = materialized(x.detach()).contiguous()
-    # By strides: a single element counts as contiguous with any stride, and keeps it in reshape().
+    # By strides: a single element is contiguous with any stride, and reshape() keeps the stride.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def from_bytes(carried: torch.Tensor, size: int, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
-    """The first ``size`` bytes as a tensor; in memory of its own if ``carried`` is longer."""
+    """Return the first ``size`` bytes as a tensor, with its own memory if ``carried`` is longer."""
     exact = carried if carried.numel() == size else carried[:size].clone()
     return exact.view(dtype).reshape(tuple(shape))
 
@@ -86,35 +86,35 @@ class TorchOps:
     framework = "torch"
 
     def shape(self, x: torch.Tensor) -> Shape:
-        """Sizes of ``x``."""
+        """Shape of ``x``."""
         return tuple(x.shape)
 
     def dtype(self, x: torch.Tensor) -> str:
-        """``torch.float32`` and so on."""
+        """Name of the dtype, such as ``torch.float32``."""
         return str(x.dtype)
 
     def inexact(self, x: torch.Tensor) -> bool:
-        """Whether ``x`` is floating or complex."""
+        """Whether ``x`` is floating-point or complex."""
         return x.is_floating_point() or x.is_complex()
 
     def device(self, x: torch.Tensor) -> str:
-        """Type of its device, unless that is the CPU."""
+        """Type of the device of ``x``; empty for the CPU."""
         return "" if x.is_cpu else x.device.type
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """A contiguous detached copy."""
+        """Return a contiguous detached copy."""
         return x.detach().clone(memory_format=torch.contiguous_format)
 
     def stack(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``parts`` as rows of a new tensor."""
+        """Stack ``parts`` as rows of a new tensor."""
         return torch.stack([part.detach() for part in parts])
 
     def split(self, x: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Flat parts of a copy of ``x``; each in storage of its own."""
+        """Split a copy of ``x`` into flat chunks, each with its own storage."""
         return [part.clone() for part in torch.split(materialized(x.detach()).reshape(-1), list(sizes))]
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Flat ``parts``, concatenated."""
+        """Concatenate flat ``parts``."""
         filled = [part for part in parts if part.numel()]
         return filled[0] if len(filled) == 1 else torch.cat(list(parts))
 
@@ -123,12 +123,12 @@ class TorchOps:
         return reduce_in_order(parts, op)
 
     def save_state(self) -> _State:
-        """States of generators (PyTorch's, Python's, NumPy's, the devices'), default dtype, switches, environment."""
+        """Return states of generators (PyTorch, Python, NumPy, devices), default dtype, switches and environment."""
         host = torch.default_generator.get_state()
         return host, save_device_generators(), torch.get_default_dtype(), save_generators(), save_process()
 
     def restore_state(self, state: _State, now: _State | None = None) -> None:
-        """Put back what :meth:`save_state` returned."""
+        """Restore the state that :meth:`save_state` returned."""
         host, devices, dtype, others, process = state
         torch.default_generator.set_state(host)
         if now is None:
@@ -161,7 +161,7 @@ def reduce_in_order(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def seed_rank() -> None:
-    """A fixed seed and the usual default dtype, since the process may have served another run."""
+    """Set a fixed seed and the standard default dtype, since the process may have served another run."""
     torch.manual_seed(0)
     if torch.get_default_dtype() is not torch.float32:
         torch.set_default_dtype(torch.float32)

@@ -1,7 +1,7 @@
-"""State that PyTorch and Python keep per process, of which each simulated rank has its own.
+"""Process-wide state of PyTorch and Python, which is kept separately for each simulated rank.
 
-It is saved and put back whenever the baton passes from rank to rank, so both must be cheap: an environment that has not
-changed is the same object as the one that was last put back, and the changes between two such objects are kept.
+It is saved and restored whenever the baton passes from rank to rank, so both must be cheap. An unchanged environment is
+the same object as the one restored last, and the differences between two such objects are cached.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ __all__ = [
 
 _CUDNN: Any = torch.backends.cudnn
 _OPERATIONS = ("matmul", "conv", "rnn")
-"""What has a switch of its own since PyTorch 2.9; the older ones raise once these have other values."""
+"""Settings with their own switch since PyTorch 2.9; the older switch raises once these have different values."""
 
 
 def rounding() -> tuple[Any, ...]:
-    """The switches now; :func:`put_rounding` takes them. Simulated ranks call this whenever they take turns."""
+    """Return the current switches for :func:`put_rounding`. It is called at every switch between simulated ranks."""
     try:
         precision: Any = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the program has set the newer switches to what the older one cannot say
+    except RuntimeError:  # the program has set the newer switches to values that the older one cannot express
         precision = None
     try:
         cudnn: Any = _CUDNN.allow_tf32
@@ -65,7 +65,7 @@ def rounding() -> tuple[Any, ...]:
 
 
 def put_rounding(state: tuple[Any, ...]) -> None:
-    """Put back what :func:`rounding` returned; what has not changed is left alone."""
+    """Restore the switches that :func:`rounding` returned; unchanged ones are not written."""
     now = rounding()
     if now == state:
         return
@@ -84,7 +84,7 @@ def put_rounding(state: tuple[Any, ...]) -> None:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products of float32 are computed in float32 inside; each simulated rank has switches of its own."""
+    """Compute products of float32 in float32 inside this context; each simulated rank has its own switches."""
     state = rounding()
     if state[0] is not None:
         torch.set_float32_matmul_precision("highest")
@@ -102,8 +102,8 @@ def exact_products() -> Iterator[None]:
 
 
 def _ascend() -> tuple[Any, ...]:
-    """The switches of torch_npu, once it is imported."""
-    npu = torch.__dict__.get("npu")  # getattr takes a microsecond to find nothing
+    """Return the switches of torch_npu, once it is imported."""
+    npu = torch.__dict__.get("npu")  # a failing getattr takes a microsecond
     if npu is None:
         return ()
     return tuple([place for name in ("matmul", "conv") if hasattr(place := getattr(npu, name, None), "allow_hf32")])
@@ -115,7 +115,7 @@ _HEADER = object.__basicsize__
 
 @dataclass(frozen=True)
 class _State:
-    """One generator's state, and its mark: bytes of memory that change when it advances, or None if no bytes do."""
+    """One generator's state and its mark: bytes of memory that change when it advances, or None without such bytes."""
 
     mark: Any
     value: Any
@@ -130,7 +130,7 @@ class GeneratorStates:
 
 
 def save_generators() -> GeneratorStates:
-    """The states of both generators now: the same object as the last one, if neither has advanced since."""
+    """Return the current states of both generators: the same object as before if neither has advanced since."""
     last, python, numpy = _KNOWN.generators, _python_mark(), _numpy_mark()
     if python == last.python.mark and numpy is not None and numpy == last.numpy.mark:
         return last
@@ -143,24 +143,24 @@ def save_generators() -> GeneratorStates:
 
 
 def restore_generators(states: GeneratorStates) -> None:
-    """Put back what :func:`save_generators` returned."""
+    """Restore the states that :func:`save_generators` returned."""
     if _python_mark() != states.python.mark:
         random.setstate(states.python.value)
-    # Equal marks of two states do not make them equal; a state's own mark is lost when it advances.
+    # Two states with equal marks may differ; a state's own mark is invalid once it advances.
     if states.numpy is not _KNOWN.generators.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
         np.random.set_state(states.numpy.value)
     _KNOWN.generators = states
 
 
 def _python_mark() -> Any:
-    """The memory of Python's generator, without its object's header, which counts references."""
+    """Return the memory of Python's generator without its object header, which contains the reference count."""
     generator: Any = random.random.__self__  # type: ignore[attr-defined] # a bound method
     size = _random.Random.__basicsize__ - _HEADER
     return ctypes.string_at(id(generator) + _HEADER, size), generator.gauss_next
 
 
 def _numpy_mark() -> Any:
-    """The twister's words and position; None where the generator is another."""
+    """Return the words and position of the Mersenne twister; None for another generator."""
     twister = np.random.get_bit_generator()
     if type(twister) is not np.random.MT19937:
         return None
@@ -168,7 +168,7 @@ def _numpy_mark() -> Any:
 
 
 def _read_numpy(mark: Any) -> _State:
-    """NumPy's state; without a mark if a normal number is kept for the next call, which the twister does not show."""
+    """Return NumPy's state; without a mark if a normal number is cached, since the twister does not contain it."""
     value: Any = np.random.get_state(legacy=False)
     return _State(None if value.get("has_gauss") else mark, value)
 
@@ -177,19 +177,19 @@ DeviceGenerators = list[torch.Tensor] | None
 
 
 def save_device_generators() -> DeviceGenerators:
-    """The states of the generators of all devices that PyTorch sees, in the order of the devices.
+    """Return the states of the generators of all devices that PyTorch sees, in device order.
 
-    None while no device is in use, so that a simulation of CPU tensors does not start the driver.
+    Returns None while no device is in use, so that a simulation of CPU tensors does not start the driver.
     """
     module = _module_in_use()
     return None if module is None else module.get_rng_state_all()
 
 
 def restore_device_generators(states: DeviceGenerators) -> None:
-    """Put back what :func:`save_device_generators` returned.
+    """Restore the states that :func:`save_device_generators` returned.
 
-    If another rank has begun to use the devices since, they get the state that this rank would have found at its own
-    first use: PyTorch seeds them then with the seed of the CPU's generator, which is put back before.
+    If another rank has used the devices for the first time since, they get the state of this rank's own first use:
+    PyTorch then seeds them with the seed of the CPU's generator, which is restored before.
     """
     module = _module_in_use()
     if module is None:
@@ -201,7 +201,7 @@ def restore_device_generators(states: DeviceGenerators) -> None:
 
 
 def _module_in_use() -> Any:
-    """``torch.cuda``, ``torch.npu`` or the like; None where there is no device, or the process has not used one."""
+    """Return ``torch.cuda``, ``torch.npu`` or similar; None without a device, or if the process has not used one."""
     if not torch.accelerator.is_available():
         return None
     accelerator = torch.accelerator.current_accelerator()
@@ -215,11 +215,11 @@ _Changes = list[tuple[bytes, bytes | None]]
 _ENVIRONMENT: _Environment = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001 - copied 100 times faster
 _FILLS: Any = deterministic
 _PARAMETRIZED: Any = parametrize
-_MOST_CHANGES = 1024  # pairs of environments whose changes are kept
+_MOST_CHANGES = 1024  # maximum number of cached pairs of environments
 
 
 class ProcessState(NamedTuple):
-    """The environment, PyTorch's switches, and what is kept while inside ``parametrize.cached()``, else None."""
+    """The environment, PyTorch's switches, and the cache inside ``parametrize.cached()`` or None."""
 
     environment: _Environment
     switches: tuple[Any, ...]
@@ -227,7 +227,7 @@ class ProcessState(NamedTuple):
 
 
 class _Known:
-    """What was last saved or put back, the generators' states and the environment, and changes of environments."""
+    """The states of generators and environment that were last saved or restored, and differences of environments."""
 
     def __init__(self) -> None:
         self.generators = GeneratorStates(_State(None, None), _State(None, None))  # replaced as one object
@@ -236,7 +236,7 @@ class _Known:
         self.changes: dict[tuple[int, int], tuple[_Environment, _Environment, _Changes]] = {}
 
     def between(self, before: _Environment, after: _Environment) -> _Changes:
-        """What to set, or to remove, so that ``before`` becomes ``after``."""
+        """Return the variables to set and to remove so that ``before`` becomes ``after``."""
         key = (id(before), id(after))
         known = self.changes.get(key)
         if known is None:
@@ -244,15 +244,15 @@ class _Known:
                 self.changes.clear()
             changes: _Changes = [(name, None) for name in before.keys() - after.keys()]
             changes += [(name, value) for name, value in after.items() if before.get(name) != value]
-            known = self.changes[key] = (before, after, changes)  # keeps both alive, so that no other has their id
+            known = self.changes[key] = (before, after, changes)  # keeps both alive, so that their ids stay unique
         return known[2]
 
 
-_KNOWN = _Known()  # one thread at a time holds the baton
+_KNOWN = _Known()  # only one thread at a time has the baton
 
 
 def save_process() -> ProcessState:
-    """The state now: the same object as the last one, if nothing has changed and nothing is kept by ``cached()``."""
+    """Return the current state: the same object as before if nothing has changed and ``cached()`` is not active."""
     if _KNOWN.last != _ENVIRONMENT:
         _KNOWN.last = _ENVIRONMENT.copy()
     switches, state = _switches(), _KNOWN.state
@@ -264,7 +264,7 @@ def save_process() -> ProcessState:
 
 
 def restore_process(state: ProcessState) -> None:
-    """Put back what :func:`save_process` returned; what has not changed is left alone."""
+    """Restore the state that :func:`save_process` returned; unchanged parts are not written."""
     before = save_process()
     if before.environment is not state.environment:
         for name, value in _KNOWN.between(before.environment, state.environment):
@@ -281,7 +281,7 @@ def restore_process(state: ProcessState) -> None:
 
 
 def forget_environments() -> None:
-    """Drop what was kept of the environments of a run."""
+    """Discard the cached environments of a run."""
     _KNOWN.changes.clear()
 
 
