@@ -1,7 +1,7 @@
-"""MindSpore's own communication (``communication``, ``mint.distributed``, ``ops.AllReduce``) on ranks without devices.
+"""Implements MindSpore's own communication (``communication``, ``mint.distributed``, ``ops.AllReduce``) on CPU ranks.
 
-``begin`` makes a process a rank. Its collectives are matched by the coordinator, which also carries their payloads:
-nothing is written to or read from a device, and HCCL is not involved.
+``begin`` turns a process into a rank. The coordinator matches its collectives and transfers their payloads; devices and
+HCCL are not used.
 """
 
 from __future__ import annotations

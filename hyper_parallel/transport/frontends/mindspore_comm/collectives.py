@@ -1,7 +1,7 @@
-"""The collectives of MindSpore's world on host arrays: what members must agree on, payloads, and results.
+"""The collectives of MindSpore's world on host arrays: fingerprints, payloads, and results.
 
-They are named after MindSpore's primitives. All functions that a program can call for one of them (a primitive, a
-function of ``comm_func``, one of ``mint.distributed``) have the same fingerprint, since a device matches them too.
+They are named after MindSpore's primitives. All public functions for one of them (a primitive, a function of
+``comm_func`` or of ``mint.distributed``) have the same fingerprint, because devices match them with each other too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _OPS = NumpyOps()
-# Frames between a user's line and a collective: MindSpore's, this library's patches of it, decorators, generated code.
+# Stack frames between a user's line and a collective: MindSpore, this library's patches, decorators, generated code.
 _BENEATH = (
     str(Path(mindspore.__file__).resolve().parent) + os.sep,
     str(Path(__file__).resolve().parents[3] / "platform" / "mindspore") + os.sep,
@@ -56,14 +56,14 @@ _BENEATH = (
 
 
 def all_reduce(world: World, group: Group, x: Array, op: str) -> Work:
-    """The reduction of all members' ``x``, in the order of their ranks."""
+    """Return the reduction of all members' ``x``, in rank order."""
     check_reduction(op, inexact=_OPS.inexact(x))
     payloads = [x] * len(group.ranks)
     return _start(world, group, "AllReduce", _reduced(x, op), payloads).then(lambda parts: _OPS.reduce(parts, op))
 
 
 def all_gather(world: World, group: Group, x: Array, shapes: Sequence[Shape] | None = None) -> Work:
-    """Every member's ``x`` in a list; ``shapes`` where they may differ."""
+    """Return every member's ``x`` in a list; ``shapes`` is needed if shapes may differ."""
     facts = _tensor(x)
     if shapes is not None and len(set(shapes)) > 1:
         facts = (("dtype", _OPS.dtype(x)), ("shapes", tuple(shapes)))
@@ -71,7 +71,7 @@ def all_gather(world: World, group: Group, x: Array, shapes: Sequence[Shape] | N
 
 
 def reduce_scatter(world: World, group: Group, chunks: Sequence[Array], op: str) -> Work:
-    """The reduction of the chunk that every member has for this rank."""
+    """Return the reduction of the members' chunks for this rank."""
     check_reduction(op, inexact=_OPS.inexact(chunks[0]))
     shapes = tuple(_OPS.shape(chunk) for chunk in chunks)
     facts: Facts = (("dtype", _OPS.dtype(chunks[0])), ("shapes", shapes), ("reduction", op))
@@ -79,7 +79,7 @@ def reduce_scatter(world: World, group: Group, chunks: Sequence[Array], op: str)
 
 
 def broadcast(world: World, group: Group, x: Array, root: int) -> Work:
-    """The root's ``x``; on other members only its shape and dtype matter. ``root`` is a global rank."""
+    """Return the root's ``x``; on other members only shape and dtype are used. ``root`` is a global rank."""
     payload = x if root == world.rank else None
     facts = (*_tensor(x), ("root", root))
     position = group.ranks.index(root)
@@ -88,7 +88,7 @@ def broadcast(world: World, group: Group, x: Array, root: int) -> Work:
 
 
 def reduce(world: World, group: Group, x: Array, op: str, root: int) -> Work:
-    """The reduction on the root, None elsewhere."""
+    """Return the reduction on the root, None on other members."""
     check_reduction(op, inexact=_OPS.inexact(x))
     facts = (*_reduced(x, op), ("root", root))
     work = _start(world, group, "Reduce", facts, _for_root(group, x, root))
@@ -96,13 +96,13 @@ def reduce(world: World, group: Group, x: Array, op: str, root: int) -> Work:
 
 
 def gather(world: World, group: Group, x: Array, root: int) -> Work:
-    """Every member's ``x`` in a list on the root, None elsewhere."""
+    """Return every member's ``x`` in a list on the root, None on other members."""
     work = _start(world, group, "CollectiveGather", (*_tensor(x), ("root", root)), _for_root(group, x, root))
     return work.then(lambda parts: _copies(parts) if world.rank == root else None)
 
 
 def scatter(world: World, group: Group, chunks: Sequence[Array], like: Array, root: int) -> Work:
-    """This rank's chunk of those of the root, each of the shape and dtype of ``like``."""
+    """Return this rank's chunk from the root; each chunk has the shape and dtype of ``like``."""
     payloads = chunks if world.rank == root else [None] * len(group.ranks)
     position = group.ranks.index(root)
     work = _start(world, group, "CollectiveScatter", (*_tensor(like), ("root", root)), payloads)
@@ -110,7 +110,7 @@ def scatter(world: World, group: Group, chunks: Sequence[Array], like: Array, ro
 
 
 def all_to_all(world: World, group: Group, chunks: Sequence[Array], counts: Sequence[int]) -> Work:
-    """The chunk that each member has for this rank, in a list; chunks are flat, ``counts`` their expected sizes."""
+    """Return each member's chunk for this rank in a list; chunks are flat, with expected sizes ``counts``."""
     sends = tuple((chunk.size,) for chunk in chunks)
     expects = tuple((count,) for count in counts)
     for what, sizes in (("sends", sends), ("expects", expects)):
@@ -122,18 +122,18 @@ def all_to_all(world: World, group: Group, chunks: Sequence[Array], counts: Sequ
 
 
 def barrier(world: World, group: Group) -> Work:
-    """Complete once every member has called it."""
+    """Wait until every member has called it."""
     return _start(world, group, "Barrier", (), [None] * len(group.ranks)).then(lambda _: None)
 
 
 def send(world: World, group: Group, x: Array, destination: int, tag: int) -> None:
-    """Deposit a copy of ``x`` for a global rank and go on; only the number of elements must fit."""
+    """Send a copy of ``x`` to a global rank without waiting; only the number of elements must match."""
     flat = _OPS.copy(x).reshape(-1)
     world.endpoint.send(_message(world.rank, destination, tag, _tensor(flat), group), flat)
 
 
 def recv(world: World, group: Group, like: Array, source: int, tag: int) -> Work:
-    """Post a receive of the shape and dtype of ``like``; those of one mailbox are served in their order."""
+    """Post a receive with the shape and dtype of ``like``; receives of one mailbox are served in order."""
     posted = _message(source, world.rank, tag, _tensor(like.reshape(-1)), group)
     world.posted.setdefault(posted.key, deque()).append(posted)
     return Work("recv", lambda: _receive(world, posted).reshape(like.shape))
@@ -163,7 +163,7 @@ def _start(
     sends: tuple[Shape, ...] | None = None,
     expects: tuple[Shape, ...] | None = None,
 ) -> Work:
-    """Begin a collective; the handle's result is each member's payload for this rank, in the order of the ranks."""
+    """Start a collective; the handle's result is each member's payload for this rank, in rank order."""
     if len(group.ranks) == 1:
         return Work(operation, _constant([_copy(payload) for payload in payloads]))
     fingerprint = CollectiveFingerprint(operation, group.ranks, facts, _site(), sends, expects, group.name)

@@ -1,7 +1,7 @@
-"""The operators beneath ``mint.distributed``, ``ops.communication`` and ``communication.comm_func``.
+"""The operators that ``mint.distributed``, ``ops.communication`` and ``communication.comm_func`` call.
 
-MindSpore's own functions check their arguments and call one of these. ``DistComm*`` writes into tensors and has no
-gradient; ``InnerComm*`` returns new tensors and has the gradient of the primitive of the same name.
+MindSpore's own functions check their arguments and call one of these operators. ``DistComm*`` writes into tensors and
+has no gradient; ``InnerComm*`` returns new tensors and has the gradient of the primitive with the same name.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = ["OPERATORS", "Handle"]
 
 
 class Handle:
-    """What MindSpore wraps in a ``CommHandle``; it may be waited for again."""
+    """The handle that MindSpore wraps in a ``CommHandle``; repeated waits are allowed."""
 
     def __init__(self, finish: Callable[[], Any]) -> None:
         self._finish: Callable[[], Any] | None = finish
 
     def wait(self) -> None:
-        """Wait for the other members; outputs are written."""
+        """Wait for the other members, and write the outputs."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
 
     def get_comm_handle_ptr_str(self) -> str:
-        """For MindSpore's ``repr``."""
+        """Return a text for MindSpore's ``repr``."""
         return hex(id(self))
 
 
@@ -53,7 +53,7 @@ class Handle:
 
 
 def _into(work: Work, outputs: Sequence[Tensor], operation: str, *, waits: bool) -> tuple[Tensor, Handle]:
-    """The work's arrays, one or a list, written into ``outputs`` when it is complete; None writes nothing."""
+    """Write the work's arrays, one or a list, into ``outputs`` when it is complete; None writes nothing."""
 
     def finish() -> None:
         arrived = work.wait()
@@ -84,7 +84,7 @@ def _here(name: str) -> tuple[World, Group]:
 
 
 def _member(group: Group, rank: int, operation: str) -> int:
-    """A global rank that must be a member."""
+    """Return a global rank after checking that it is a member."""
     if rank not in group.ranks:
         msg = f"{operation} names rank {rank}, which is not a member of {group}"
         raise CollectiveMismatchError(msg)
@@ -137,7 +137,7 @@ def _all_gather_uneven(
 
 
 def _row_counts(whole: Tensor, sizes: Sequence[int], group: Group, operation: str) -> list[int]:
-    """Rows of each member in ``whole``: by ``sizes``, or equal."""
+    """Return the number of rows of each member in ``whole``: ``sizes``, or equal numbers."""
     count = len(group.ranks)
     rows = list(sizes) or [whole.shape[0] // count] * count
     if len(rows) != count or sum(rows) != whole.shape[0]:
@@ -272,7 +272,7 @@ def _irecv(tag: int, peer: int, shape: Sequence[int], group: str, dtype: Any) ->
 
 
 def _batch(tensors: Sequence[Tensor], group: str, kinds: Sequence[int], peers: Sequence[int]) -> Any:
-    """``kinds`` are 0 to send and 1 to receive."""
+    """Run a batch of messages; ``kinds`` are 0 for send and 1 for receive."""
     started = [
         _irecv_into(tensor, 0, peer, group) if kind else _isend(tensor, peer, group, 0)
         for tensor, kind, peer in zip(tensors, kinds, peers, strict=True)
@@ -289,7 +289,7 @@ def _batch(tensors: Sequence[Tensor], group: str, kinds: Sequence[int], peers: S
 
 
 def _new(primitive: Any, later: bool, *inputs: Any) -> Any:
-    """Call a primitive, or begin it."""
+    """Call a primitive, or start it."""
     if not later:
         return carry(primitive, *inputs)
     outputs, finish = carry_later(primitive, *inputs)
@@ -345,4 +345,4 @@ OPERATORS: dict[type, Callable[..., Any]] = {
     generated.InnerCommIsend: _isend,
     generated.InnerCommIrecv: _irecv,
 }
-"""What runs each operator."""
+"""Handlers by operator."""

@@ -1,4 +1,4 @@
-"""MindSpore tensors as NumPy arrays and back, and writes into a tensor's memory."""
+"""Converts MindSpore tensors to NumPy arrays and back, and writes into a tensor's memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTEXT, _TARGET = MSContext.get_instance(), ms_ctx_param.device_target  # get_
 
 
 def _native_bfloat16() -> np.dtype[Any] | None:
-    """MindSpore's dtype of NumPy for bfloat16; None under a NumPy of another major version than it was built with."""
+    """Return MindSpore's NumPy dtype for bfloat16; None if NumPy's major version differs from that of its build."""
     try:
         return np.dtype(Tensor([0.0], mindspore.bfloat16).asnumpy().dtype)
     except TypeError:
@@ -29,20 +29,20 @@ _NATIVE_BFLOAT16 = _native_bfloat16()
 
 
 def compiler_splits() -> bool:
-    """Whether MindSpore's compiler splits operators over devices: in semi-automatic and automatic parallelism."""
+    """Whether MindSpore's compiler shards operators: in semi-automatic and automatic parallelism."""
     return mindspore.get_auto_parallel_context("parallel_mode") in {"semi_auto_parallel", "auto_parallel"}
 
 
 def on_accelerator() -> bool:
-    """Whether this process computes on Ascend: there the array of a tensor is a copy of its memory."""
+    """Whether this process computes on Ascend, where the array of a tensor is a copy of its memory."""
     return bool(_CONTEXT.get_param(_TARGET) == "Ascend")
 
 
 def to_host(x: Tensor) -> np.ndarray[Any, Any]:
-    """The values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16); may share memory with ``x``.
+    """Return the values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16), which may share memory with ``x``.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) bfloat16, which this NumPy cannot take from MindSpore.
+        UnsupportedOnBackend: (a NotImplementedError) ``x`` is bfloat16, which this NumPy cannot get from MindSpore.
     """
     if x.dtype != mindspore.bfloat16:
         return x.asnumpy()
@@ -52,10 +52,10 @@ def to_host(x: Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor that takes over the memory of ``array``, which nothing else may reference; on a device a copy there.
+    """Return a tensor with the memory of ``array``, which must have no other reference; on a device, a copy there.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) bfloat16, which MindSpore cannot take from this NumPy.
+        UnsupportedOnBackend: (a NotImplementedError) ``array`` is bfloat16, which MindSpore cannot get from this NumPy.
     """
     if array.dtype == BFLOAT16:
         if _NATIVE_BFLOAT16 is None:
@@ -73,12 +73,12 @@ def _without_bfloat16() -> UnsupportedOnBackend:
 
 
 def host_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of the host arrays that carry MindSpore's ``dtype``."""
+    """Return the dtype of host arrays for MindSpore's ``dtype``."""
     return BFLOAT16 if dtype == mindspore.bfloat16 else np.dtype(mindspore.dtype_to_nptype(dtype))
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array for a result that is not there yet: NaN where the dtype has it, so that an early read shows."""
+    """Return an array for a pending result, filled with NaN if the dtype has it, so that an early read is visible."""
     if dtype == BFLOAT16:
         return np.full(shape, 0x7FC0, np.uint16).view(BFLOAT16)
     return np.full(shape, np.nan if np.issubdtype(dtype, np.inexact) else 0, dtype)

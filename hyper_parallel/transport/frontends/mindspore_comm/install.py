@@ -1,8 +1,8 @@
-"""Puts the world of :mod:`world` beneath MindSpore's own communication functions, in the process of a rank.
+"""Lets MindSpore's own communication functions use the world of :mod:`world`, in the process of a rank.
 
-MindSpore's Python code stays as it is: it checks arguments and calls operators, whose ``__call__`` is replaced in their
-classes, so that references that a program took before are served too. Only what sets up a connection is replaced as a
-whole function.
+MindSpore's Python code is not changed: it checks arguments and calls operators. ``__call__`` is replaced in the
+operators' classes, so that references that a program obtained earlier work too. Only functions that set up a connection
+are replaced completely.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["VERSIONS", "begin", "begin_again", "normalize", "with_group"]
 
 
 def with_group(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the constructor: on CPU the layer names no group where it means the world."""
+    """Wrap the constructor: on CPU, the layer passes no group for the world."""
 
     @wraps(init)
     def construct(self: Any, *args: Any, group: str | None = None, **kwargs: Any) -> None:
@@ -50,7 +50,7 @@ def with_group(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def normalize(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call: statistics are those of the batches of all members, and so are the gradients of the inputs."""
+    """Wrap the call: statistics and input gradients are computed over the batches of all members."""
 
     @wraps(plain)
     def call(self: Any, x: Tensor, scale: Tensor, offset: Tensor, mean: Parameter, variance: Parameter) -> Any:
@@ -68,7 +68,7 @@ def normalize(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _normalized(
     attributes: dict[str, Any], x: Tensor, scale: Tensor, offset: Tensor, running: tuple[Parameter, Parameter]
 ) -> Any:
-    """Return the normalized batch with the statistics; ``running`` ones are moved towards them."""
+    """Return the normalized batch with the statistics; ``running`` statistics are updated."""
     reduce = ops.AllReduce(group=attributes["group"])
     wide = x.astype(mindspore.float32)
     dims = tuple(dim for dim in range(x.ndim) if dim != 1)
@@ -89,7 +89,7 @@ def _normalized(
 
 
 VERSIONS = ("2.10",)
-"""The MindSpore releases for which the replacements were checked."""
+"""The MindSpore releases that the replacements were tested with."""
 
 _BACKENDS = ("hccl", "nccl", "mccl")
 _MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")
@@ -102,20 +102,20 @@ _PLAIN = (Tensor, Parameter)
 
 
 def begin(rank: int, size: int, endpoint: Endpoint) -> None:
-    """Make this process a rank of a world, of which nothing of an earlier run is left.
+    """Make this process a rank of a fresh world, without state of an earlier run.
 
     Args:
         rank: this rank's number.
         size: number of ranks.
-        endpoint: the line to the coordinator.
+        endpoint: connection to the coordinator.
     """
     begin_world(rank, size, endpoint)
     install()
-    pynative_executor.clear_res()  # a cell that raised while it was differentiated leaves MindSpore recording
+    pynative_executor.clear_res()  # a cell that raised during differentiation leaves MindSpore in recording mode
     GlobalComm.INITED = True
     GlobalComm.BACKEND = "hccl"
     GlobalComm.WORLD_COMM_GROUP = management.HCCL_WORLD_COMM_GROUP
-    # What MindSpore remembers of groups, and primitives that remember the size of theirs.
+    # Clear MindSpore's caches of groups, and primitives that cache the size of their group.
     for remembered in (
         ExistingGroup.ITEMS,
         ExistingGroup.GROUP_RANKS,
@@ -127,14 +127,14 @@ def begin(rank: int, size: int, endpoint: Endpoint) -> None:
 
 
 def begin_again() -> None:
-    """The same rank of the same world, for the next run."""
+    """Reset the same rank of the same world for the next run."""
     world = current_world()
     begin(world.rank, world.size, world.endpoint)
 
 
 @functools.cache
 def install() -> None:
-    """Replace what MindSpore calls; once per process."""
+    """Replace the functions that MindSpore calls; once per process."""
     for operator, run in OPERATORS.items():
         operator.__call__ = _operator(operator.__call__, run)  # type: ignore[method-assign]
     for primitive in CARRIED:
@@ -179,7 +179,7 @@ def _primitive(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_own_class(values: Sequence[Any]) -> bool:
-    """Whether a tensor is of a subclass: MindSpore lets the subclass handle the operator, and DTensors refuse it."""
+    """Whether a tensor has a subclass: MindSpore lets the subclass handle the operator, and DTensors refuse it."""
     return any(
         _has_own_class(value)
         if isinstance(value, (list, tuple))
@@ -189,7 +189,7 @@ def _has_own_class(values: Sequence[Any]) -> bool:
 
 
 def _uncompiled(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap what the graph compiler asks about every operator that it meets."""
+    """Wrap the function that the graph compiler calls for every operator."""
 
     @functools.wraps(plain)
     def ask(operator: Any) -> Any:
@@ -204,7 +204,7 @@ def _uncompiled(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _without_effect(shard: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what states how an operator is split: the graph compiler would split it."""
+    """Wrap a function that declares the sharding of an operator, which the graph compiler would apply."""
 
     @functools.wraps(shard)
     def state(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -230,18 +230,18 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
 
 
 def _replace(function: Any, replacement: Callable[..., Any]) -> None:
-    """Replace a function in every module that has a name for it, the program's modules included."""
-    for module in list(sys.modules.values()):  # some entries are no modules
+    """Replace a function in every module that references it, including the program's modules."""
+    for module in list(sys.modules.values()):  # some entries are not modules
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is function:
                 setattr(module, name, replacement)
 
 
 def _init(backend_name: str | None = None) -> None:
-    """``mindspore.communication.init``: the world is there already; every backend means this one.
+    """``mindspore.communication.init``: the world exists already, and every backend name refers to it.
 
     Raises:
-        ValueError: ``backend_name`` names no backend of MindSpore.
+        ValueError: ``backend_name`` is not a backend of MindSpore.
     """
     if backend_name is not None and backend_name not in _BACKENDS:
         msg = f"init: backend_name is {backend_name!r}; it must be one of {', '.join(_BACKENDS)}, or None"
@@ -261,10 +261,10 @@ def _init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """``mint.distributed.init_process_group``: the world is there already; its size and rank must be those given.
+    """``mint.distributed.init_process_group``: the world exists already; given size and rank must match it.
 
     Raises:
-        MeshError: ``world_size`` or ``rank`` are those of another world.
+        MeshError: ``world_size`` or ``rank`` differ from this world's.
         UnsupportedOnBackend: ``group_name`` renames the world's group.
     """
     del init_method, timeout, store, pg_options, device_id

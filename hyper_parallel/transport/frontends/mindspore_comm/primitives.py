@@ -1,7 +1,7 @@
-"""The communication primitives of ``mindspore.ops`` on the current world, with the gradients that MindSpore defines.
+"""The communication primitives of ``mindspore.ops`` on the current world, with MindSpore's gradients.
 
-A primitive that is called runs :func:`carry`. Its gradient is MindSpore's own definition (``grad_comm_ops``), executed
-in Python: the primitives that it calls come back here.
+A call of a primitive runs :func:`carry`. Its gradient is MindSpore's own definition (``grad_comm_ops``), executed in
+Python; the primitives that it calls are handled here too.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Started:
 
 
 def carry(primitive: Primitive, *inputs: Any) -> Any:
-    """Call a primitive: its outputs, differentiable where MindSpore defines a gradient.
+    """Call a primitive and return its outputs, which are differentiable if MindSpore defines a gradient.
 
     Raises:
-        CollectiveMismatchError: this rank is not a member of its group, or its arguments cannot be right.
-        MeshError: there is no such group.
+        CollectiveMismatchError: this rank is not a member of the group, or the arguments are invalid.
+        MeshError: the group does not exist.
     """
     outputs, finish = carry_later(primitive, *inputs)
     finish()
@@ -72,25 +72,25 @@ def carry(primitive: Primitive, *inputs: Any) -> Any:
 
 
 def carry_later(primitive: Primitive, *inputs: Any) -> tuple[Any, Callable[[], None]]:
-    """Begin a primitive: its outputs, and what waits for the other members and fills them."""
+    """Start a primitive; return its outputs, and a function that waits for the other members and fills them."""
     call = _Call(primitive, inputs)
     outputs = _Carried.apply(call, *call.tensors)
     return outputs, call.finish
 
 
 class _Call:
-    """A call of a primitive: it travels through the gradient engine as one argument, with its tensors."""
+    """A call of a primitive; it is passed to the gradient engine as one argument, with its tensors."""
 
     def __init__(self, primitive: Primitive, inputs: tuple[Any, ...]) -> None:
         self.primitive = primitive
-        # MindSpore's gradients take sizes as tuples.
+        # MindSpore's gradients require sizes as tuples.
         self.inputs = tuple(tuple(value) if isinstance(value, list) else value for value in inputs)
         self.tensors = tuple(_leaves(inputs))
         self.outputs: Any = None
         self.finish: Callable[[], None] = _nothing
 
     def start(self) -> Any:
-        """Begin it; the outputs."""
+        """Start the call and return its outputs."""
         world = current_world()
         primitive = self.primitive
         name = primitive.get_attr_dict().get("group", getattr(primitive, "group", None))
@@ -109,18 +109,18 @@ class _Call:
 
 
 class _Carried(Function):
-    """Runs a call, and in backward the gradient that MindSpore defines for its primitive."""
+    """Runs a call, and in backward MindSpore's gradient of its primitive."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Any:
-        """The outputs of the primitive."""
+        """Return the outputs of the primitive."""
         del tensors
         ctx.call = call
         return call.start()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """None for the call, and a gradient for each tensor."""
+        """Return None for the call, and a gradient for each tensor."""
         call: _Call = ctx.call
         primitive = call.primitive
         bprop = None if type(primitive) in _FROM_MEMBERS_WITHOUT else get_bprop_fn(primitive)
@@ -140,7 +140,7 @@ class _Carried(Function):
 
 
 def _gradients(call: _Call, gradients: Sequence[Any]) -> list[Tensor]:
-    """One per tensor of the call; a placeholder of another shape, such as that of Receive, is a zero."""
+    """Return one gradient per tensor of the call; a placeholder of another shape, as of Receive, becomes a zero."""
     flat = [
         leaf
         for value, gradient in zip(call.inputs, gradients, strict=True)
@@ -154,7 +154,7 @@ def _gradients(call: _Call, gradients: Sequence[Any]) -> list[Tensor]:
 
 
 def _leaves(values: Sequence[Any]) -> list[Tensor]:
-    """Tensors among arguments, those in tuples and lists included."""
+    """Yield the tensors among arguments, including those in tuples and lists."""
     leaves: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -168,7 +168,7 @@ def _leaves(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _single(work: Work, shape: Sequence[int], like: Array) -> Started:
-    """A primitive with one output of the shape, in which the work's array is written."""
+    """Handle a primitive with one output of the shape, into which the work's array is written."""
     output = empty(tuple(shape), like.dtype)
 
     def finish() -> None:
@@ -180,12 +180,12 @@ def _single(work: Work, shape: Sequence[int], like: Array) -> Started:
 
 
 def _joined(work: Work, shape: Sequence[int], like: Array, dim: int = 0) -> Started:
-    """A primitive whose output is the concatenation of the work's arrays."""
+    """Handle a primitive whose output is the concatenation of the work's arrays."""
     return _single(work.then(lambda parts: None if parts is None else np.concatenate(parts, dim)), shape, like)
 
 
 def _rows(primitive: Primitive, group: Group, x: Array) -> list[Array]:
-    """``x`` in equal parts of its first dim, one per member."""
+    """Split ``x`` into equal chunks along its first dim, one per member."""
     count = len(group.ranks)
     if not x.ndim or x.shape[0] % count:
         msg = (
@@ -197,13 +197,13 @@ def _rows(primitive: Primitive, group: Group, x: Array) -> list[Array]:
 
 
 def _counts(sizes: Any, unit: int = 1) -> list[int]:
-    """Sizes that a program may give as a list or as a tensor."""
+    """Return sizes that are given as a list or a tensor."""
     values = sizes.asnumpy().reshape(-1).tolist() if isinstance(sizes, Tensor) else list(sizes)
     return [int(value) * unit for value in values]
 
 
 def _cut(primitive: Primitive, x: Array, counts: Sequence[int]) -> list[Array]:
-    """Flat ``x`` in chunks of these sizes."""
+    """Split flat ``x`` into chunks of these sizes."""
     if sum(counts) != x.size:
         msg = f"ops.{primitive.name} sends chunks of {list(counts)} elements from a tensor of {x.size}"
         raise CollectiveMismatchError(msg)
@@ -211,7 +211,7 @@ def _cut(primitive: Primitive, x: Array, counts: Sequence[int]) -> list[Array]:
 
 
 def _member(primitive: Primitive, group: Group, position: int) -> int:
-    """Global rank of a group rank that an argument names."""
+    """Return the global rank of a group rank in an argument."""
     if not 0 <= position < len(group.ranks):
         msg = f"ops.{primitive.name} names rank {position} of {group}; there are 0..{len(group.ranks) - 1}"
         raise CollectiveMismatchError(msg)
@@ -250,7 +250,7 @@ def _broadcast(world: World, group: Group, primitive: Any, inputs: Any) -> Start
 
 
 def _together(started: Sequence[Started]) -> Started:
-    """Several primitives as one with several outputs."""
+    """Combine several primitives into one with several outputs."""
 
     def finish() -> None:
         for each in started:
@@ -340,7 +340,7 @@ def _barrier(world: World, group: Group, primitive: Any, inputs: Any) -> Started
 
 def _send(world: World, group: Group, primitive: Any, inputs: Any) -> Started:
     x = to_host(inputs[0])
-    primitive.add_prim_attr("shape", tuple(inputs[0].shape))  # MindSpore's gradient reads both
+    primitive.add_prim_attr("shape", tuple(inputs[0].shape))  # MindSpore's gradient reads both attributes
     primitive.add_prim_attr("dtype", inputs[0].dtype)
     collectives.send(world, group, x, _member(primitive, group, primitive.rank), primitive.sr_tag)
     return Started((np.array(x),), _nothing)
@@ -387,7 +387,7 @@ def _neighbor_exchange(world: World, group: Group, primitive: Any, inputs: Any) 
 
 
 def _nothing() -> None:
-    """A message was deposited: nothing to wait for."""
+    """Do nothing: the message has been sent, so there is nothing to wait for."""
 
 
 CARRIED: dict[type, Callable[[World, Group, Any, Any], Started]] = {
@@ -411,7 +411,7 @@ CARRIED: dict[type, Callable[[World, Group, Any, Any], Started]] = {
 }
 """Handlers by primitive."""
 
-# Their gradient broadcasts the root's cotangent into that of members whose output, and so cotangent, has shape [1].
+# Their gradient broadcasts the root's cotangent to members whose output, and therefore cotangent, has shape [1].
 _FROM_MEMBERS_WITHOUT = (comm_ops.Reduce, comm_ops.CollectiveGather)
 _COMPILED = "it is made by MindSpore's graph compiler, which does not run on simulated ranks"
 _REFUSED = {
@@ -433,4 +433,4 @@ _REFUSED = {
 REFUSED: dict[type, str] = {
     getattr(comm_ops, name): instead for name, instead in _REFUSED.items() if hasattr(comm_ops, name)
 }
-"""Primitives that are refused, and what to do instead."""
+"""Primitives that are refused, with the alternative."""

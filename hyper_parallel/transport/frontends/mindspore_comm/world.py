@@ -1,4 +1,4 @@
-"""The world that ``mindspore.communication`` sees on a rank: its groups, and the stand-in for MindSpore's manager."""
+"""The world of ``mindspore.communication`` on a rank: its groups, and the replacement of MindSpore's manager."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 
-_FIRST_TICKET = 1 << 32  # apart from those of the transport's own collectives, on the same line
+_FIRST_TICKET = 1 << 32  # distinct from the transport's own collectives, on the same connection
 WORLD_NAMES = ("hccl_world_group", "mccl_world_group", "nccl_world_group")
-"""What MindSpore calls the group of all ranks, by backend."""
+"""MindSpore's name of the world group, by backend."""
 
 
 Mailbox = tuple[int, int, int, Channel]
-"""Source, destination, tag and channel of messages that are matched in order."""
+"""Key of messages that are matched in order: source, destination, tag and channel."""
 Arrival = tuple[Any, CollectiveMismatchError | None]
-"""The payload of a message that was received, or why it does not fit."""
+"""The payload of a received message, or the reason why it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Group:
     """A communication group.
 
     Attributes:
-        name: as the program called it; empty for the world.
+        name: name given by the program; empty for the world.
         ranks: its members, ascending: group rank i is ``ranks[i]``.
     """
 
@@ -59,8 +59,8 @@ class World:
     """The groups of one rank.
 
     Args:
-        rank, size: this rank's number, and the number of ranks.
-        endpoint: the line to the coordinator, which carries the payloads.
+        rank, size: number of this rank, and number of ranks.
+        endpoint: connection to the coordinator, which transfers the payloads.
 
     Attributes:
         initialised: False between ``destroy_process_group`` and the next ``init``.
@@ -77,10 +77,10 @@ class World:
         self._groups: dict[str, Group] = {}
 
     def group(self, name: str) -> Group:
-        """The group that the program calls ``name``.
+        """Return the group with the program's ``name``.
 
         Raises:
-            MeshError: there is none, or the world was destroyed.
+            MeshError: there is no such group, or the world was destroyed.
         """
         if not self.initialised:
             msg = "the process groups were destroyed; call mindspore.communication.init() before further collectives"
@@ -93,7 +93,7 @@ class World:
         return self._groups[name]
 
     def group_of_member(self, name: str) -> Group:
-        """The same, for a call that only members may make.
+        """Return the group for a call that only members may make.
 
         Raises:
             CollectiveMismatchError: this rank is not a member.
@@ -105,10 +105,10 @@ class World:
         return group
 
     def create(self, name: str, ranks: Sequence[int]) -> None:
-        """Make a group; members and others may call it, and nothing is communicated.
+        """Create a group; any rank may call this, and nothing is communicated.
 
         Raises:
-            MeshError: a rank lies outside the world, or the ranks are not ascending.
+            MeshError: a rank is outside the world, or the ranks are not ascending.
         """
         if any(not 0 <= rank < self.size for rank in ranks):
             msg = f"create_group({name!r}, {list(ranks)}): ranks must lie in 0..{self.size - 1}"
@@ -125,19 +125,19 @@ class World:
         """Forget a group.
 
         Raises:
-            MeshError: there is none of that name.
+            MeshError: no group has this name.
         """
         self.group(name)
         del self._groups[name]
 
     def destroy_all(self) -> None:
-        """Forget every group, until the next ``init``."""
+        """Remove all groups until the next ``init``."""
         self._groups.clear()
         self.initialised = False
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """Groups that the program made, by name."""
+        """The groups that the program created, by name."""
         return self._groups
 
 
@@ -145,7 +145,7 @@ _CURRENT: ContextVar[World | None] = ContextVar("hyper_parallel_mindspore_world"
 
 
 def begin_world(rank: int, size: int, endpoint: Endpoint) -> World:
-    """Make a fresh world, with no groups, the current one of this process."""
+    """Create a new world without groups, and make it the current one of this process."""
     world = World(rank, size, endpoint)
     _CURRENT.set(world)
     return world
@@ -172,11 +172,11 @@ def current_world() -> World:
 
 
 class GroupManager:
-    """What MindSpore's Python code asks of ``CollectiveManager``, answered by the current world."""
+    """Implements ``CollectiveManager`` of MindSpore's Python code on the current world."""
 
     @staticmethod
     def get_instance() -> GroupManager:
-        """The manager; it has no state."""
+        """Return the manager, which has no state."""
         return GroupManager()
 
     def initialized(self) -> bool:
@@ -192,7 +192,7 @@ class GroupManager:
         return len(current_world().group(group).ranks)
 
     def get_local_rank_id(self, group: str) -> int:
-        """This rank's number among the members on this machine, which are all of them."""
+        """This rank's number among the members on this machine, which are all members."""
         return self.get_rank_id(group)
 
     def get_local_group_size(self, group: str) -> int:
@@ -220,7 +220,7 @@ class GroupManager:
         return named.ranks.index(world_rank)
 
     def create_group(self, group: str, ranks: Sequence[int], options: Any = None) -> bool:
-        """Make a group; options of a backend are ignored."""
+        """Create a group; backend options are ignored."""
         del options
         current_world().create(group, ranks)
         return True
@@ -231,11 +231,11 @@ class GroupManager:
         return True
 
     def get_group_map(self) -> dict[str, list[int]]:
-        """Ranks by group."""
+        """Return the ranks of all groups."""
         return {name: list(group.ranks) for name, group in current_world().groups.items()}
 
     def wait_all_comm_init(self) -> bool:
-        """Return at once: groups are ready when they are made."""
+        """Return at once: groups are ready when they are created."""
         return True
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -244,9 +244,9 @@ class GroupManager:
 
 
 class NamedGroups(ForwardingTransport):
-    """A transport whose group handles are names, as over HCCL, where this process has a world of MindSpore's.
+    """A transport whose group handles are names, as over HCCL, if this process has a MindSpore world.
 
-    Members of a named group are in the order of their numbers, as MindSpore has them.
+    Members of a named group are in rank order, as in MindSpore.
     """
 
     def group(self, ranks: Ranks) -> Any:
@@ -263,7 +263,7 @@ class NamedGroups(ForwardingTransport):
         return None if handle is None else self._named(ranks, handle)
 
     def _named(self, ranks: Ranks, handle: Any) -> Any:
-        """Return the name of the group of ``ranks``, which MindSpore derives from the ranks; None without a world."""
+        """Return MindSpore's name of the group of ``ranks``, derived from the ranks; None without a world."""
         world = active_world()
         if world is None:
             return handle
@@ -275,7 +275,7 @@ class NamedGroups(ForwardingTransport):
         """See :meth:`Transport.ranks_of`.
 
         Raises:
-            MeshError: there is no group of this name, or it was destroyed.
+            MeshError: no group has this name, or it was destroyed.
         """
         world = active_world()
         if not isinstance(group, str) or world is None:
