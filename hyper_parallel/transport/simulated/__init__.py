@@ -1,1 +1,1 @@
-"""Simulated ranks on one machine, and the coordinator that matches what ranks call."""
+"""Simulated ranks on one machine, and the coordinator that matches their calls."""

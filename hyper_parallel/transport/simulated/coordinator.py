@@ -1,9 +1,9 @@
-"""The coordinator of a simulated world: a state machine that owns every collective and picks the rank that runs next.
+"""The coordinator of a simulated world: a state machine that owns every collective and selects the next rank to run.
 
 It has no thread, pipe or tensor arithmetic. A driver (``threads.py``, ``processes.py``,
-``launched_processes.py``) passes on what ranks call and runs the rank that :meth:`Coordinator.next_rank` names. In a
-simulated world exactly one rank runs at any time, so nothing here locks. The order is round robin (the lowest ready
-rank above the one that just ran, else the lowest): every run of a deterministic program is the same run.
+``launched_processes.py``) forwards the calls of ranks and runs the rank that :meth:`Coordinator.next_rank` returns. In
+a simulated world exactly one rank runs at any time, so no locks are needed. The order is round robin (the lowest ready
+rank above the one that just ran, else the lowest), so that runs of a deterministic program are identical.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Coordinator:
     """Matches collectives and messages of ``world_size`` ranks and schedules the ranks.
 
     Attributes:
-        aborted: True once the world has failed; from then on ranks only unwind.
-        aborted_in: per rank, a description of what it was doing when it ended or the world failed.
-        unreported: per rank, the error of a collective that it started and never waits for; its driver must report it.
+        aborted: whether the world has failed; from then on ranks only unwind.
+        aborted_in: description of each rank's activity when it ended or the world failed, by rank.
+        unreported: error of a collective that a rank started and never waits for, by rank; the driver must report it.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -55,7 +55,7 @@ class Coordinator:
     # -- called by ranks -------------------------------------------------------------------------------------------
 
     def join(self, rank: int, contribution: Contribution) -> None:
-        """``rank`` joins a collective; it becomes ready again when the last member has joined or something is wrong."""
+        """Let ``rank`` join a collective; it becomes ready again when the last member has joined or an error occurs."""
         self._ready.discard(rank)
         if self.aborted:
             self._release(rank, Resumption(error=RankAbortedError()))
@@ -68,7 +68,7 @@ class Coordinator:
             self._contribute(rank, contribution)
 
     def await_ticket(self, rank: int, ticket: int) -> None:
-        """``rank`` waits for a collective that it started; it becomes ready when that is complete or has failed."""
+        """Let ``rank`` wait for a collective that it started; it becomes ready when that is complete or has failed."""
         self._ready.discard(rank)
         complete = self._results.pop((rank, ticket), None)
         if self.aborted:
@@ -86,7 +86,7 @@ class Coordinator:
         return self.aborted or (rank, ticket) in self._results
 
     def give_way(self, rank: int) -> None:
-        """``rank`` stays ready, and the others run before it."""
+        """Keep ``rank`` ready, and run the others before it."""
         if self.aborted:
             raise RankAbortedError
         self._release(rank, Resumption())
@@ -112,7 +112,7 @@ class Coordinator:
             self._waiting[rank] = (collective, contribution)
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
-        """Put a message into its mailbox; the sender goes on at once."""
+        """Put a message into its mailbox; the sender continues at once."""
         if self.aborted:
             raise RankAbortedError
         posted = self._waiting.get(message.destination)
@@ -122,7 +122,7 @@ class Coordinator:
             self._deliver(posted)
 
     def receive(self, posted: MessageFingerprint) -> None:
-        """The destination of ``posted`` waits for a message; it becomes ready when one is there."""
+        """Let the destination of ``posted`` wait for a message; it becomes ready when one has arrived."""
         rank = posted.destination
         self._ready.discard(rank)
         if self.aborted:
@@ -135,7 +135,7 @@ class Coordinator:
             self._waiting[rank] = posted
 
     def block(self, rank: int, wait: Wait) -> None:
-        """``rank`` waits until :meth:`unblock`, or until nobody is left to wait for."""
+        """Let ``rank`` wait until :meth:`unblock`, or until no rank is left that could unblock it."""
         self._ready.discard(rank)
         problem = None if self.aborted else wait.hopeless(self._ended)
         if self.aborted:
@@ -147,26 +147,26 @@ class Coordinator:
             self._waiting[rank] = wait
 
     def answer(self, rank: int, resumption: Resumption) -> None:
-        """``rank`` asked for something that is known already."""
+        """Answer a request of ``rank`` whose result is known already."""
         self._release(rank, Resumption(error=RankAbortedError()) if self.aborted else resumption)
 
     def unblock(self, rank: int, resumption: Resumption) -> None:
-        """What ``rank`` waits for in :meth:`block` has come."""
+        """End the wait of ``rank`` in :meth:`block`."""
         del self._waiting[rank]
         self._release(rank, resumption)
 
     def waits_for(self, rank: int) -> object:
-        """What ``rank`` waits for, or None."""
+        """Return the object that ``rank`` waits for, or None."""
         return self._waiting.get(rank)
 
     def finish(self, rank: int) -> None:
-        """``rank`` returned. Ranks that wait for it get an error."""
+        """Record that ``rank`` returned. Ranks that wait for it get an error."""
         self._end(rank, "returned")
         if not self.aborted:
             self._wake_orphans(rank)
 
     def fail(self, rank: int, reason: str) -> None:
-        """``rank`` raised or died: every other rank unwinds."""
+        """Record that ``rank`` raised or died: every other rank unwinds."""
         self._end(rank, reason)
         self.abort()
 
@@ -181,13 +181,13 @@ class Coordinator:
             self.aborted_in[rank] = self.describe(rank)
             self._waiting.pop(rank, None)
             known = self._resumptions.get(rank)
-            if known is None or known.error is None:  # a rank whose own error is not delivered yet still gets it
+            if known is None or known.error is None:  # a rank still gets its own undelivered error
                 self._release(rank, Resumption(error=RankAbortedError()))
 
     # -- called by drivers -----------------------------------------------------------------------------------------
 
     def next_rank(self, after: int) -> int | None:
-        """The rank to run now, or None when all have ended. No ready rank is a deadlock: all waiting ranks fail."""
+        """Return the rank to run now, or None when all have ended. If no rank is ready, all waiting ranks fail."""
         if not self._ready:
             if not self._waiting:
                 return None
@@ -196,10 +196,10 @@ class Coordinator:
         return min(later or self._ready)
 
     def resumptions(self, waiting: set[int]) -> dict[int, Resumption]:
-        """For drivers whose ranks run at the same time: those of the ``waiting`` ranks that go on now.
+        """Return the ``waiting`` ranks that continue now, for drivers whose ranks run concurrently.
 
-        Ranks that wait for each other get the error of a deadlock, whatever the others do. The error of ranks that call
-        different things is held back while a member still runs that may join them: it shows which ranks are odd.
+        Ranks that wait for each other get a deadlock error even if others run. A mismatch error is delayed while a
+        running member may still join, because that member's call shows which ranks are wrong.
         """
         stuck = stuck_ranks(self._waiting, self._ready, self.world_size) if self._waiting else []
         if stuck:
@@ -208,7 +208,7 @@ class Coordinator:
         return {rank: self._resumptions.pop(rank) for rank in here}
 
     def release_held(self) -> bool:
-        """Hold back no error any longer; whether there is one."""
+        """Release delayed errors; return whether there are any."""
         held = any(self._is_held(rank) for rank in self._resumptions)
         self._holds_back = False
         return held
@@ -224,12 +224,12 @@ class Coordinator:
         )
 
     def _may_be_joined(self, collective: PendingCollective) -> bool:
-        """Whether a member that has not joined still runs."""
+        """Whether a member that has not joined is still running."""
         missing = [rank for rank in collective.ranks if rank not in collective.joined]
         return any(rank in self._ready and rank not in self._resumptions for rank in missing)
 
     def take(self, rank: int) -> Any:
-        """The result of the call that ``rank`` waited in.
+        """Return the result of the call that ``rank`` waited in.
 
         Raises:
             CollectiveMismatchError: the call failed.
@@ -241,11 +241,11 @@ class Coordinator:
         return resumption.value
 
     def resumption(self, rank: int) -> Resumption:
-        """Like :meth:`take`, as a value."""
+        """Return the result or error of :meth:`take` as an object."""
         return self._resumptions.pop(rank, None) or Resumption()
 
     def describe(self, rank: int) -> str:
-        """A description of what ``rank`` is doing."""
+        """Return a description of the activity of ``rank``."""
         if rank in self._ended:
             return self._ended[rank]
         wait = self._waiting.get(rank)
@@ -261,7 +261,7 @@ class Coordinator:
         return f"waited in {fingerprint} ({collective.name}) for ranks {missing} at {fingerprint.site}"
 
     def forgotten(self) -> dict[int, CollectiveMismatchError]:
-        """Per rank, the error of a collective that it never waited for, and that failed or that others never joined."""
+        """Return, by rank, errors of collectives that it never waited for and that failed or were never completed."""
         errors: dict[int, CollectiveMismatchError] = {}
         for (rank, _), resumption in self._results.items():
             if isinstance(resumption.error, CollectiveMismatchError):
@@ -273,7 +273,7 @@ class Coordinator:
         return errors
 
     def undelivered(self, more: Sequence[MessageFingerprint] = ()) -> str | None:
-        """The error text for messages that were sent and never received, ``more`` among them, or None."""
+        """Return the error text for messages that were sent but never received, including ``more``, or None."""
         lost = [*(message for mailbox in self._mail.values() for message, _ in mailbox), *more]
         if not lost:
             return None
@@ -290,7 +290,7 @@ class Coordinator:
         self._ready.add(rank)
 
     def _deliver_result(self, rank: int, contribution: Contribution, resumption: Resumption) -> None:
-        """Deliver the result of a contribution: now if ``rank`` waits for it, else when it does."""
+        """Deliver the result of a contribution: now if ``rank`` waits for it, otherwise when it waits."""
         waits = self._waiting.get(rank)
         waiting = isinstance(waits, tuple) and waits[1] is contribution
         if contribution.ticket is not None:
@@ -322,7 +322,7 @@ class Coordinator:
             self._deliver_result(rank, contributions[position], Resumption(received))
 
     def _fail_collective(self, collective: PendingCollective, problem: str) -> None:
-        """Members that have joined get the error now, the others when they join."""
+        """Fail a collective: members that have joined get the error now, the others when they join."""
         collective.fail(problem, self._gone(collective))
         for rank, contribution in collective.joined.items():
             if not contribution.awaited and rank not in self.unreported:
@@ -338,7 +338,7 @@ class Coordinator:
             del self._collectives[collective.ranks, collective.group, collective.number]
 
     def _belongs(self, rank: int, collective: PendingCollective) -> bool:
-        """Whether ``rank`` is in this collective right now; it may have left it with an error before."""
+        """Whether ``rank`` is in this collective now; it may have left it with an error."""
         wait = self._waiting.get(rank)
         if wait is None:
             return rank not in self._ready

@@ -1,4 +1,4 @@
-"""What a rank and the coordinator of its world exchange: contributions, results, and what a rank waits for."""
+"""Interface between a rank and the coordinator of its world: contributions, results, and waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Contribution", "Endpoint", "PostingEndpoint", "RankAbortedError", "R
 
 
 class RankAbortedError(BaseException):
-    """Unwinds a rank whose world has failed elsewhere; a BaseException so that rank code does not swallow it."""
+    """Unwinds a rank whose world has failed elsewhere; a BaseException, so that rank code does not catch it."""
 
 
 def unwinding(error: BaseException | None) -> bool:
@@ -24,14 +24,13 @@ def unwinding(error: BaseException | None) -> bool:
 
 @dataclass(slots=True)
 class Contribution:
-    """A rank's part in a collective: fingerprint and payloads.
+    """A rank's contribution to a collective: fingerprint and payloads.
 
     Attributes:
         fingerprint: compared with those of the other members.
-        payloads: one per member, in the order of the fingerprint's ranks; opaque to the coordinator.
-        ticket: number of an asynchronous collective, positive, by which its result is asked for; None for a blocking
-            one.
-        awaited: False if the rank goes on and never asks for the result.
+        payloads: one payload per member, in the order of the fingerprint's ranks; opaque to the coordinator.
+        ticket: positive number of an asynchronous collective, which identifies its result; None for a blocking one.
+        awaited: whether the rank requests the result.
     """
 
     fingerprint: CollectiveFingerprint
@@ -58,19 +57,19 @@ class Endpoint(Protocol):
     own_process: bool
 
     def exchange(self, contribution: Contribution) -> list[Any]:
-        """Join a collective; each member's payload for this rank, in the order of the ranks."""
+        """Join a collective; return each member's payload for this rank, in rank order."""
 
     def start(self, contribution: Contribution) -> None:
-        """Contribute to a collective that has a ticket, and go on."""
+        """Contribute to a collective with a ticket, and continue."""
 
     def wait(self, ticket: int) -> list[Any]:
-        """Each member's payload for this rank, in the collective of ``ticket``; once per ticket."""
+        """Return each member's payload for this rank in the collective of ``ticket``; once per ticket."""
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
-        """Deposit a message."""
+        """Send a message without waiting."""
 
     def receive(self, posted: MessageFingerprint) -> Any:
-        """Wait for a message; its payload."""
+        """Wait for a message; return its payload."""
 
 
 class PostingEndpoint(Endpoint, Protocol):
@@ -79,40 +78,40 @@ class PostingEndpoint(Endpoint, Protocol):
     def post(
         self, ticket: int, message: MessageFingerprint, payload: Any, *, sending: bool, raises: bool = True
     ) -> None:
-        """Post one side of a message under a number of this rank's choice, and go on.
+        """Post one side of a message under a number of this rank's choice, and continue.
 
         Args:
             ticket: the number.
-            message: its fingerprint.
-            payload: of the sender.
+            message: fingerprint of the message.
+            payload: payload of the sender.
             sending: whether it is the sender's side.
-            raises: whether this side raises if the two do not fit; if not, only the other one is.
+            raises: whether a mismatch raises on this side; if false, only the other side raises.
         """
 
     def settle(self, ticket: int) -> tuple[int, Any]:
-        """Wait for the other side of a message; its source, and the payload of the sender. Once per ticket."""
+        """Wait for the other side of a message; return its source and the sender's payload. Once per ticket."""
 
     def is_settled(self, ticket: int) -> bool:
-        """Whether :meth:`settle` would return, or raise, at once."""
+        """Whether :meth:`settle` would return or raise at once."""
 
 
 class Wait(Protocol):
-    """What a rank waits for apart from collectives and mailboxes: a message on a board, a key of a store."""
+    """A wait other than for collectives and mailboxes: for a message on a board, or a key of a store."""
 
     def text(self) -> str:
         """The call, with its site: ``recv(f32[2], src=0, tag=0) at train.py:7``."""
 
     def hopeless(self, ended: Mapping[int, str]) -> str | None:
-        """The text of the error if the ranks that have ended leave nobody to wait for; else None."""
+        """The text of the error if no remaining rank can end the wait; otherwise None."""
 
     def answering(self, world_size: int) -> Sequence[int]:
-        """The ranks of which any may end this wait."""
+        """The ranks that may end this wait."""
 
     def causes(self) -> list[str]:
-        """What is known about why it waits in vain: ``ranks 0 and 1 disagree about the tag of a message``."""
+        """Possible causes of a wait that never ends: ``ranks 0 and 1 disagree about the tag of a message``."""
 
     def unanswered(self) -> list[str]:
-        """A line of the error for everything that others have started and nobody has answered."""
+        """Lines of the error for operations that others have started and no rank has answered."""
 
     def dismiss(self) -> None:
-        """Its rank got an error and waits no longer."""
+        """End the wait, since its rank got an error."""

@@ -1,7 +1,8 @@
-"""Matches sends with receives between simulated ranks: as in gloo, a send completes when its receive is posted.
+"""Matches sends with receives between simulated ranks; as in gloo, a send completes when its receive is posted.
 
-The board is part of a simulated world and needs no framework. A receive takes the first message that was posted for it,
-by source, tag and channel; one from any source takes the first from anybody. Mismatches are errors on both sides.
+The board is part of a simulated world and needs no framework. A receive gets the first message that was posted for it,
+by source, tag and channel; a receive from any source gets the first message of any rank. Mismatches are errors on both
+sides.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Posted:
     """One side of a message.
 
     Attributes:
-        message: its fingerprint; the source of a receive may be :data:`ANY_SOURCE`.
+        message: fingerprint of the message; the source of a receive may be :data:`ANY_SOURCE`.
         sending: whether it is the sender's side.
-        board: on which it was posted.
-        payload: the sent tensor; on the receiver's side None until it is matched.
+        board: board that it was posted on.
+        payload: the sent tensor; on the receiver's side None until the message is matched.
         error: the text of the mismatch, if any.
         matched: whether the other side was found.
-        seen: whether its rank has got the result.
+        seen: whether its rank has received the result.
         raises: whether a mismatch raises on this side's rank; if false, only on the other side's.
     """
 
@@ -45,7 +46,7 @@ class Posted:
 
     @property
     def rank(self) -> int:
-        """Who posted it."""
+        """The rank that posted it."""
         return self.message.source if self.sending else self.message.destination
 
     def text(self) -> str:
@@ -58,7 +59,7 @@ class Posted:
 
     @property
     def peer(self) -> int:
-        """Whom it was posted for; :data:`ANY_SOURCE` for a receive from anybody."""
+        """The rank that it was posted for; :data:`ANY_SOURCE` for a receive from any rank."""
         return self.message.destination if self.sending else self.message.source
 
     def answering(self, world_size: int) -> Sequence[int]:
@@ -75,7 +76,7 @@ class Posted:
         return self.board.unanswered()
 
     def dismiss(self) -> None:
-        """See :class:`Wait`: it must not match a later message."""
+        """See :class:`Wait`; a dismissed side must not match a later message."""
         self.board.withdraw(self)
 
     def resumption(self) -> Resumption:
@@ -105,7 +106,7 @@ class MessageBoard:
         self._mismatches: list[tuple[Posted, Posted]] = []
 
     def post(self, message: MessageFingerprint, payload: Any = None, *, sending: bool, raises: bool = True) -> Posted:
-        """Post one side of a message; the rank goes on. See :class:`Posted` for the arguments."""
+        """Post one side of a message; the rank continues. See :class:`Posted` for the arguments."""
         if self._coordinator.aborted:
             raise RankAbortedError
         posted = Posted(message, sending, self, payload, raises=raises)
@@ -120,13 +121,13 @@ class MessageBoard:
         return posted
 
     def wait(self, posted: Posted) -> None:
-        """Block the rank that posted it until the other side is posted; :meth:`take` then returns the payload."""
+        """Block the posting rank until the other side is posted; :meth:`take` then returns the payload."""
         if posted.matched:
             return
         self._coordinator.block(posted.rank, posted)
 
     def settle(self, posted: Posted) -> None:
-        """Like :meth:`wait`, for a rank that expects an answer: source and payload, or an error."""
+        """Like :meth:`wait`, for a rank that expects an answer of source and payload, or an error."""
         if posted.matched:
             self._coordinator.answer(posted.rank, posted.resumption())
         else:
@@ -134,7 +135,7 @@ class MessageBoard:
 
     @staticmethod
     def take(posted: Posted) -> Any:
-        """The payload of a matched message.
+        """Return the payload of a matched message.
 
         Raises:
             CollectiveMismatchError: the two sides do not fit.
@@ -145,17 +146,17 @@ class MessageBoard:
         return posted.payload
 
     def withdraw(self, posted: Posted) -> None:
-        """Forget one side of a message that was not matched."""
+        """Remove one side of an unmatched message."""
         side = self._sends if posted.sending else self._receives
         side[:] = [other for other in side if other is not posted]
 
     def forgotten(self) -> str | None:
-        """The error of a message whose sides do not fit, and of which no side was waited for; or None."""
+        """Return the error of a mismatched message that no side waited for, or None."""
         unseen = (pair for pair in self._mismatches if not any(posted.seen and posted.raises for posted in pair))
         return next((receive.error for _, receive in unseen), None)
 
     def disagreements(self, posted: Posted) -> list[str]:
-        """A line for each message that ``posted`` would fit if tag or group were the same."""
+        """Return one line for each message that would match ``posted`` if tag or group were equal."""
         lines = []
         for other in self._receives if posted.sending else self._sends:
             send, receive = (posted, other) if posted.sending else (other, posted)
@@ -166,17 +167,17 @@ class MessageBoard:
         return lines
 
     def unanswered(self) -> list[str]:
-        """A line for each message that nobody has answered, and for which its rank does not wait now."""
+        """Return one line for each unanswered message that its rank does not wait for now."""
         posted = [*self._sends, *self._receives]
         loose = [other for other in posted if self._coordinator.waits_for(other.rank) is not other]
         return [f"  rank {other.rank}, unanswered: {other.text()}" for other in loose]
 
     def undelivered(self) -> list[MessageFingerprint]:
-        """Messages that were sent and never received."""
+        """Return the messages that were sent but never received."""
         return [posted.message for posted in self._sends]
 
     def absent(self, posted: Posted, ended: Mapping[int, str]) -> str | None:
-        """Why nobody can answer ``posted`` any more; None if somebody can."""
+        """Return the reason why no rank can answer ``posted`` any more; None if a rank can."""
         peers = posted.answering(self._coordinator.world_size)
         if any(peer not in ended for peer in peers):
             return None

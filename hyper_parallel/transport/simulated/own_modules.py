@@ -1,7 +1,7 @@
 """Gives each simulated rank its own copies of the user's modules: ``__main__`` and what it imports from the project.
 
-Module-level state, such as a process group that a module creates when it is imported, belongs to one rank: thread ranks
-must not share it. Installed packages and the standard library stay shared, as do modules that were imported before.
+Module-level state, such as a process group that a module creates at import, belongs to one rank, so thread ranks must
+not share it. Installed packages, the standard library, and modules imported before the simulation stay shared.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PROGRAM_MODULE = "__program__"
 """Module name of a user's file that is neither imported by name nor run as ``__main__``."""
 
 _LIBRARY = str(Path(__file__).resolve().parents[2]) + os.sep
-_LOCKS: dict[str, Any] = vars(_bootstrap)["_module_locks"]  # a rank may import while another one does
+_LOCKS: dict[str, Any] = vars(_bootstrap)["_module_locks"]  # several ranks may be importing at the same time
 
 
 class OwnModules:
     """:class:`HostOps` that also saves and restores the user's modules when the baton passes.
 
-    Use it as a context manager around the simulation: inside, it notices which modules are the user's.
+    Use it as a context manager around the simulation; inside, it records the user's modules.
 
     Args:
-        ops: the framework's.
+        ops: host operations of the framework.
     """
 
     def __init__(self, ops: HostOps) -> None:
@@ -50,7 +50,7 @@ class OwnModules:
         return getattr(self._ops, name)
 
     def __enter__(self) -> Self:
-        """Start to watch imports."""
+        """Start watching imports."""
         sys.meta_path.insert(0, self)
         return self
 
@@ -59,7 +59,7 @@ class OwnModules:
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        """Let the other finders find a module, and remember it if it is the user's."""
+        """Find a module by the other finders, and record it if it is the user's."""
         if getattr(self._searching, "active", False):
             return None
         self._searching.active = True
@@ -85,7 +85,7 @@ class OwnModules:
         state: tuple[Any, dict[str, ModuleType], dict[str, Any], str],
         now: tuple[Any, dict[str, ModuleType], dict[str, Any], str] | None = None,
     ) -> None:
-        """Put back what :meth:`save_state` returned."""
+        """Restore the state that :meth:`save_state` returned."""
         inner, own, locks, folder = state
         self._ops.restore_state(inner, None if now is None else now[0])
         for values, current in ((own, sys.modules), (locks, _LOCKS)):
@@ -100,7 +100,7 @@ class OwnModules:
 
 @contextlib.contextmanager
 def forget_own_modules() -> Iterator[None]:
-    """Forget, at the end, the user's modules that were imported inside: a process may be another rank next time."""
+    """Remove the user's modules that were imported inside, since the process may serve another rank later."""
     before = dict(sys.modules)
     try:
         yield
@@ -114,7 +114,7 @@ def forget_own_modules() -> Iterator[None]:
 
 
 def _is_users(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Return whether a module lies outside of the installed packages, the standard library and this library."""
+    """Return whether a module is outside of the installed packages, the standard library and this library."""
     if spec.name.partition(".")[0] in FRAMEWORKS:
         return False
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())

@@ -1,4 +1,4 @@
-"""What simulated ranks wait for: collectives that some members have joined, and waits that can never end."""
+"""Waits of simulated ranks: collectives that some members have joined, and detection of deadlocks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["PendingCollective", "Waiting", "deadlock_text", "stuck_ranks"]
 class PendingCollective:
     """A collective in progress: the ranks that have joined, and its error if it failed.
 
-    ``differs`` means that members call it differently. Each member that joins after that makes clearer which ones are
-    odd, and the errors that were delivered before it say so, too.
+    ``differs`` means that members call it differently. Each later member helps to identify the ranks that are wrong,
+    and errors that were delivered before are updated too.
     """
 
     ranks: Ranks
@@ -36,11 +36,11 @@ class PendingCollective:
 
     @property
     def name(self) -> str:
-        """For error messages."""
+        """Name of the collective in error messages."""
         return title(self.ranks, self.number, self.group)
 
     def add(self, rank: int, contribution: Contribution) -> str | None:
-        """Let ``rank`` join; the text of the error if members call different things or the collective has failed."""
+        """Let ``rank`` join; return the error text if calls differ or the collective has failed."""
         problem = self.failed or joining_mismatch(self.fingerprints, rank, contribution.fingerprint, self.number)
         self.differs = self.differs or (self.failed is None and problem is not None)
         self.joined[rank] = contribution
@@ -48,14 +48,14 @@ class PendingCollective:
         return (joined_mismatch(self.fingerprints, self.number) or problem) if self.differs else problem
 
     def fail(self, problem: str, gone: Sequence[int]) -> None:
-        """Note why it failed, in all of its errors; ``gone`` are members that will not join."""
+        """Record the reason of the failure in all of its errors; ``gone`` are members that will not join."""
         self.failed = problem
         self.odd = odd_ranks(self.fingerprints) if self.differs else tuple(gone)
         for error in self.errors:
             error.args, error.odd_ranks = (problem,), self.odd
 
     def error(self) -> CollectiveMismatchError:
-        """A new error that says why it failed."""
+        """Return a new error with the reason of the failure."""
         error = CollectiveMismatchError(self.failed)
         error.odd_ranks = self.odd
         self.errors.append(error)
@@ -63,17 +63,17 @@ class PendingCollective:
 
 
 Waiting = tuple[PendingCollective, Contribution] | MessageFingerprint | Wait
-"""What a rank waits for: a collective with its own part in it, a message in a mailbox, or another thing."""
+"""Object of a wait: a collective with the rank's contribution, a message in a mailbox, or another wait."""
 
 
 def stuck_ranks(waiting: Mapping[int, Waiting], running: Collection[int], world_size: int) -> list[int]:
-    """The waiting ranks that no rank can release any more: a fixed point over who may still answer whom.
+    """Return the waiting ranks that no rank can release: a fixed point over the possible answers between ranks.
 
-    A member of a collective needs all others that have not joined; a message needs its one peer, or any of several.
+    A member of a collective needs all members that have not joined; a message needs its peer, or any of several.
 
     Args:
         waiting: per waiting rank what it waits for.
-        running: the ranks that may still do anything.
+        running: the ranks that are not waiting.
         world_size: number of ranks.
     """
     free = set(running)
@@ -96,12 +96,12 @@ def _may_go_on(wait: Waiting, free: Collection[int], world_size: int) -> bool:
 
 
 def deadlock_text(stuck: Collection[int], waiting: Mapping[int, Waiting], activities: Mapping[int, str]) -> str:
-    """The error of the ranks that wait for each other.
+    """Return the error text of ranks that wait for each other.
 
     Args:
-        stuck: those ranks.
+        stuck: the ranks in the deadlock.
         waiting: per waiting rank what it waits for.
-        activities: per rank of the world what it is doing.
+        activities: activity of each rank of the world.
     """
     waits: list[Any] = [waiting[rank] for rank in stuck]
     others = [wait for wait in waits if not isinstance(wait, (tuple, MessageFingerprint))]

@@ -1,4 +1,4 @@
-"""Simulated ranks as warm processes: the coordinator is in this process and lets one of them run at a time."""
+"""Simulated ranks as warm processes: the coordinator in this process runs one of them at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _TimedOut(Exception):  # noqa: N818 - control flow, never seen outside
 
 
 class _WaitingRankDied(Exception):  # noqa: N818 - control flow, never seen outside
-    """A waiting rank died while another one runs. That one cannot be stopped, so the processes are ended."""
+    """A waiting rank died while another one runs. The running rank cannot be stopped, so all processes are ended."""
 
 
 class _ProcessWorld:
@@ -54,7 +54,7 @@ class _ProcessWorld:
 
         Raises:
             _TimedOut: the deadline passed.
-            _WaitingRankDied: a waiting rank died; the failure is noted.
+            _WaitingRankDied: a waiting rank died; the failure is recorded.
         """
         rank = self.coordinator.next_rank(-1)
         while rank is not None:
@@ -63,7 +63,7 @@ class _ProcessWorld:
             rank = self.coordinator.next_rank(rank)
 
     def _resume(self, rank: int) -> bool:
-        """Let ``rank`` run; False if it has ended instead."""
+        """Let ``rank`` run; return False if it has ended instead."""
         resumption = self.coordinator.resumption(rank)
         task, self._tasks[rank] = self._tasks[rank], None
         if task is not None and isinstance(resumption.error, RankAbortedError):
@@ -84,7 +84,7 @@ class _ProcessWorld:
             waiting = message is not None and self._handle(rank, *message)
 
     def _next_message(self, rank: int) -> tuple[str, Any] | None:
-        """The next request of ``rank``, or None when it died.
+        """Return the next request of ``rank``, or None if it died.
 
         Raises:
             _TimedOut: the deadline passed.
@@ -109,7 +109,7 @@ class _ProcessWorld:
         return message
 
     def _handle(self, rank: int, kind: str, content: Any) -> bool:
-        """Pass a request on to the coordinator; True while the rank keeps running."""
+        """Forward a request to the coordinator; return True while the rank continues running."""
         if kind == "send":
             if not self.coordinator.aborted:
                 self.coordinator.send(*content)
@@ -155,11 +155,11 @@ class _ProcessWorld:
         return rank not in self._running
 
     def activities(self, hanging: int) -> dict[int, str]:
-        """Per rank what it is doing, with its stack; ``hanging`` is the one that runs."""
+        """Return the activity of each rank with its stack; ``hanging`` is the running rank."""
         stacks = stacks_of({rank: worker for rank, worker in enumerate(self._team) if rank in self._running})
         descriptions = {rank: self.coordinator.describe(rank) for rank in range(len(self._team))}
         descriptions[hanging] = "was running in"
-        # One that was never started has the stack of its idle process.
+        # The stack of a rank that was never started is that of its idle process.
         started = {rank for rank, task in enumerate(self._tasks) if task is None}
         return {
             rank: f"{text}\n{stack(stacks.get(rank, ''))}" if rank in started or text != NOT_WAITING else NOT_STARTED
@@ -175,14 +175,14 @@ def run_processes(
     start: str | None = "hyper_parallel.transport.real.mindspore.transport:start_rank",
     device: int | None = None,
 ) -> list[Any]:
-    """Run ``fn(*args)`` on ``world_size`` process ranks; results in rank order.
+    """Run ``fn(*args)`` on ``world_size`` process ranks; return results in rank order.
 
     Args:
-        fn: what every rank runs; travels by value unless its module is installed.
+        fn: function that every rank runs; it is pickled by value unless its module is installed.
         args: its arguments, picklable.
         world_size: number of ranks, at least one.
-        timeout: seconds after which the run is given up; the processes are then ended.
-        start: ``module:function`` called in the rank to wrap the numpy transport; None leaves numpy arrays.
+        timeout: time limit in seconds, after which the processes are ended.
+        start: ``module:function`` that wraps the numpy transport in the rank; None keeps numpy arrays.
         device: number of the device that all ranks share, and a second argument of ``start``; None for the CPU.
 
     Raises:
@@ -200,7 +200,7 @@ def run_processes(
     healthy = False
     try:
         world.run()
-        # An exception that leaves a half-recorded backward makes MindSpore's process unreliable for later runs.
+        # An exception during a backward leaves MindSpore's process unreliable for later runs.
         healthy = not world.dead and not (start is not None and world.failures)
     except _WaitingRankDied:
         pass

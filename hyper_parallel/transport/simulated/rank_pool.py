@@ -1,4 +1,4 @@
-"""Warm worker processes: started from a fork server that has the framework imported, reused from run to run."""
+"""Warm worker processes: started from a fork server with the framework imported, and reused between runs."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 LEDGER_VARIABLE = "HP_RANK_LEDGER"
-"""Names a folder in which every started rank leaves a file named after its process number: the coverage gate compares
-them with the data files that ranks leave. Unset it for a rank that is to be killed on purpose."""
+"""Environment variable with a folder in which every started rank creates a file named by its process number.
+
+The coverage gate compares these files with the data files of ranks. Unset it for a rank that is killed on purpose."""
 
 ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
-"""Variables of ranks that are not set: errors at the operator of MindSpore that fails, and far less waiting on few
-cores; a quiet log."""
+"""Default environment of ranks: MindSpore errors at the failing operator, less waiting on few cores, quiet logs."""
 
 _MINDSPORE = [
     "mindspore",
@@ -61,7 +61,7 @@ _MINDSPORE = [
 ]
 _PRELOAD = {
     "mindspore": _MINDSPORE,
-    # MindSpore's real processes on CPU borrow gloo from PyTorch; its simulated ones never see PyTorch.
+    # MindSpore's real processes on CPU use gloo from PyTorch; its simulated ones never import PyTorch.
     "rehearsal": [*_MINDSPORE, "hyper_parallel.transport.real.c10d"],
     "torch": ["torch", "hyper_parallel.transport.real.c10d", "hyper_parallel.platform.built"],
 }
@@ -69,27 +69,27 @@ SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
 """Fork servers of real ranks, by framework."""
 
 FRESH = "fresh"
-"""In place of a fork server's name: an interpreter of its own, as msrun starts those of MindSpore on devices."""
+"""Used instead of a fork server's name: a fresh interpreter, like msrun's processes of MindSpore on devices."""
 
 _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
 _TERM_SECONDS = 5.0
-_MEASURED_TERM_SECONDS = 30.0  # a measured rank has its coverage data to save, on a machine that may be busy
+_MEASURED_TERM_SECONDS = 30.0  # a measured rank needs time to save its coverage data, on a possibly busy machine
 _LEAVE_SECONDS = 10.0
-_SAVE_SECONDS = 10.0  # between two writes of one file
+_SAVE_SECONDS = 10.0  # interval between two writes of one file
 _STEP_SECONDS = 0.1
 
 _LOCK = threading.Lock()
-_IDLE: list[Worker] = []  # in the order of their last ranks
-_SERVERS: dict[str, _Server] = {}  # those with packages in the order of their last use
-_WARM: dict[str, str] = {}  # by server, the packages that it imports
-_OPEN: set[Worker] = set()  # those that are not closed
-_ENDING: list[int] = []  # process numbers of servers that were let go
+_IDLE: list[Worker] = []  # ordered by their last ranks
+_SERVERS: dict[str, _Server] = {}  # servers with packages are ordered by their last use
+_WARM: dict[str, str] = {}  # packages that a server imports, by server
+_OPEN: set[Worker] = set()  # workers that are not closed
+_ENDING: list[int] = []  # process numbers of released servers
 _ASKING: set[str] = set()
 
 
 class _Server(multiprocessing.forkserver.ForkServer):
-    """A fork server that ends when this process asks for it."""
+    """A fork server that ends on request of this process."""
 
     _lock: threading.Lock
     _forkserver_pid: int | None
@@ -97,24 +97,25 @@ class _Server(multiprocessing.forkserver.ForkServer):
     _forkserver_address: str | None
 
     def end(self) -> list[int]:
-        """Let the server end, without waiting for it; return its process number if it runs."""
+        """Request the server's end without waiting; return its process number if it runs."""
         with self._lock:
             running = [] if self._forkserver_pid is None else [self._forkserver_pid]
             if self._forkserver_alive_fd is not None:
-                os.close(self._forkserver_alive_fd)  # the server waits for this end of a pipe
+                os.close(self._forkserver_alive_fd)  # closing this end of a pipe ends the server
             self._forkserver_pid = self._forkserver_alive_fd = self._forkserver_address = None
         return running
 
 
 class Worker:
-    """One warm process and the line to it.
+    """One warm process and the connection to it.
 
     Args:
-        main: what the process runs, called with its end of the line, the path of its stack file and ``args``.
+        main: main function of the process, called with its end of the connection, the path of its stack file and
+            ``args``.
         args: more arguments of ``main``.
-        framework: what the process has imported: ``torch``, ``mindspore``, or ``rehearsal``, which is both. Or
+        framework: framework that the process has imported: ``torch``, ``mindspore``, or ``rehearsal`` for both. Or
             :data:`FRESH`.
-        device: number of the device on which it computes for as long as it lives; None for the CPU.
+        device: number of its device, which never changes; None for the CPU.
         daemon: False for a process that may start processes of its own by ``multiprocessing``.
     """
 
@@ -152,19 +153,19 @@ class Worker:
         return self.process.is_alive()
 
     def ask_for_stack(self) -> None:
-        """Let the process write down its stack: see :meth:`last_words`."""
+        """Let the process write its stack to a file; see :meth:`last_words`."""
         if self.alive():
             os.kill(self.process.pid or 0, signal.SIGUSR1)
 
     def last_words(self) -> str:
-        """The stack that the process wrote down, on request or while it died."""
+        """Return the stack that the process wrote, on request or while it died."""
         return Path(self._stack_path).read_text(encoding="utf-8", errors="replace")
 
     def how_it_died(self, error: Exception | None = None) -> str:
-        """The exit code or signal that ended a process whose line broke, or that it still lives.
+        """Return the exit code or signal of a process whose connection broke, or that it is still alive.
 
         Args:
-            error: raised by the line; shown where the exit code is no sign of a failure.
+            error: error of the connection; shown if the exit code does not indicate a failure.
         """
         self.process.join(_DIE_SECONDS)
         code = self.process.exitcode
@@ -172,10 +173,10 @@ class Worker:
         return how if code or error is None else f"{how} ({error!r})"
 
     def close(self, *, idle: bool = False) -> None:
-        """Let an idle process end, or end one that is busy.
+        """Let an idle process end, or end a busy one.
 
-        An idle process leaves when its line closes. It is not signalled meanwhile: it may be writing its coverage data,
-        and half a file is useless.
+        An idle process exits when its connection closes. It gets no signal meanwhile, because it may be writing its
+        coverage data, and an incomplete file is useless.
         """
         self.line.close()
         if idle:
@@ -186,13 +187,13 @@ class Worker:
 
 
 def check_out(world_size: int, device: int | None = None) -> list[Worker]:
-    """Live workers for ranks 0 to ``world_size`` - 1: those of the last run first, whatever the size of its world.
+    """Return live workers for ranks 0 to ``world_size`` - 1, preferring those of the last run of any world size.
 
-    A process can be any rank of any world on its device, so there are as many as the largest world needed.
+    A process can be any rank of any world on its device, so there are as many processes as the largest world needed.
 
     Args:
         world_size: number of ranks.
-        device: on which they compute; None for the CPU.
+        device: number of their device; None for the CPU.
     """
     with _LOCK:
         team = [worker for worker in _IDLE if worker.device == device][:world_size]
@@ -219,13 +220,13 @@ def check_in(team: list[Worker]) -> None:
 def start_process(
     target: object, args: tuple[object, ...], name: str, framework: str = "mindspore", *, daemon: bool = True
 ) -> ForkServerProcess:
-    """Start a process, from the framework's fork server say; it does not import our ``__main__`` again.
+    """Start a process, for example from the framework's fork server; it does not import ``__main__`` again.
 
     Args:
-        target: what it calls.
-        args: with what.
-        name: of the process.
-        framework: of the fork server; see :data:`SERVERS`. Or :data:`FRESH`.
+        target: function that it calls.
+        args: arguments of ``target``.
+        name: name of the process.
+        framework: framework of the fork server, see :data:`SERVERS`; or :data:`FRESH`.
         daemon: False for a process that may start processes of its own by ``multiprocessing``.
     """
     fresh = framework == FRESH
@@ -241,9 +242,9 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
     """Write a started rank into the ledger if there is one.
 
     Args:
-        pid: its process number.
-        stack: file into which it writes its stack on SIGUSR1, or "".
-        name: how reports call it if it left no data.
+        pid: process number of the rank.
+        stack: file that receives its stack on SIGUSR1, or "".
+        name: name in reports if it left no data.
 
     Raises:
         OSError: the ledger cannot be written; the error names the file.
@@ -256,14 +257,14 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
 
 
 def preload(framework: str, module: str) -> None:
-    """Let ranks of ``framework`` find ``module`` imported; has no effect after its fork server was started."""
+    """Let ranks of ``framework`` start with ``module`` imported; no effect after its fork server was started."""
     with _LOCK:
         if module not in _PRELOAD[framework]:
             _PRELOAD[framework].append(module)
 
 
 def warm_server(framework: str, packages: Sequence[str]) -> str:
-    """Return the name of the fork server that has imported a framework's modules, and modules or names of packages."""
+    """Return the name of the fork server that has imported a framework's modules, and other modules or packages."""
     chosen = [package for package in packages if package.partition(".")[0] not in _ASKING]
     if not chosen:
         return framework
@@ -275,13 +276,13 @@ def warm_server(framework: str, packages: Sequence[str]) -> str:
 
 
 def asks_for_rank(packages: Sequence[str]) -> None:
-    """Leave out packages that must be imported in the rank, in servers that start from now on."""
+    """Exclude packages that must be imported in the rank from servers that start from now on."""
     with _LOCK:
         _ASKING.update(packages)
 
 
 def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
-    """The current Python stack of each process; all are asked at once and share one time limit."""
+    """Return the current Python stack of each process; all are requested at once, within one time limit."""
     for worker in workers.values():
         worker.ask_for_stack()
     deadline = time.monotonic() + _STACK_SECONDS
@@ -291,12 +292,12 @@ def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:
 
 
 def _will_answer(worker: Worker) -> bool:
-    """Whether a stack may still come: the process lives, is not stopped, and has written nothing yet."""
+    """Whether a stack may still arrive: the process is alive, not stopped, and has written nothing yet."""
     return worker.alive() and not worker.last_words() and not _is_stopped(worker.process.pid or 0)
 
 
 def _silence(worker: Worker) -> str:
-    """Return why a process wrote down no stack."""
+    """Return the reason why a process wrote no stack."""
     if not worker.alive():
         return "(the process is gone)"
     return "(the process is stopped)" if _is_stopped(worker.process.pid or 0) else "(the process does not answer)"
@@ -308,10 +309,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def end_processes(processes: list[ForkServerProcess]) -> None:
-    """SIGTERM, then SIGKILL whatever is left; returns when all have gone.
+    """Send SIGTERM, then SIGKILL to the remaining processes; return when all have exited.
 
-    A process that writes coverage data may finish that, however long it takes on a busy machine. One that is stopped is
-    continued, so that SIGTERM reaches it.
+    A process that writes coverage data may complete that without a time limit. A stopped process is continued, so that
+    SIGTERM reaches it.
     """
     for process in processes:
         if process.is_alive():
@@ -328,7 +329,7 @@ def end_processes(processes: list[ForkServerProcess]) -> None:
 
 
 def _note_killed(pid: int) -> None:
-    """Write into the ledger that a rank is ended by SIGKILL, and leaves no coverage data."""
+    """Record in the ledger that a rank is ended by SIGKILL and leaves no coverage data."""
     entry = Path(os.environ.get(LEDGER_VARIABLE, ""), str(pid))
     if entry.is_file():
         name, _, stack = entry.read_text(encoding="utf-8").partition("\n")
@@ -336,7 +337,7 @@ def _note_killed(pid: int) -> None:
 
 
 def _join(process: ForkServerProcess, seconds: float) -> None:
-    """Wait for a process to end: ``seconds``, and while it writes coverage data, of which half a file is useless."""
+    """Wait for a process to end, for ``seconds`` and for as long as it writes coverage data."""
     process.join(seconds)
     while process.is_alive() and time.time() - wrote_data_at(process.pid or 0) < _SAVE_SECONDS:
         process.join(_STEP_SECONDS)
@@ -362,7 +363,7 @@ def _environment(packages: str) -> Iterator[None]:
 
 @contextmanager
 def _server(framework: str) -> Iterator[None]:
-    """Start processes inside from the fork server of this framework, which has not imported the other."""
+    """Context in which processes start from the fork server of this framework, without the other framework."""
     server = _SERVERS.pop(framework, None)
     if server is None:
         _end_servers()
@@ -381,7 +382,7 @@ def _server(framework: str) -> Iterator[None]:
 
 
 def _end_servers() -> None:
-    """End idle servers with packages of programs but the last one used: each takes the memory of its packages."""
+    """End idle servers with packages of programs, except the one used last, since they occupy memory."""
     busy = {worker.server for worker in list(_OPEN)}
     idle = [name for name in _SERVERS if name in _WARM and name not in busy]
     for name in idle[:-1]:
@@ -391,7 +392,7 @@ def _end_servers() -> None:
 
 @contextmanager
 def _no_main() -> Iterator[None]:
-    """Hide ``__main__``: functions travel by value, so a child must not run the user's script again."""
+    """Hide ``__main__``: functions are pickled by value, so a child must not run the user's script again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -411,9 +412,9 @@ def close_workers() -> None:
         worker.close(idle=True)
 
 
-# Idle ranks leave by themselves, and delete their files, before multiprocessing ends what is left.
+# Idle ranks exit and delete their files themselves, before multiprocessing ends the remaining ones.
 atexit.register(close_workers)
-# A forked child has copies of them, but they listen to its parent.
+# A forked child has copies of the workers, but they belong to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)
 os.register_at_fork(after_in_child=_OPEN.clear)
 os.register_at_fork(after_in_child=_SERVERS.clear)

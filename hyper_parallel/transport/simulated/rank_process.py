@@ -1,4 +1,4 @@
-"""What a warm rank process does: wait for a task, run it as one of its ranks, report, and wait again."""
+"""Main loop of a warm rank process: wait for a task, run it as one rank, report, and wait again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 _SIGNAL_SECONDS = 1.0
 
 LEAVE_FORKED: list[Callable[[], Any]] = [lambda: os._exit(0)]
-"""The last one is called in a process that a program has forked, and that goes on as if it were the rank."""
+"""The last one is called in a process that a program has forked and that continues as if it were the rank."""
 
 
 @dataclass
@@ -54,14 +54,15 @@ class RankTask:
     """A task of a rank process.
 
     Attributes:
-        rank, world_size: which rank it is, of how many.
-        body: the packed pair of function and arguments.
+        rank, world_size: number of the rank, and number of ranks.
+        body: packed pair of function and arguments.
         start: ``module:function`` that turns the numpy transport into the framework's, or None to keep numpy.
         path, folder: ``sys.path`` and working directory of the parent.
-        traced: whether the parent runs with a trace function; if not, the rank's own tracer pauses too.
-        measurement: how the parent is measured by coverage.py, or None.
+        traced: whether the parent has a trace function; if not, the rank's own tracer is paused too.
+        measurement: configuration of coverage.py in the parent, or None.
         device: number of the device that all ranks share, the second argument of ``start``; None for the CPU.
-        main: file of the parent's ``__main__``, whose classes travel by value; inspection finds their source by it.
+        main: file of the parent's ``__main__``, whose classes are pickled by value; inspection finds their source in
+            it.
     """
 
     rank: int
@@ -78,7 +79,7 @@ class RankTask:
 
 @dataclass
 class RankReport:
-    """How a rank ended: ``returned`` with a packed result, ``raised`` with a packed error and trace, ``unwound``."""
+    """Outcome of a rank: ``returned`` with a packed result, ``raised`` with a packed error and trace, ``unwound``."""
 
     how: str
     packed: bytes = b""
@@ -139,14 +140,14 @@ class PipeEndpoint:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names."""
+    """Return the function that ``module:function`` names."""
     module, _, attribute = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return function
 
 
 def rank_main(line: Connection, stack_path: str) -> None:
-    """Serve tasks until the parent closes the line; never returns."""
+    """Serve tasks until the parent closes the connection; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_by_sigterm()
     with Path(stack_path).open("w", encoding="utf-8") as stack_file:
@@ -162,10 +163,10 @@ def _serve_all(line: Connection) -> None:
 def end_by_sigterm() -> None:
     """Make SIGTERM end this process even if another handler raises.
 
-    A process that is forked from a measured server has two handlers of coverage, one behind the other, of which the
-    second raises: the process would leave as one that failed, or go on where somebody catches that. Processes that this
-    one forks, such as workers of a program's pool, end at once: they may have been forked while coverage was locked.
-    They have no handler in Python: a new process drops the signals that Python has noted in it before it is set up.
+    A process that is forked from a measured server has two chained handlers of coverage, and the second raises: the
+    process would exit as failed, or continue if the error is caught. Processes that this one forks, such as workers of
+    a program's pool, end at once, because they may have been forked while coverage was locked. They have no Python
+    handler, since a new process drops signals that Python registered before it was set up.
     """
     handler, own, masks = signal.getsignal(signal.SIGTERM), os.getpid(), threading.local()
     if not callable(handler):
@@ -195,10 +196,10 @@ def end_by_sigterm() -> None:
 
 
 def next_task(line: Connection) -> Any:
-    """The next task of the parent.
+    """Return the next task of the parent.
 
-    Python runs a signal handler between two bytecodes: a signal that arrives just before the wait begins, or in another
-    thread, would be handled with the next task, and end the process in the middle of it. So the wait wakes up at times.
+    Python runs a signal handler between two bytecodes. A signal that arrives just before the wait starts, or in another
+    thread, would be handled during the next task and end the process in it. Therefore the wait wakes up periodically.
     """
     while not line.poll(_SIGNAL_SECONDS):
         pass
@@ -206,12 +207,12 @@ def next_task(line: Connection) -> Any:
 
 
 def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int], None]) -> None:
-    """Serve until the parent closes the line, or ``serve`` returns, then leave.
+    """Serve until the parent closes the connection or ``serve`` returns, then exit.
 
     Args:
-        serve: serves the parent.
-        stack: receives the traceback of any other error that ends it; the exit status is then 1.
-        leave: ends the process.
+        serve: function that serves the parent.
+        stack: file that receives the traceback of any other error; the exit status is then 1.
+        leave: function that ends the process.
     """
     status = 1
     try:
@@ -223,7 +224,7 @@ def leave_after(serve: Callable[[], None], stack: IO[str], leave: Callable[[int]
         traceback.print_exc(file=stack)
         stack.flush()
     finally:
-        # SIGTERM must not interrupt a rank that leaves, and may be saving its coverage data.
+        # SIGTERM must not interrupt an exiting rank, which may be saving its coverage data.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # The framework's own exit hooks may wait for threads that a forked process does not have.
         leave(status)
@@ -243,13 +244,13 @@ def _serve(task: RankTask, line: Connection) -> RankReport:
 
 
 def seed_generators() -> None:
-    """Begin Python's and NumPy's global streams anew, since the process may have served another run."""
+    """Reseed Python's and NumPy's global generators, since the process may have served another run."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global state that rank code may sample from
 
 
 def run_rank(task: RankTask, transport: Transport) -> RankReport:
-    """Run the task's function with its transport active; how it ended."""
+    """Run the task's function with its transport active; return its outcome."""
     if task.traced or task.measurement is not None:
         with measured(task.measurement):
             return _run(task, transport)

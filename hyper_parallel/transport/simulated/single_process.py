@@ -1,8 +1,8 @@
 """Transports for one process: a world of one rank, and one rank of a larger world that does not exist.
 
-No framework's communication is touched. The second one answers what a program would communicate in a world of any size:
-collectives are checked and their results have the right shapes, with zeros for what other ranks would have sent.
-Collectives whose result only other ranks know are refused.
+They do not use any framework's communication. The second transport rehearses a program in a world of any size:
+collectives are checked, and their results have the right shapes, with zeros for data of other ranks. Collectives whose
+results only other ranks know are refused.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class FakeTransport(SimulatedTransport):
 
     Args:
         world_size: number of ranks.
-        ops: the framework's; see :class:`HostOps`.
-        zeros: ``zeros(like, shape)``, a tensor of the dtype of ``like``.
-        rank: which one, by default the first.
-        instead: what runs the program where this rank cannot answer, for the end of the error.
+        ops: host operations of the framework; see :class:`HostOps`.
+        zeros: function ``zeros(like, shape)`` that returns a tensor of the dtype of ``like``.
+        rank: number of the rank, by default the first.
+        instead: alternative for running the program, which ends the error of a refused call.
     """
 
     backend = "fake"
@@ -40,7 +40,7 @@ class FakeTransport(SimulatedTransport):
         self._zeros = zeros
 
     def start(self, operation: str, *args: Any) -> Work:
-        """As the blocking collective: nobody has to be waited for."""
+        """Run like the blocking collective, since there is no other rank to wait for."""
         result = getattr(self, operation)(*args)
         return Work(operation, lambda: result)
 
@@ -49,38 +49,38 @@ class FakeTransport(SimulatedTransport):
         return self._all_reduce(x, op, ranks).contribution.payloads[0]
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """This rank's part, and zeros for the others'."""
+        """Return this rank's part, and zeros for the others'."""
         own = self._all_gather(x, ranks, shapes).contribution.payloads[0]
         return [own if rank == self.rank else self._zeros(x, shape) for rank, shape in zip(ranks, shapes, strict=True)]
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
-        """This rank's own chunk for itself."""
+        """Return this rank's own chunk for itself."""
         return self._reduce_scatter(chunks, op, ranks).contribution.payloads[ranks.index(self.rank)]
 
     def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
-        """This rank's own part for itself, and zeros."""
+        """Return this rank's own part for itself, and zeros for the others'."""
         position = ranks.index(self.rank)
         own = self._all_to_all(x, ranks, sends, expects).contribution.payloads[position]
         before, after = expects.starts[position], expects.total - expects.starts[position] - expects.sizes[position]
         return self._ops.join([self._zeros(x, (before,)), own, self._zeros(x, (after,))])
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
-        """This rank's row, and zeros for the others'."""
+        """Return this rank's row, and zeros for the others'."""
         self._fingerprints.all_gather_rows(x, ranks, shapes)
         return self._own_row(x, ranks)
 
     def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
-        """This rank's own row for itself."""
+        """Return this rank's own row for itself."""
         self._fingerprints.reduce_scatter_rows(rows, op, ranks, shapes)
         return self._ops.copy(rows[ranks.index(self.rank)])
 
     def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]) -> Any:
-        """This rank's own row for itself, and zeros."""
+        """Return this rank's own row for itself, and zeros for the others'."""
         self._fingerprints.all_to_all_rows(rows, ranks, sends, expects)
         return self._own_row(rows[ranks.index(self.rank)], ranks)
 
     def _own_row(self, row: Any, ranks: Ranks) -> Any:
-        """``row`` at this rank, and zeros at the others."""
+        """Return rows with ``row`` at this rank, and zeros at the others."""
         zeros = self._zeros(row, self._ops.shape(row))
         return self._ops.stack([row if rank == self.rank else zeros for rank in ranks])
 
@@ -99,7 +99,7 @@ class _NoPeers:
         self._instead = f": {instead}" if instead else ""
 
     def exchange(self, contribution: Contribution) -> list[Any]:
-        """Refuse: what other ranks hold determines the result."""
+        """Refuse: the result depends on data of other ranks."""
         raise self._unknown(contribution.fingerprint)
 
     def start(self, contribution: Contribution) -> None:
@@ -111,11 +111,11 @@ class _NoPeers:
         raise self._unknown(ticket)
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
-        """Drop it: nobody receives it."""
+        """Drop the message: there is no receiver."""
         del message, payload
 
     def receive(self, posted: MessageFingerprint) -> Any:
-        """Refuse: nobody sent anything."""
+        """Refuse: there is no sender."""
         raise self._unknown(posted.text(sending=False))
 
     def _unknown(self, what: object) -> UnsupportedOnBackend:
@@ -140,7 +140,7 @@ class _Alone:
         self.exchange(contribution)
 
     def wait(self, ticket: int) -> list[Any]:
-        """Nothing was ever started."""
+        """Refuse: nothing was started."""
         raise CollectiveMismatchError(f"ticket {ticket} does not exist")
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
@@ -156,7 +156,7 @@ class _Alone:
 
 
 class SingleTransport(SimulatedTransport):
-    """Transport of a lone process; ``ops`` copies and normalises, e.g. ``TorchOps()``."""
+    """Transport of a world of one rank; ``ops`` copies and normalises tensors, for example ``TorchOps()``."""
 
     backend = "single"
 

@@ -1,4 +1,4 @@
-"""Simulated ranks as threads of this process. A baton goes from rank to rank: only its holder runs."""
+"""Simulated ranks as threads of this process. A baton passes from rank to rank, and only its holder runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNWIND_SECONDS = 2.0
 
 
 class ThreadEndpoint:
-    """The endpoint of a rank that is a thread: call the coordinator, pass the baton on, sleep until it comes back."""
+    """The endpoint of a thread rank: calls the coordinator, passes the baton, and sleeps until the baton returns."""
 
     own_process = False
 
@@ -66,7 +66,7 @@ class ThreadEndpoint:
         return self._world.board.post(message, payload, sending=sending)
 
     def matched(self, posted: Posted) -> Any:
-        """Wait for the other side of a message; the payload of the sender."""
+        """Wait for the other side of a message; return the sender's payload."""
         if not posted.matched:
             self._world.board.wait(posted)
             self._world.pause(self._rank)
@@ -78,7 +78,7 @@ class ThreadEndpoint:
         self._world.pause(self._rank)
 
     def unblock(self, rank: int) -> None:
-        """Let another rank go on that waits in :meth:`wait_until`."""
+        """Let another rank that waits in :meth:`wait_until` continue."""
         self._world.coordinator.unblock(rank, Resumption())
 
     def give_way(self) -> None:
@@ -97,7 +97,7 @@ class ThreadEndpoint:
 
 
 class _ThreadWorld:
-    """One run: its threads, their batons (a rank sleeps while its lock is locked), results and failures."""
+    """One run: its threads, their locks (a rank sleeps while its lock is locked), results and failures."""
 
     def __init__(self, world_size: int, ops: HostOps, body: Callable[[], Any]) -> None:
         self.coordinator = Coordinator(world_size)
@@ -107,7 +107,7 @@ class _ThreadWorld:
         self._ops = ops
         self._body = body
         self._states: list[Any] = [ops.save_state()] * world_size
-        self._left: Any = None  # the state of the rank that has passed the baton on, unless it has ended
+        self._left: Any = None  # the state of the rank that has passed the baton, unless it has ended
         self._batons = [_locked() for _ in range(world_size)]
         self._done = _locked()
         self.holder = 0
@@ -119,7 +119,7 @@ class _ThreadWorld:
         ]
 
     def run(self, timeout: float) -> bool:
-        """Run all ranks to their end; False if that took longer than ``timeout`` seconds."""
+        """Run all ranks to their end; return False if ``timeout`` seconds are exceeded."""
         self._start()
         self._pass_on(-1)
         finished = self._done.acquire(timeout=timeout)
@@ -151,7 +151,7 @@ class _ThreadWorld:
         return self.coordinator.take(rank)
 
     def kill(self) -> None:
-        """Unwind all ranks: raise in the one that holds the baton; each other raises when it gets the baton."""
+        """Unwind all ranks: raise an error in the baton's holder, and in each other rank when it gets the baton."""
         if self._not_started:
             return
         self._abandoned = True
@@ -162,12 +162,12 @@ class _ThreadWorld:
         self._done.acquire(timeout=_UNWIND_SECONDS)
 
     def end(self) -> None:
-        """Undo what the ranks have left in the process, those included whose threads go on."""
+        """Undo the ranks' changes to the process, including those of ranks whose threads are still running."""
         for transport in self._transports:
             transport.end()
 
     def _restore(self, rank: int, now: Any = None) -> None:
-        """Give the process the state of ``rank``, unless the world has already ended; ``now`` is its state if known."""
+        """Restore the state of ``rank`` in the process, unless the world has ended; ``now`` is the current state."""
         if not self._abandoned:
             self._ops.restore_state(self._states[rank], now)
 
@@ -189,7 +189,7 @@ class _ThreadWorld:
         try:
             self._restore(rank)
             self.coordinator.take(rank)
-            # An empty context: a rank starts like a fresh process and inherits no surrounding "with" block.
+            # An empty context: a rank starts like a fresh process, without surrounding "with" blocks.
             self.results[rank] = contextvars.Context().run(self._call, rank)
             self.coordinator.finish(rank)
         except RankAbortedError:
@@ -215,29 +215,29 @@ def _locked() -> threading.Lock:
 
 
 class Elsewhere(Protocol):
-    """Processes for which the threads of a world call.
+    """Processes whose calls the threads of a world forward.
 
     Attributes:
-        traces: per failed rank its traceback.
+        traces: traceback of each failed rank.
     """
 
     traces: dict[int, str]
 
     def stacks(self) -> dict[int, str]:
-        """Per rank that runs, the stack of its process."""
+        """Return the process's stack of each running rank."""
 
 
 def run_threads(
     body: Callable[[], Any], world_size: int, ops: HostOps, timeout: float, elsewhere: Elsewhere | None = None
 ) -> list[Any]:
-    """Run ``body`` on ``world_size`` thread ranks, each with its transport active; results in rank order.
+    """Run ``body`` on ``world_size`` thread ranks with active transports; return results in rank order.
 
     Args:
-        body: what every rank runs.
+        body: function that every rank runs.
         world_size: number of ranks, at least one.
-        ops: the framework's :class:`HostOps`; its state is saved here and put back at the end.
-        timeout: seconds after which the run is given up and every rank's stack is shown.
-        elsewhere: where ``body`` runs the ranks; None for these threads.
+        ops: the framework's :class:`HostOps`; its state is saved here and restored at the end.
+        timeout: time limit in seconds; the error then shows every rank's stack.
+        elsewhere: processes in which ``body`` runs the ranks; None for these threads.
 
     Raises:
         WorldFailedError: a rank raised, never finished, or left messages undelivered.
@@ -268,7 +268,7 @@ def run_threads(
 
 
 def _activities(world: _ThreadWorld, elsewhere: Elsewhere | None) -> dict[int, str]:
-    """Per rank what it is doing, with its stack."""
+    """Return the activity of each rank with its stack."""
     if elsewhere is not None:
         stacks = elsewhere.stacks()
         texts = {rank: world.coordinator.describe(rank) for rank in range(len(world.threads))}
@@ -281,7 +281,7 @@ def _activities(world: _ThreadWorld, elsewhere: Elsewhere | None) -> dict[int, s
         every = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
         shown = stack(every)
         if rank == world.holder:
-            # Where only this library's frames are left, they are all that shows what the rank does.
+            # If only this library's frames remain, they are shown, since nothing else shows the rank's activity.
             activities[rank] = f"was running in\n{shown or every}" if every else "had ended without a result"
             continue
         text = world.coordinator.describe(rank)

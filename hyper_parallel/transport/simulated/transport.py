@@ -1,9 +1,9 @@
 """The transport of simulated ranks.
 
-:class:`SimulatedTransport` builds every collective from one primitive, *exchange* (each member contributes a payload
-per member and gets the payloads that the others contributed for it), and from mailboxes. The receiving rank does the
-arithmetic, in the order of ``ranks``, so that all members compute bitwise the same. Payloads are private copies: a rank
-that later writes into its tensor changes nobody else's.
+:class:`SimulatedTransport` builds every collective from mailboxes and one primitive, *exchange*: each member
+contributes one payload per member and gets the payloads that the others contributed for it. The receiving rank does the
+arithmetic, in the order of ``ranks``, so that all members compute bitwise equal results. Payloads are private copies:
+later writes into a rank's tensor do not change those of other ranks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedGroup:
 
 @dataclass(frozen=True)
 class _Collective:
-    """One rank's part of a collective: its contribution, and how to combine the received payloads."""
+    """One rank's side of a collective: its contribution, and the function that combines the received payloads."""
 
     contribution: Contribution
     finish: Callable[[list[Any]], Any]
@@ -68,7 +68,7 @@ class Started:
     ticket: int
 
     def wait(self) -> list[Any]:
-        """Wait for each member's payload for this rank, in the order of the ranks; once."""
+        """Wait for each member's payload for this rank, in rank order; may be called once."""
         return self.endpoint.wait(self.ticket)
 
 
@@ -78,15 +78,15 @@ class SimulatedTransport(Transport):
     Every method raises :class:`CollectiveMismatchError` at once when members call it differently.
 
     Attributes:
-        refused: the error of a call that was refused in a thread of the rank. It is raised when the rank ends, since in
-            the thread it would end only that thread.
-        count: called with the name of each collective, for tools of the framework that count them; or None.
+        refused: error of a call that was refused in a thread of the rank. It is raised at the rank's end, since in the
+            thread it would end only that thread.
+        count: called with the name of each collective, for the framework's tools that count them; or None.
 
     Args:
-        rank: of the simulated rank.
+        rank: number of the simulated rank.
         world_size: number of ranks.
-        ops: computes on local tensors.
-        endpoint: talks to the coordinator.
+        ops: host operations on local tensors.
+        endpoint: connection to the coordinator.
     """
 
     backend = "simulated"
@@ -112,21 +112,21 @@ class SimulatedTransport(Transport):
         """See :meth:`Transport.at_end`.
 
         Raises:
-            RankAbortedError: the world has ended already, and this rank's thread outlives it.
+            RankAbortedError: the world has ended, but this rank's thread is still running.
         """
         if self._ended:
             raise RankAbortedError
         self._undone_at_end.append(undo)
 
     def end(self) -> None:
-        """Undo what this rank has left in the process: its world has ended."""
+        """Undo this rank's changes to the process, since its world has ended."""
         self._ended = True
         while self._undone_at_end:
             self._undone_at_end.pop()()
 
     @property
     def endpoint(self) -> Endpoint:
-        """The line to the coordinator, for collectives of a framework's own functions."""
+        """The connection to the coordinator, for collectives of a framework's own functions."""
         return self._endpoint
 
     @property
@@ -195,7 +195,7 @@ class SimulatedTransport(Transport):
         return Work(operation, lambda: collective.finish(started.wait()))
 
     def begin(self, contribution: Contribution) -> Started:
-        """Start a collective of any engine's functions that runs on this world's coordinator."""
+        """Start a collective of a framework's own functions on this world's coordinator."""
         self._tickets += 1
         contribution.ticket = self._tickets
         self._endpoint.start(contribution)
@@ -229,7 +229,7 @@ class SimulatedTransport(Transport):
         return [self._ops.copy(chunk) for chunk in chunks]
 
     def send(self, x: Any, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
-        """Deposit a copy in the mailbox of ``dst`` and return at once."""
+        """Put a copy into the mailbox of ``dst`` and return at once."""
         message = self._fingerprints.send(x, dst, tag, channel)
         self._endpoint.send(message, self._ops.copy(x))
 
@@ -238,7 +238,7 @@ class SimulatedTransport(Transport):
         return self._post(like, src, tag, channel).wait()
 
     def _post(self, like: Any, src: int, tag: int = 0, channel: Channel = WORLD) -> Work:
-        """Post a receive; those of one mailbox are served in the order in which they were posted."""
+        """Post a receive; receives of one mailbox are served in the order of posting."""
         posted = self._fingerprints.recv(like, src, tag, channel)
         self._posted.setdefault(posted.key, deque()).append(posted)
         return Work("recv", lambda: self._receive(posted))
@@ -257,7 +257,7 @@ class SimulatedTransport(Transport):
         return value
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
-        """Objects travel pickled, so no two ranks share one."""
+        """Gather pickled objects, so that no two ranks share one."""
         payload = pickle.dumps(obj)
         parts = self._run(self._plain("all_gather_object", ranks, payload))
         return [pickle.loads(part) for part in parts]  # noqa: S301 - written by ranks of this program
@@ -267,7 +267,7 @@ class SimulatedTransport(Transport):
         self._run(self._plain("barrier", ranks, None))
 
     def group(self, ranks: Ranks) -> SimulatedGroup:
-        """A handle; equal ranks give equal handles, and no communication happens."""
+        """Return a handle without communication; equal ranks give equal handles."""
         return self._groups.setdefault(tuple(ranks), SimulatedGroup(tuple(ranks)))
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
@@ -302,7 +302,7 @@ class SimulatedTransport(Transport):
             self._dropped[ranks] = self._dropped.get(ranks, 0) + 1
 
     def close(self) -> None:
-        """Forget every group; the world itself ends with the simulation."""
+        """Discard all groups; the world itself ends with the simulation."""
         self._groups.clear()
 
     def ranks_of(self, group: Any) -> Ranks:
@@ -320,7 +320,7 @@ class SimulatedTransport(Transport):
         return group.ranks
 
     def _is_frameworks(self, group: Any) -> bool:
-        """Whether ``group`` is one that this rank's framework has built on this transport."""
+        """Whether ``group`` is a group that this rank's framework has built on this transport."""
         return getattr(group, "transport", None) is self
 
     def _plain(self, operation: str, ranks: Ranks, payload: Any) -> _Collective:

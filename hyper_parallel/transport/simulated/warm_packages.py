@@ -1,6 +1,6 @@
-"""Imported by a fork server: imports the packages that a program will import, so that its ranks start with them.
+"""Imported by a fork server to import the packages of a program, so that its ranks start with them.
 
-A package that asks for its rank while it is imported must not be imported here, where there is none.
+A package that reads its rank during import must not be imported here, because there is no rank.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 __all__ = ["ASKED", "VARIABLE"]
 
 VARIABLE = "HYPER_PARALLEL_WARM_PACKAGES"
-"""Environment variable with the names, separated by commas."""
+"""Environment variable with the comma-separated names."""
 
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
 ASKED: list[str] = []
-"""Packages that asked for their rank."""
+"""Packages that read their rank during import."""
 
 
 class _Noting(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 - the type of os.environ
-    """The environment, which notes who asks for a rank."""
+    """An environment that records reads of the rank."""
 
     asked = False
 
@@ -56,14 +56,14 @@ def _import_all(names: list[str]) -> None:
 
 
 def _forget(package: str, known: set[str]) -> None:
-    """Drop what a package imported of itself before it failed: parts without their package break its next import."""
+    """Remove submodules of a package whose import failed, because they would break its next import."""
     for name in set(sys.modules) - known:
         if name.partition(".")[0] == package:
             del sys.modules[name]
 
 
 def _import(name: str) -> None:
-    """Import a module, or look up a name in one, which packages that load their modules lazily import then."""
+    """Import a module, or look up a name in one, which triggers lazy imports."""
     top, *rest = name.split(".")
     path, found = top, __import__(top)
     for part in rest:
