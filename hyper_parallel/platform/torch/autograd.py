@@ -8,10 +8,12 @@ unpatched it would take a DTensor for a tensor without gradient and drop the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
 
 from hyper_parallel._tree import as_list
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -23,7 +25,7 @@ from hyper_parallel.platform.torch.dtensor import wrap
 from hyper_parallel.platform.torch.module_hooks import hook_identity, local_gradient, local_value, reduced
 from hyper_parallel.platform.torch.versions import BackwardHookFunction, function_apply, native_apply, transforms_active
 
-__all__ = ["LocalFunction", "apply_function", "backward", "grad", "install"]
+__all__ = ["LocalFunction", "apply_function", "backward", "dispatched_backward", "grad", "install"]
 
 _plain_apply: Any = function_apply()
 _ONCE = once_differentiable(lambda _: None).__code__
@@ -67,6 +69,23 @@ def backward(
     if only is not None:  # of a parameter of fully_shard, what the module computed with has the gradient
         only += [whole for whole in map(computed_with, only) if whole is not None]
     torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
+
+
+def dispatched_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``torch.autograd.backward`` such that it calls ``__torch_function__``, as in newer versions."""
+
+    @wraps(original)
+    def call(tensors: Any, grad_tensors: Any = None, *args: Any, inputs: Any = None, **options: Any) -> Any:
+        given = [
+            value for several in (tensors, grad_tensors, inputs) if several is not None for value in as_list(several)
+        ]
+        operands = tuple(value for value in given if isinstance(value, torch.Tensor))
+        if has_torch_function(operands):
+            return handle_torch_function(call, operands, tensors, grad_tensors, *args, inputs=inputs, **options)
+        return original(tensors, grad_tensors, *args, inputs=inputs, **options)
+
+    intercept.GRAPH_FUNCTIONS[call] = backward
+    return call
 
 
 def grad(

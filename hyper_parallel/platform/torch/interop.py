@@ -200,7 +200,8 @@ def _known(mesh: DeviceMesh, owner: Any) -> Any:
         # As DeviceMesh.from_group does, which wants names. Ranks outside of the mesh need not take part.
         groups = mesh.get_all_groups()
         theirs._dim_group_names = [group.group_name for group in groups]  # noqa: SLF001 - no public spelling
-        theirs._pg_registry.update({group.group_name: group for group in groups})  # noqa: SLF001 - as above
+        registry = getattr(theirs, "_pg_registry", {})  # before 2.12 groups are looked up by name in the world's
+        registry.update({group.group_name: group for group in groups})
         meshes[mesh] = theirs
     return meshes[mesh]
 

@@ -29,7 +29,7 @@ from hyper_parallel.core.dtensor import random
 from hyper_parallel.platform.contract.memory import replayable, replayable_constructor
 from hyper_parallel.platform.tested import TESTED
 from hyper_parallel.platform.torch.after_import import after_import
-from hyper_parallel.platform.torch.autograd import apply_function, grad
+from hyper_parallel.platform.torch.autograd import apply_function, dispatched_backward, grad
 from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
 from hyper_parallel.platform.torch.deferred_hooks import edge_of, node_of
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
@@ -80,6 +80,7 @@ from hyper_parallel.platform.torch.versions import (
     group_resolvers,
     masked_functions,
     mesh_readers,
+    not_dispatched,
     optim_functional,
 )
 
@@ -328,6 +329,15 @@ PATCHES: tuple[Patch, ...] = (
         )
         for inputs in [CheckpointInputs]
         if inputs is not None
+    ),
+    *(
+        Patch(
+            ((torch.autograd, name),),
+            dispatched_backward,
+            "it does not call __torch_function__, and a DTensor's own storage has no graph",
+            versions=("2.10", "2.11"),
+        )
+        for name in not_dispatched()
     ),
     Patch(((DistributedDataParallel, "__init__"),), constructor_without_dtensors, _OUR_PARAMETERS),
     *(

@@ -387,7 +387,14 @@ def _end_servers() -> None:
     idle = [name for name in _SERVERS if name in _WARM and name not in busy]
     for name in idle[:-1]:
         _ENDING.extend(_SERVERS.pop(name).end())
-    _ENDING[:] = [pid for pid in _ENDING if not os.waitpid(pid, os.WNOHANG)[0]]
+    _ENDING[:] = [pid for pid in _ENDING if not _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # another wait of this process took its status
+        return True
 
 
 @contextmanager

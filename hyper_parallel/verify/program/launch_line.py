@@ -102,14 +102,20 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
 
 
+_SHELL = re.compile(r"[;&|(]$|^\w+=|^(?:nohup|exec|time|env|then|do)$")
+"""Words of a shell after which a command may start."""
+
+
 def starts_program(words: Sequence[str], *, anywhere: bool) -> bool:
     """Return whether a command starts a script or module with a launcher.
 
     Args:
         words: the words of the command.
-        anywhere: whether the launcher may follow other words, as in a line of a shell script.
+        anywhere: whether it is a line of a shell script, in which several commands may start.
     """
     for place in range(len(words) if anywhere else min(1, len(words))):
+        if place and not _SHELL.search(words[place - 1]):
+            continue
         launcher, rest = _launcher(words[place:])
         if launcher and any(word.endswith(".py") or word in ("-m", "--module") for word in rest):
             return True

@@ -71,6 +71,8 @@ def _checked(parameter: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 def _words(command: Any) -> list[str]:
     if isinstance(command, (list, tuple)):
         return [os.fsdecode(word) for word in command]
+    if not isinstance(command, (str, bytes, os.PathLike)):
+        return []
     try:
         return shlex.split(os.fsdecode(command))
     except ValueError:  # unbalanced quotes: the shell reports them

@@ -161,3 +161,11 @@ def test_a_process_that_took_a_device_serves_that_device_alone(monkeypatch):
         first, host, second,
     ]  # fmt: skip
     assert len(made) == 5
+
+
+def test_a_server_whose_end_another_wait_has_seen_has_ended():
+    """A program's own wait for any child may take the status of a server that was let go."""
+    gone = multiprocessing.get_context("fork").Process(target=os.getpid)
+    gone.start()
+    gone.join()
+    assert rank_pool._has_ended(gone.pid)

@@ -35,6 +35,9 @@ def test_commands_are_refused():
     line = "A=1 accelerate launch train.py"
     for name in ("system", "popen"):
         assert refusal(lambda name=name: getattr(os, name)(line)) == f"{COMMAND}{line} (docs/stacks.md)"
+        for behind in ("cd x && ", "nohup "):
+            run = lambda name=name, behind=behind: getattr(os, name)(f"{behind}torchrun a.py")  # noqa: E731 - one call
+            assert refusal(run).startswith(COMMAND)
     assert subprocess.Popen.__init__ is plain
 
 
@@ -42,10 +45,12 @@ def test_other_commands_run():
     """What starts no program by a launcher is not touched, whatever the words."""
     with refused_launches():
         shell = (f"'{sys.executable}' -c 'exit(3)' deepspeed", "exit 3 # '")  # a quote that does not end
+        shell += ("echo start torchrun train.py later > /dev/null; exit 3",)
         for words in ([sys.executable, "-c", "exit(3)", "torchrun", "a.py"], *shell):
             assert subprocess.run(words, shell=isinstance(words, str), check=False).returncode == 3
         with pytest.raises(IndexError):
             subprocess.run([], check=False)
+        assert subprocess.run((word for word in (sys.executable, "-c", "exit(3)")), check=False).returncode == 3
 
 
 def worker(rank):

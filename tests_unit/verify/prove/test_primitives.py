@@ -368,6 +368,24 @@ def test_refusals_of_the_table():
         broadcast([Size(2)], [Size(5), Size(3)])
 
 
+def test_a_size_that_a_call_fixes_is_no_graph():
+    """A call that asks for one size holds for it alone, and is not proven for others."""
+    with pytest.raises(ValueError, match=r"^it asks for sizes that are numbers: 5$"):
+        with_symbols(lambda x: x + _torch().ones(5))
+
+
+def test_a_chosen_row_gives_its_gradient_a_place_along_one_dim():
+    """The sizes of the gradient of ``select`` are those of its operand; only the index is a place."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    graph = traced(lambda leaves, _: leaves[0].select(1, 2), [_torch().ones(3, 5)], [True])
+    (does,) = (step.does for step in graph.steps if step.name == "select_backward")
+    assert (does.values, does.whole) == ((), {1})
+    graph = traced(lambda leaves, _: leaves[0].select(1, leaves[0].shape[1] - 1), [_torch().ones(3, 5)], [True])
+    (does,) = (step.does for step in graph.steps if step.name == "select_backward")
+    assert len(does.values) == 1
+
+
 def test_sizes_as_numbers():
     """A size is a factor, a divisor, or text where it is neither; a constant made of one, and a place, depend on it."""
     product = of(with_symbols(lambda x: x * x.shape[0]), "mul")[0]

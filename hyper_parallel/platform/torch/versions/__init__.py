@@ -26,6 +26,7 @@ __all__ = [
     "is_view",
     "mesh_readers",
     "native_apply",
+    "not_dispatched",
     "overload_call",
     "register_group",
     "release_saved",
@@ -236,6 +237,13 @@ def stand_in(replacement: Any, plain: Any) -> None:
 def release_saved(node: Any) -> None:
     """Let a node of autograd forget what it saved, unless the graph is retained."""
     node.maybe_clear_saved_tensors()
+
+
+def not_dispatched() -> tuple[str, ...]:
+    """Return the names of functions of ``torch.autograd`` that do not call ``__torch_function__``: one before 2.12."""
+    return tuple(
+        name for name in ("backward",) if "has_torch_function" not in getattr(torch.autograd, name).__code__.co_names
+    )
 
 
 def group_resolvers() -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class _TCPStore(_Part):
         rank: Any = current_rank()
         self.host, self.port = host_name, port or _PORTS + rank.store.add("hyper_parallel/ports", 1)
         self._begin(f"tcp {self.port}")
-        if world_size and wait_for_workers:
+        if world_size is not None and world_size > 0 and wait_for_workers:
             if self.add(_MADE, 1) == world_size:
                 self.set(_COMPLETE, "")
             if is_master:

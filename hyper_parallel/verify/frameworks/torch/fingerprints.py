@@ -32,13 +32,13 @@ class TorchFingerprints:
             tensor: strided, of any dtype.
         """
         if tensor.dtype is torch.float32 and tensor.device.type == "cpu":
-            return numbers_of(tensor.detach().reshape(-1).numpy())
+            return numbers_of(_array(tensor.reshape(-1)))
         with torch.no_grad():
             flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
             wide = torch.float32 if flat.device.type in _WITHOUT_DOUBLE else torch.float64
             flat = flat.to(torch.float32 if flat.dtype in _SINGLE else wide)
             if flat.device.type == "cpu":
-                return numbers_of(flat.numpy())
+                return numbers_of(_array(flat))
             return self.on_device(flat, wide)
 
     def on_device(self, flat: Any, wide: Any) -> Any:
@@ -79,7 +79,7 @@ class TorchFingerprints:
     def array(self, tensor: Any) -> Any:
         """Return all elements of a tensor as a NumPy array, half precision as float32."""
         plain = tensor.detach().float() if tensor.dtype in _SINGLE else tensor.detach()
-        return plain.numpy(force=True)
+        return (plain.clone() if plain.data_ptr() == tensor.data_ptr() else plain).numpy(force=True)
 
     def dtype(self, tensor: Any) -> str:
         """Return the name of a tensor's dtype."""
@@ -106,3 +106,9 @@ class TorchFingerprints:
         if (size, device) not in self._places:
             self._places[size, device] = torch.tensor(places(size), device=device)
         return self._places[size, device]
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return a tensor's memory by DLPack: ``numpy()`` would keep the program from resizing the storage."""
+    array: Any = np.from_dlpack(tensor.detach())
+    return array

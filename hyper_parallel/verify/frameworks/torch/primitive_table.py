@@ -176,7 +176,8 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
     described = _DESCRIBED.get(name)
     if described is not None:
         does = described(name, args, kwargs, operands, shapes, shape, index)
-        places = tuple(map(size_of, _sizes_in(args))) if name in _PLACED else ()
+        numbers = args[3:] if name == "select_backward" else args  # the sizes before it are those of the result
+        places = tuple(map(size_of, _sizes_in(numbers))) if name in _PLACED else ()
         return replace(does, values=places) if places else does
     if torch.Tag.pointwise in function.tags or name in _ELEMENTWISE:
         return _elementwise(name, args, kwargs, operands, shapes, out)

@@ -220,7 +220,13 @@ def _traced(
         str(size.node.expr): int(size.node.hint)
         for fake in fakes for size in _sizes(fake) if isinstance(size, torch.SymInt)
     }  # fmt: skip
-    return _graph(module, env, env.guards[made:], list(requires_grad), shown["failure"], hints)
+    guards = env.guards[made:]
+    asked = {symbol for guard in guards for symbol in guard.expr.free_symbols}
+    fixed = {str(env.simplify(symbol)) for symbol in asked if env.simplify(symbol).is_number}
+    if fixed:
+        msg = f"it asks for sizes that are numbers: {', '.join(sorted(fixed))}"
+        raise ValueError(msg)
+    return _graph(module, env, guards, list(requires_grad), shown["failure"], hints)
 
 
 def _sizes(tensor: Any) -> Sequence[Any]:

@@ -236,7 +236,7 @@ class Recorder:
             return clip()
         self._stepped_at = user_site(_FRAMEWORK)
         step = self._unrecorded  # of the last step, which goes on: see before_step
-        if not self._observes:  # a recording has the gradients that the optimizer gets, and the norm
+        if not self._observes or not self._optimizers:  # a recording has those that an optimizer gets, and the norm
             self._record_clipped(list(parameters), step)
         if total is not None:
             self._record_norm(total, largest, step)

@@ -86,6 +86,7 @@ def _of_programs(path):
     store = dist.TCPStore("127.0.0.1", 29533, world, is_master=rank == 0, timeout=dt.timedelta(seconds=5))
     again = dist.TCPStore("localhost", 29533, is_master=False)
     other = dist.TCPStore("127.0.0.1", 29534, wait_for_workers=False)
+    dist.TCPStore("127.0.0.1", 29535, -1, rank == 0)  # any number of workers
     own = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
     files = dist.FileStore(path, world)
     store.set(f"rank {rank}", str(rank))

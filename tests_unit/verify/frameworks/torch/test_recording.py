@@ -29,6 +29,7 @@ from hyper_parallel.verify.frameworks.contract.record_log import (
     record,
 )
 from hyper_parallel.verify.frameworks.contract.records import Pending, Region
+from hyper_parallel.verify.frameworks.torch.fingerprints import TorchFingerprints
 from hyper_parallel.verify.frameworks.torch.hooks import recording
 from hyper_parallel.verify.frameworks.torch.local_values import read_tensor
 
@@ -458,6 +459,16 @@ def test_fsdp_may_free_parameters_that_were_recorded():
     """Parameters that stay whole between micro-batches are recorded then, and freed after the last."""
     report = verify_program(_accumulated, 2)
     assert report.status == 0, report.text()
+
+
+def test_recorded_and_kept_numbers_leave_storages_resizable():
+    """What a recording computes of a tensor, or keeps, does not keep the program from freeing the memory."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        tensor = torch.arange(6.0, dtype=dtype).requires_grad_()
+        numbers, array = TorchFingerprints().of(tensor), TorchFingerprints().array(tensor)
+        tensor.untyped_storage().resize_(0)
+        assert array.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert numbers[1] == 15
 
 
 def test_a_rank_outside_of_a_mesh_records_nothing_of_its_tensors():
