@@ -1,1 +1,1 @@
-"""Ranks that are processes with communication between them: how they are started, and what their coordinator serves."""
+"""Real ranks: processes that communicate; their launch, and the requests that their coordinator serves."""

@@ -1,7 +1,7 @@
-"""MindSpore's dynamic cluster on this machine, as msrun sets it up: variables of its processes, and its scheduler.
+"""MindSpore's dynamic cluster on this machine, like msrun's: environment of its processes, and its scheduler.
 
-Ranks on devices meet in it, one rank per device. The scheduler is another process: it numbers nobody here, since
-every rank brings its number, and hands round what HCCL needs to connect them. It computes nothing.
+Ranks on devices meet in it, one rank per device. The scheduler is a separate process that distributes the data that
+HCCL needs to connect the ranks. It assigns no numbers, since every rank has its number, and computes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOPOLOGY_SECONDS = 300
 
 
 def meets_in_cluster(framework: str, device: str) -> bool:
-    """Return whether ranks meet in MindSpore's cluster: those on devices do, on CPU they meet over gloo."""
+    """Return whether ranks meet in MindSpore's cluster: on devices they do, on CPU they meet over gloo."""
     return framework == "mindspore" and device != "cpu"
 
 
@@ -31,9 +31,9 @@ def rank_environment(rank: int, world_size: int, port: str) -> dict[str, str]:
     """Return the variables that msrun sets for a worker of one machine; rank i takes device i of those that it sees.
 
     Args:
-        rank: of the worker.
+        rank: rank of the worker.
         world_size: number of workers.
-        port: of the scheduler.
+        port: port of the scheduler.
     """
     own = dict.fromkeys(("MS_NODE_ID", "RANK_ID", "DEVICE_ID"), str(rank))
     return {**_cluster(world_size, port), "MS_ROLE": "MS_WORKER", **own}
@@ -50,18 +50,18 @@ def _cluster(world_size: int, port: str) -> dict[str, str]:
 
 
 class RankStart:
-    """Where the ranks of a world are started, and the scheduler where they meet in MindSpore's cluster.
+    """The processes' fork server for a world's ranks, and the scheduler if they meet in MindSpore's cluster.
 
-    A scheduler whose workers have gone without a word ends by itself: 30 s later, measured with MindSpore 2.10.
+    A scheduler whose workers have died ends by itself, after 30 s measured with MindSpore 2.10.
 
     Args:
-        framework: of the ranks.
-        device: on which they compute.
+        framework: framework of the ranks.
+        device: device that they compute on.
         world_size: number of ranks.
 
     Attributes:
-        server: in which their processes are started; see :func:`start_process`.
-        port: of the scheduler; empty where there is none.
+        server: fork server that starts their processes; see :func:`start_process`.
+        port: port of the scheduler; empty without a scheduler.
     """
 
     def __init__(self, framework: str, device: str, world_size: int) -> None:
@@ -73,13 +73,13 @@ class RankStart:
             self._scheduler = start_process(serve_scheduler, arguments, "mindspore-scheduler", self.server)
 
     def how_it_ended(self) -> str:
-        """Return that the scheduler has ended, with its exit code; empty while it runs, and where there is none."""
+        """Return a text with the exit code of an ended scheduler; empty while it runs, or without a scheduler."""
         if self._scheduler is None or self._scheduler.exitcode is None:
             return ""
         return f"MindSpore's scheduler ended {exit_text(self._scheduler.exitcode)}; stderr has its error"
 
     def close(self) -> None:
-        """End the scheduler; its workers have ended, so it has nothing to finish."""
+        """End the scheduler; its workers have ended, so it has no work left."""
         if self._scheduler is not None:
             self._scheduler.kill()
             self._scheduler.join()
@@ -90,10 +90,10 @@ def serve_scheduler(world_size: int, port: str) -> None:
 
     Args:
         world_size: number of workers.
-        port: at which it listens.
+        port: port that it listens on.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal ends it through the process that started it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler in Python would never run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after a Ctrl-C in the terminal, the parent process ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would never run
     devices: Any = importlib.import_module(_DEVICES)
     os.environ.update(scheduler_environment(world_size, port))
     devices.communication.init()

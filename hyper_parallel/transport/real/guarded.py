@@ -1,8 +1,8 @@
 """A transport that checks every collective with a coordinator first, so that mismatches raise instead of hanging.
 
-Gloo hangs when ranks call different collectives, and computes wrong results when they use different
-operations. A guarded rank therefore sends its fingerprint to a coordinator, as a simulated rank does, and starts the
-real collective only when all members have sent fingerprints that fit.
+Gloo hangs when ranks call different collectives, and computes wrong results when they use different operations. A
+guarded rank therefore sends its fingerprint to a coordinator, like a simulated rank, and starts the real collective
+only when all members have sent matching fingerprints.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["GuardedTransport"]
 
 
 class GuardedTransport(ForwardingTransport):
-    """A transport that checks each collective before ``inner`` carries it out.
+    """A transport that checks each collective before ``inner`` executes it.
 
     Every method raises :class:`CollectiveMismatchError` when members call it differently.
 
     Args:
         inner: the real transport.
         ops: host operations, used to describe tensors.
-        endpoint: talks to the coordinator.
+        endpoint: connection to the coordinator.
     """
 
     def __init__(self, inner: Transport, ops: HostOps, endpoint: PostingEndpoint) -> None:
@@ -41,7 +41,7 @@ class GuardedTransport(ForwardingTransport):
 
     @property
     def endpoint(self) -> Endpoint:
-        """The line to the coordinator, for collectives of a framework's own functions."""
+        """The connection to the coordinator, for collectives of a framework's own functions."""
         return self._endpoint
 
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
@@ -129,9 +129,9 @@ class GuardedTransport(ForwardingTransport):
         """Send the fingerprint of a collective that this rank is about to call.
 
         Args:
-            fingerprint: of a collective of this transport, or of another one in the same world.
-            wait: return once every member has sent a fingerprint that fits. Otherwise return at once; nobody waits for
-                the comparison then, so the world fails at once if members disagree.
+            fingerprint: fingerprint of a collective of this transport, or of another transport in the same world.
+            wait: whether to wait until every member has sent a matching fingerprint. Otherwise return at once; the
+                world then fails as soon as members disagree.
         """
         if len(fingerprint.ranks) == 1:
             return
@@ -150,23 +150,23 @@ class GuardedTransport(ForwardingTransport):
     # -- messages --------------------------------------------------------------------------------------------------
 
     def post(self, message: MessageFingerprint, payload: Any = None, *, sending: bool, raises: bool = True) -> int:
-        """Post one side of a message, of this transport or another one in the same world; the number to settle it by.
+        """Post one side of a message of this or another transport in the same world; return its number for `settle`.
 
         Args:
             message: its fingerprint.
-            payload: that the sender hands to the receiver by :meth:`settle`, where no engine carries it.
+            payload: payload that the receiver gets from :meth:`settle`, if no engine transfers it.
             sending: whether it is the sender's side.
-            raises: whether this side raises if the two do not fit; if not, only the other one is.
+            raises: whether a mismatch raises on this side; if false, only the other side raises.
         """
         self._tickets += 1
         self._endpoint.post(self._tickets, message, payload, sending=sending, raises=raises)
         return self._tickets
 
     def settle(self, ticket: int) -> tuple[int, Any]:
-        """Wait until both sides of a message are posted, and compare them; its source and the sender's payload.
+        """Wait until both sides of a message are posted, and compare them; return its source and the sender's payload.
 
         Raises:
-            CollectiveMismatchError: they do not fit, or nobody is left who could post the other one.
+            CollectiveMismatchError: they do not match, or no rank is left that could post the other side.
         """
         return self._endpoint.settle(ticket)
 
@@ -183,7 +183,7 @@ class GuardedTransport(ForwardingTransport):
         return self._settled(posted, self._inner.start("recv", like, src, tag, channel))
 
     def _settled(self, posted: int, work: Work) -> Work:
-        """The engine's work, behind the comparison: one that does not fit keeps its place in the engine.
+        """Return the engine's work after the comparison; a mismatched receive keeps its position in the engine.
 
         A later receive of the same mailbox waits for it there and discards it.
         """
@@ -196,5 +196,5 @@ class GuardedTransport(ForwardingTransport):
 
 
 def _contribution(fingerprint: CollectiveFingerprint) -> Contribution:
-    """A contribution without payload: the real transport carries the tensors."""
+    """Return a contribution without payload, since the real transport transfers the tensors."""
     return Contribution(fingerprint, [None] * len(fingerprint.ranks))

@@ -1,7 +1,7 @@
 """Real ranks as processes whose collectives a coordinator in this process checks.
 
-A warm team joins its world once and serves run after run in it. A run that fails costs its team, which is ended and
-replaced: nothing of the failure can reach the next run. A team for one run has the environment that torchrun gives.
+A warm team joins its world once and serves many runs in it. After a failed run the team is ended and replaced, so that
+the failure cannot affect the next run. A team for a single run has torchrun's environment.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class LaunchedRun:
     """The result of a run.
 
     Attributes:
-        results: per rank what it returned; empty if the run failed.
-        failure: why it failed, or None.
-        outputs: per rank what it printed; in a single run to stderr alone, since stdout is this process's.
-        history: per rank its last collectives and messages, oldest first.
+        results: results of the ranks; empty if the run failed.
+        failure: the error of a failed run, or None.
+        outputs: printed output of each rank; in a single run only stderr, since stdout is this process's.
+        history: last collectives and messages of each rank, oldest first.
     """
 
     results: list[Any] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Team:
         """Return when every rank has joined the world.
 
         Raises:
-            RankFailedError: a rank could not; the error has its traceback.
+            RankFailedError: a rank could not join; the error has its traceback.
         """
         deadline = time.monotonic() + _START_SECONDS[self.key[2]]
         for rank, worker in enumerate(self.workers):
@@ -130,12 +130,12 @@ class _Team:
         return all(worker.alive() for worker in self.workers)
 
     def output(self, rank: int) -> str:
-        """The end of what ``rank`` has printed during this run."""
+        """Return the end of the output of ``rank`` during this run."""
         text = self._outputs[rank].read_text(encoding="utf-8", errors="replace")
         return text[-_OUTPUT_CHARACTERS:]
 
     def close(self, busy: Collection[int] = ()) -> None:
-        """End the processes: idle ones leave by themselves, ``busy`` ones get SIGTERM and then SIGKILL."""
+        """End the processes: idle ones exit themselves, ``busy`` ones get SIGTERM and then SIGKILL."""
         for worker in self.workers:
             worker.line.close()
         end_processes([self.workers[rank].process for rank in busy])
@@ -183,7 +183,7 @@ class _LaunchedWorld:
         return True
 
     def _listen(self) -> bool:
-        """Take one message of each rank that has one; False if none came in time."""
+        """Receive one message of each rank that has sent one; return False if none arrived in time."""
         workers = {rank: self._team.workers[rank] for rank in self._running}
         ends = [end for worker in workers.values() for end in (worker.line, worker.process.sentinel)]
         readable = wait(ends, max(0.0, self._deadline - time.monotonic()))
@@ -229,7 +229,7 @@ class _LaunchedWorld:
             self._waiting.add(rank)
 
     def _let_leave(self) -> None:
-        """Let ranks of a single run leave that have reported, so that the engine fails those that wait for them."""
+        """Let ranks of a single run exit after their report, so that the engine fails ranks that wait for them."""
         if self._team.single and not self._joining:
             for rank in self.reports:
                 self._team.workers[rank].line.close()
@@ -266,7 +266,7 @@ class _LaunchedWorld:
 
     def _fail(self, rank: int, how: str) -> None:
         self.coordinator.fail(rank, how)
-        # Ranks that still run get a moment to reach their next collective, where they unwind.
+        # Running ranks get a short time to reach their next collective, where they unwind.
         self._deadline = min(self._deadline, time.monotonic() + _GRACE_SECONDS)
 
     def _send(self, rank: int, what: object) -> None:
@@ -276,18 +276,18 @@ class _LaunchedWorld:
             self._died(rank, error)
 
     def _give_up(self) -> None:
-        """Note the stacks of the ranks that reach no collective; they are ended."""
+        """Record the stacks of the ranks that reach no collective, which are ended."""
         self.ended_in.update({rank: f"was ended in\n{text}" for rank, text in self._stacks(self._running).items()})
         self.given_up = set(self._running)
         self._running.clear()
 
     @property
     def busy(self) -> set[int]:
-        """Ranks that have not come to an end by themselves."""
+        """Ranks that have not ended by themselves."""
         return self._running | self.given_up
 
     def timed_out(self, timeout: float) -> WorldFailedError:
-        """The error, with what every rank is doing: first those that run, since the others wait for them."""
+        """Return the timeout error with every rank's activity: running ranks first, since the others wait for them."""
         activities = {rank: self.coordinator.describe(rank) for rank in range(len(self.history))}
         running = self._stacks(self._running - self._waiting)
         activities.update({rank: f"was running in\n{text}" for rank, text in running.items()})
@@ -303,9 +303,9 @@ class _LaunchedWorld:
             self._requests.recorder.write(failed)
 
     def failure(self) -> WorldFailedError | None:
-        """Why the run failed; an error that only reports a lost peer is listed after the peer's own."""
+        """Return the error of the run; an error that only reports a lost peer is listed after the peer's own error."""
         lost = self._requests.lost()
-        if lost is not None and all(map(lost_peer, self.failures.values())):  # its sender may have waited
+        if lost is not None and all(map(lost_peer, self.failures.values())):  # the sender may have waited
             failed = WorldFailedError(lost, self.failures)
             failed.__cause__ = CollectiveMismatchError(lost)
             return failed
@@ -325,7 +325,7 @@ def warm_up(framework: str, module: str) -> None:
 def run_launched(
     body: bytes, world_size: int, framework: str, timeout: float, device: str = "cpu", *, single: bool = False
 ) -> LaunchedRun:
-    """Run a packed pair of function and arguments on every rank of a real world; and return its result.
+    """Run a packed pair of function and arguments on every rank of a real world, and return the results.
 
     Args:
         body: from :func:`hyper_parallel.transport.serialization.pack`.
@@ -370,7 +370,7 @@ def run_launched(
 
 
 def _environments(world_size: int, *, single: bool) -> list[dict[str, str]]:
-    """The variables of each rank."""
+    """Return the environment variables of each rank."""
     here = local_environment()
     if not single:
         return [here] * world_size
@@ -379,7 +379,7 @@ def _environments(world_size: int, *, single: bool) -> list[dict[str, str]]:
 
 
 def _check_out(framework: str, world_size: int, device: str) -> _Team:
-    """A live team: an idle one if all its processes are alive, else a new one."""
+    """Return a live team: an idle one if all its processes are alive, otherwise a new one."""
     with _LOCK:
         idle = _IDLE.get((framework, world_size, device, rehearsed_engine()), [])
         team = idle.pop() if idle else None
@@ -415,7 +415,7 @@ def close_launched_teams() -> None:
         team.close()
 
 
-# Like idle simulated ranks, they leave by themselves and delete their files.
+# Like idle simulated ranks, they exit and delete their files themselves.
 atexit.register(close_launched_teams)
-# A forked child has copies of them, but they listen to its parent.
+# A forked child has copies of the teams, but they belong to its parent.
 os.register_at_fork(after_in_child=_IDLE.clear)

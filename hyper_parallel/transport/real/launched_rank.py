@@ -55,14 +55,14 @@ class RankSetup:
     """How a rank joins its world.
 
     Attributes:
-        framework: of the tensors.
+        framework: framework of the tensors.
         device: ``cpu``, ``cuda`` or ``npu``.
-        rank, world_size: which rank it is, of how many.
-        store: file of the rendezvous.
-        output: file that receives what the rank prints; in a single run what it prints to stderr.
+        rank, world_size: number of the rank, and number of ranks.
+        store: file for the rendezvous.
+        output: file that receives the rank's output; in a single run only its stderr.
         launcher: process id of the parent; the rank ends when that process has ended.
-        engine: whose rules are rehearsed over gloo; empty for none.
-        port: of the scheduler of MindSpore's cluster; empty where ranks meet without one.
+        engine: engine whose limits are rehearsed over gloo; empty for none.
+        port: port of the scheduler of MindSpore's cluster; empty without a scheduler.
     """
 
     framework: str
@@ -77,7 +77,7 @@ class RankSetup:
 
 
 def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
-    """Serve tasks until the parent closes the line; never returns."""
+    """Serve tasks until the parent closes the connection; never returns."""
     leave = os._exit
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with _stack_file(stack_path) as stack:
@@ -90,13 +90,13 @@ def launched_main(line: Connection, stack_path: str, setup: RankSetup) -> None:
 
 
 def single_run_main(line: Connection, stack_path: str, setup: RankSetup, output: SharedFile) -> None:
-    """Run one task as a rank that torchrun has started, report, and leave; never returns.
+    """Run one task like a rank of torchrun, report, and exit; never returns.
 
     Args:
-        line: to the parent.
+        line: connection to the parent.
         stack_path: file that receives the stack on SIGUSR1.
-        setup: how the rank joins.
-        output: what it prints to stdout goes there.
+        setup: settings for joining the world.
+        output: receives the rank's stdout.
     """
     multiprocessing.set_start_method(None, force=True)  # the server's would import the program again
     os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
@@ -109,7 +109,7 @@ def single_run_main(line: Connection, stack_path: str, setup: RankSetup, output:
 
 @contextmanager
 def _stack_file(path: str) -> Iterator[IO[str]]:
-    """A file that receives this process's stack on SIGUSR1, and when it crashes; SIGTERM ends the process."""
+    """Return a file that receives this process's stack on SIGUSR1 and on crashes; let SIGTERM end the process."""
     end_by_sigterm()
     with Path(path).open("w", encoding="utf-8") as stack:
         faulthandler.enable(file=stack, all_threads=False)
@@ -185,10 +185,10 @@ class _Rank:
 
 
 def real_world(setup: RankSetup) -> Transport:
-    """Join the world of a rank, which it alone checks; the transport carries PyTorch's tensors, over HCCL MindSpore's.
+    """Join a rank's world without coordinator; the transport transfers PyTorch tensors, over HCCL MindSpore tensors.
 
     Raises:
-        UnsupportedOnBackend: there is no such device, or ranks of MindSpore on CPU find no PyTorch.
+        UnsupportedOnBackend: there is no such device, or PyTorch is missing for MindSpore ranks on CPU.
     """
     try:
         if setup.framework == "mindspore" and (setup.port or setup.engine == "hccl"):
@@ -207,14 +207,14 @@ def real_world(setup: RankSetup) -> Transport:
 
 
 def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Transport:
-    """The transport of a real rank whose collectives a coordinator compares first.
+    """Return the transport of a real rank whose collectives a coordinator compares first.
 
-    Those that the program calls on ``torch.distributed`` itself are compared as well, from now on in this process.
+    Collectives that the program calls on ``torch.distributed`` itself are compared too, from now on in this process.
 
     Args:
         real: from :func:`real_world`.
         framework: of the rank's tensors.
-        endpoint: talks to the coordinator.
+        endpoint: connection to the coordinator.
     """
     if real.framework == "mindspore":
         return GuardedTransport(real, importlib.import_module(_DEVICES_OF_MINDSPORE).TensorFacts(), endpoint)
@@ -229,7 +229,7 @@ def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Trans
 
 
 def _traced_exit(stack: IO[str]) -> Any:
-    """``os._exit`` that writes its call stack first: a rank that leaves that way reports nothing else."""
+    """``os._exit`` that writes its call stack first, because a rank that exits this way reports nothing else."""
     leave = os._exit
 
     def exit_with_stack(status: int) -> None:

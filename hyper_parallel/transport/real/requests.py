@@ -1,4 +1,4 @@
-"""Carries out what a real rank asks of its coordinator, whichever line the request came over."""
+"""Executes requests of real ranks to their coordinator, over any kind of connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Requests:
         coordinator: of the world.
 
     Attributes:
-        recorder: keeps the last calls, if the user asked for that.
+        recorder: keeps the last calls, if the user requested it.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -30,10 +30,10 @@ class Requests:
         self._posted: dict[tuple[int, int], Posted] = {}
 
     def carry_out(self, rank: int, kind: str, content: Any) -> bool:
-        """Carry out one request; whether ``rank`` now waits for an answer.
+        """Execute one request; return whether ``rank`` now waits for an answer.
 
         Args:
-            rank: that asks.
+            rank: rank that sent the request.
             kind: ``join``, ``start`` or ``await`` a collective, ``send`` or ``receive`` by mailbox, ``post`` one side
                 of a message, ``settle`` it, or ``probe`` whether it is settled.
             content: a contribution, a ticket, a message, or a tuple of those.
@@ -71,7 +71,7 @@ class Requests:
             self._board.settle(self._posted.pop((rank, content)))
 
     def answers(self, waiting: set[int]) -> dict[int, Resumption]:
-        """The answers for those of the ``waiting`` ranks that go on now; they wait no longer."""
+        """Return the answers for the ``waiting`` ranks that continue now."""
         answers = self._coordinator.resumptions(waiting)
         waiting.difference_update(answers)
         if self.recorder is not None:
@@ -80,12 +80,12 @@ class Requests:
         return answers
 
     def lost(self) -> str | None:
-        """The error text for messages that do not fit, or were never received, and that no rank waited for; or None."""
+        """Return the error text for mismatched or unreceived messages that no rank waited for, or None."""
         return self._board.forgotten() or self._coordinator.undelivered(self._board.undelivered())
 
 
 def called(kind: str, content: Any) -> str | None:
-    """The collective or message that a request calls, with its call site; None for other requests."""
+    """Return the collective or message of a request with its call site; None for other requests."""
     if kind in ("join", "start"):
         fingerprint: CollectiveFingerprint = content.fingerprint
         return f"{fingerprint} at {fingerprint.site}"

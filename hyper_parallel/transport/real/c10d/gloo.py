@@ -1,8 +1,8 @@
-"""Messages over gloo: bytes in chunks of one size; the first begins with a header that describes the message.
+"""Messages over gloo: bytes in chunks of equal size; the first chunk begins with a header that describes the message.
 
-Gloo accepts a message that is too short as complete, and ends a process that is sent more than it asked for. So the
-receiver compares the head with what it expects, and messages travel in chunks. For each
-message the receiver sends back, under a second tag, how many chunks it has had room for.
+Gloo accepts a message that is too short as complete, and kills a process that receives more bytes than it requested.
+Therefore messages are sent in chunks, and the receiver compares the header with the expected one. For each message the
+receiver sends back, under a second tag, the number of chunks that it had room for.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class _Expected:
     """A posted receive.
 
     Attributes:
-        count: how many chunks are expected.
-        earlier: the receive that was posted before it, unless that is complete.
-        chunks: those received, None before that; only the first if their number is not the expected one.
-        lock: held while they are waited for.
+        count: number of expected chunks.
+        earlier: the receive posted before it, unless that is complete.
+        chunks: the received chunks, None before; only the first if their number differs from the expected one.
+        lock: locked while a thread waits for the chunks.
     """
 
     count: int
@@ -53,10 +53,11 @@ class ChunkedReceiver:
     """Receives the messages of one sender under one tag.
 
     Args:
-        receive: begins to receive a chunk; returns a function that waits for it and returns it.
-        count: number of chunks of the message that begins with this one; 0 for a message without head, whose sender
-            waits for no answer.
-        send_room: begins to send how many chunks there has been room for; returns a function that waits for that.
+        receive: starts to receive a chunk; returns a function that waits for the chunk and returns it.
+        count: returns the number of chunks of the message that begins with this chunk; 0 for a message without header,
+            whose sender expects no answer.
+        send_room: starts to send the number of chunks that there was room for; returns a function that waits for the
+            send.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ChunkedReceiver:
         """Start receiving ``count`` chunks; return a function that waits for them."""
         with self._lock:
             self._needed += count
-            # Sent before there is room: there will be by the time the message arrives.
+            # Sent before there is room, which exists by the time the message arrives.
             self._answers.append(self._send_room(self._begun + max(0, self._needed - len(self._room))))
             self._make_room()
             earlier = None if self._last is None or self._last.chunks is not None else self._last
@@ -107,12 +108,12 @@ class ChunkedReceiver:
         if count:
             with self._lock:
                 wait_for_answer = self._answers.popleft()
-            with suppress(RuntimeError):  # the sender may be gone
+            with suppress(RuntimeError):  # the sender may have exited
                 wait_for_answer()
         if count == expected:
             chunks += [self._next() for _ in range(count - 1)]
         else:
-            with suppress(RuntimeError):  # the message is refused, so a lost rest does not matter
+            with suppress(RuntimeError):  # the message is refused anyway, so its lost remainder is irrelevant
                 for _ in range(count - 1):
                     self._next()
         with self._lock:
@@ -130,18 +131,18 @@ class ChunkedReceiver:
         return self._receive()
 
     def _make_room(self) -> None:
-        """Begin to receive as many chunks as are expected."""
+        """Start to receive the expected number of chunks."""
         while len(self._room) < self._needed:
             self._room.append(self._begin())
 
 
-# A message: the head (a mark, the size of the body, a label with dtype and shape), and the body; in chunks of one size.
+# A message: header (a mark, the size of the body, a label with dtype and shape) and body, in chunks of equal size.
 _MARK = b"message:"
 _LABEL = 64
 _HEAD = len(_MARK) + 8 + _LABEL
 _CHUNK = 1 << 20
 
-# Gloo's tags: users' small ones are kept; our own follow; the last are those under which receivers answer.
+# Gloo's tags: users' small tags are kept; this library's tags follow; the last ones are for receivers' answers.
 _FIRST_OWN = 1 << 29
 _ANSWER = 1 << 30
 
@@ -150,7 +151,8 @@ class GlooMessages:
     """The messages that one rank sends and receives, in the world's group.
 
     Args:
-        naming: a context, for a text and ranks, in which gloo's error of a lost peer becomes one that names the ranks.
+        naming: function of a text and ranks that returns a context, in which gloo's error of a lost peer names the
+            ranks.
     """
 
     def __init__(self, naming: Callable[[str, tuple[int, ...]], AbstractContextManager[None]] | None = None) -> None:
@@ -176,13 +178,13 @@ class GlooMessages:
             answer = waiter(dist.irecv(room, dst, tag=own + _ANSWER))
             works = [waiter(dist.isend(chunk, dst, tag=own)) for chunk in carried.split(_CHUNK)]
             sent = self._sent[dst, own] = self._sent.get((dst, own), 0) + len(works)
-            self._unfinished[id(works)] = (carried, room, answer, works)  # gloo drops what nothing references
+            self._unfinished[id(works)] = (carried, room, answer, works)  # gloo drops unreferenced work
 
         def finish() -> None:
             with connected():
                 answer(room)
                 if int(room) < sent:
-                    return  # chunks without room are in flight until the receiver waits and discards them
+                    return  # chunks without room stay in flight until the receiver waits and discards them
                 for work in works:
                     work(carried)
             del self._unfinished[id(works)]
@@ -225,7 +227,7 @@ class GlooMessages:
             raise RankFailedError(msg) from error
 
     def _tag(self, tag: int, channel: Channel) -> int:
-        """Gloo's tag for messages of this tag and channel: a small one outside of groups itself, else a new one.
+        """Return gloo's tag for messages of this tag and channel: a small tag of the world itself, otherwise a new tag.
 
         New tags are assigned in the world's store, so that all members use the same and none is used twice.
         """
@@ -240,7 +242,7 @@ class GlooMessages:
 
 
 def waiter(work: Any) -> Callable[[Any], None]:
-    """A function that waits for the engine's ``work`` (None if there is none); its argument stays alive until then."""
+    """Return a function that waits for the engine's ``work`` (or None); its argument stays alive until then."""
 
     def wait(alive: Any) -> None:
         del alive
@@ -256,9 +258,9 @@ def _description(what: str, x: torch.Tensor, peer: str, tag: int, channel: Chann
 
 
 def _head(x: torch.Tensor) -> torch.Tensor:
-    """The head of a message: a mark, the size of the body, and a label of fixed size with dtype and shape.
+    """Return the header of a message: a mark, the size of the body, and a label of fixed size with dtype and shape.
 
-    A digest replaces the end of a label that is too long.
+    The end of a label that is too long is replaced by a digest.
     """
     text = f"{short_dtype(x.dtype)}{list(x.shape)}".encode()
     if len(text) > _LABEL:
@@ -268,20 +270,20 @@ def _head(x: torch.Tensor) -> torch.Tensor:
 
 
 def _count(first: torch.Tensor) -> int:
-    """Number of chunks of the message that begins with this head; 0 if another program part has sent it."""
+    """Return the number of chunks of the message with this header; 0 if it was not sent by this class."""
     head = first[: _HEAD - _LABEL].numpy().tobytes()
     return _chunk_count(int.from_bytes(head[len(_MARK) :], "little")) if head.startswith(_MARK) else 0
 
 
 def _chunk_count(body: int) -> int:
-    """Number of chunks of a message whose body has this many bytes."""
+    """Return the number of chunks of a message with a body of this many bytes."""
     return -(-(_HEAD + body) // _CHUNK)
 
 
 def _receive_chunk(src: int, tag: int) -> Callable[[], torch.Tensor]:
-    """Begin to receive a chunk; a function that waits and returns a buffer that begins with the chunk."""
+    """Start to receive a chunk; return a function that waits and returns a buffer that begins with the chunk."""
     room = torch.empty(_CHUNK, dtype=torch.uint8)
-    room[: len(_MARK)] = 0  # a message that is shorter than a head must not find an old one here
+    room[: len(_MARK)] = 0  # a message shorter than a header must not be read as an old header in this buffer
     work = waiter(dist.irecv(room, src, tag=tag))
 
     def wait() -> torch.Tensor:
@@ -292,14 +294,14 @@ def _receive_chunk(src: int, tag: int) -> Callable[[], torch.Tensor]:
 
 
 def _send_room(src: int, tag: int, count: int) -> Callable[[], None]:
-    """Begin to send to a sender how many chunks it has had room for; a function that waits until that is sent."""
+    """Start to send a sender the number of chunks that had room; return a function that waits for the send."""
     room = torch.tensor([count])
     work = waiter(dist.isend(room, src, tag=tag))
     return lambda: work(room)
 
 
 def _body(chunks: list[torch.Tensor], size: int) -> torch.Tensor:
-    """What follows the head, in memory of its own."""
+    """Return the body after the header, with its own memory."""
     left = _HEAD + size - (len(chunks) - 1) * _CHUNK
     parts = [*chunks[:-1], chunks[-1][:left]]
     return torch.cat([parts[0][_HEAD:], *parts[1:]])

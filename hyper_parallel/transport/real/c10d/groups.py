@@ -17,7 +17,7 @@ __all__ = ["C10dGroups"]
 
 
 class C10dGroups(EngineTransport):
-    """The groups of an initialised world by their ranks; :class:`C10dTransport` adds the collectives."""
+    """The groups of an initialised world, by ranks; :class:`C10dTransport` adds the collectives."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -31,7 +31,7 @@ class C10dGroups(EngineTransport):
         self._builds: dict[Ranks, int] = {}
 
     def group(self, ranks: Ranks) -> Any:
-        """A ``ProcessGroup`` of ``ranks``, in the order of their numbers as ``torch.distributed`` has it."""
+        """Return a ``ProcessGroup`` of ``ranks``, in rank order as in ``torch.distributed``."""
         group = self._groups.get(ranks)
         if group is not None:
             return group
@@ -66,7 +66,7 @@ class C10dGroups(EngineTransport):
         turn = store.add(name, 1)
         store.set(f"{name}/{turn}", proposal)
         proposals = [store.get(f"{name}/{earlier}").decode() for earlier in range(1, turn)]
-        if store.add(f"{name}/read", 1) == len(key):  # the last reader tidies up
+        if store.add(f"{name}/read", 1) == len(key):  # the last reader deletes the key
             for entry in ("", "/read", *(f"/{turn}" for turn in range(1, len(key) + 1))):
                 store.delete_key(name + entry)
         return proposals
@@ -86,7 +86,7 @@ class C10dGroups(EngineTransport):
             return dist.new_group(list(key), use_local_synchronization=True, **{**self._limits(), **options})
 
     def _limits(self) -> dict[str, Any]:
-        """Options of every group apart from those that the caller chooses: none, unless a transport has some."""
+        """Return default options of every group: none, unless a transport defines some."""
         return {}
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
@@ -107,8 +107,9 @@ class C10dGroups(EngineTransport):
     def drop(self, group: Any) -> None:
         """See :meth:`Transport.drop`."""
         ranks = tuple(sorted(self.ranks_of(group)))
-        # A second gloo group of the same ranks may find the first one's addresses in the store, and wait forever: so
-        # the first is kept for the next request. Destroying the world's group would destroy every other: see close().
+        # A second gloo group of the same ranks may find the first group's addresses in the store and wait forever, so
+        # the first group is kept for the next request. Destroying the world's group would destroy all others, see
+        # close().
         if self.backend == "gloo" and group is not dist.group.WORLD:
             self._retired[ranks] = group
         elif group is not dist.group.WORLD:
@@ -123,7 +124,7 @@ def _name_of(ranks: Ranks, build: int) -> str:
     return f"hyper_parallel {'-'.join(map(str, ranks))} {build}"
 
 
-_NAMING = threading.Lock()  # held while PyTorch's function that names a group is replaced
+_NAMING = threading.Lock()  # locked while PyTorch's function that names a group is replaced
 
 
 @contextmanager
@@ -131,7 +132,7 @@ def _named(name: str) -> Iterator[None]:
     """Inside this context, a new group gets the name ``name``.
 
     PyTorch derives the name from the number of groups of this process, which differs between members of overlapping
-    groups: they would wait for each other for ever. It has no public way to choose the name.
+    groups, so that they would wait for each other forever. It has no public option for the name.
     """
     with _NAMING:
         usual = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - as above

@@ -1,8 +1,8 @@
-"""Says which ranks cannot be reached when gloo has lost a peer or waited for one in vain.
+"""Reports which ranks cannot be reached when gloo has lost a peer or timed out.
 
-Gloo says that it timed out, and not for whom. Each rank that fails therefore connects to the world's store once more,
-leaves there where it was, and looks who else does. It uses a connection of its own: on the old ones a request may wait
-for ever. Ranks that a coordinator watches need none of this.
+Gloo reports a timeout without the missing rank. Each failing rank therefore connects to the world's store again, writes
+its position, and reads those of the others. It uses a new connection, since a request on an old one may wait forever.
+Ranks with a coordinator do not need this.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["LostPeers"]
 
 _CONNECT_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
-_ENDED_SECONDS = 1.0  # where a connection was closed: the peer has ended, and will not answer
-_HOST_SECONDS = 8.0  # to ask where those are that did not answer
+_ENDED_SECONDS = 1.0  # seconds after a closed connection: the peer has ended and will not answer
+_HOST_SECONDS = 8.0  # seconds to look up the hosts of ranks that did not answer
 _ROUND_SECONDS = 0.1
 _PREFIX = "hyper_parallel/lost"
 
@@ -55,7 +55,7 @@ class LostPeers:
         """Turn gloo's errors of a lost or silent peer inside into one that names the ranks.
 
         Args:
-            what: what gloo carries out and for whom, for the message.
+            what: operation of gloo and its ranks, for the message.
             ranks: that take part.
 
         Raises:
@@ -73,7 +73,7 @@ class LostPeers:
             raise self._error(what, ranks, reason, _ENDED_SECONDS, "lost the connection to another rank") from error
 
     def answered(self, what: str, ranks: Ranks, ask: Callable[[], list[str]]) -> list[str]:
-        """Return what ``ask`` returns, which asks the world's store: on a cut link that would wait for ever.
+        """Return the result of ``ask``, a request to the world's store, which may wait forever on a lost connection.
 
         Args:
             what: what it is asked for, for the message.
@@ -81,7 +81,7 @@ class LostPeers:
             ask: called in a thread of its own.
 
         Raises:
-            RankFailedError: there was no answer within the limit that the world has for its store.
+            RankFailedError: there was no answer within the time limit of the world's store.
         """
         if self._store is None:
             return ask()
@@ -97,21 +97,23 @@ class LostPeers:
         return answers[0]
 
     def limits(self) -> dict[str, timedelta]:
-        """The time limit of the world, as an option of a group; none if no store over the network has it."""
+        """Return the world's time limit as an option of a group; none without a store over the network."""
         return {} if self._store is None else {"timeout": self._store.timeout}
 
     def built(self, ranks: Ranks, build: Callable[[], Any]) -> Any:
-        """Return the group that ``build`` makes: its members find each other through the world's store.
+        """Return the group that ``build`` creates; its members find each other through the world's store.
 
-        On a cut link a request to the store waits for ever. So the group is built in a thread of its own, which is
-        given up after the world's limit once the store cannot be reached: a store that can be keeps its own limits.
+        A request to the store waits forever on a broken connection. Therefore the group is built in a separate thread,
+        which is abandoned after the world's time limit if the store cannot be reached. A reachable store applies its
+        own limits.
 
         Args:
             ranks: the members.
             build: called in a thread of its own.
 
         Raises:
-            RankFailedError: members did not come, or the store cannot be reached; it says which ranks answer.
+            RankFailedError: members did not join, or the store cannot be reached; the error lists the ranks that
+                answer.
         """
         what, outcomes = f"building the group of ranks {ranks}", list[Any]()
         if self._store is None:
@@ -145,7 +147,7 @@ class LostPeers:
         return RankFailedError("\n  ".join(lines))
 
     def _facts(self, call: str, ranks: Ranks, seconds: float) -> list[str]:
-        """What is known of the other ranks, a line each."""
+        """Return the facts about the other ranks, one line each."""
         others = [rank for rank in ranks if rank != self._rank]
         if self._store is None:
             return [f"nothing is known of {ranked(others)}: this world has no store that ranks reach over the network"]
@@ -154,7 +156,7 @@ class LostPeers:
         if problem:
             return [f"the store of the world at {where} cannot be reached from host {here}: {problem}",
                     f"nothing is known of {ranked(others)}"]  # fmt: skip
-        # In a thread: PyTorch waits for ever where something accepts the connection and says nothing.
+        # In a thread, because PyTorch waits forever if a process accepts the connection but never answers.
         lines: list[str] = []
         asking = threading.Thread(target=self._ask, args=(call, others, seconds, lines), daemon=True)
         asking.start()
@@ -163,7 +165,7 @@ class LostPeers:
         return [*lines, *unfinished]
 
     def _ask(self, call: str, others: list[int], seconds: float, lines: list[str]) -> None:
-        """Put what is known of the other ranks into ``lines``."""
+        """Append the facts about the other ranks to ``lines``."""
         try:
             lines.extend(self._answers(call, others, seconds))
         except (RuntimeError, OSError) as error:
@@ -173,8 +175,8 @@ class LostPeers:
             )
 
     def _answers(self, call: str, others: list[int], seconds: float) -> list[str]:
-        """Leave a note in the store, and wait a moment for those of the others."""
-        store: Any = PrefixStore(  # which takes and returns bytes, whatever its types say
+        """Write a note to the store, and wait briefly for those of the others."""
+        store: Any = PrefixStore(  # its values are bytes, contrary to its type hints
             f"{_PREFIX}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(self._count)}", self._connect()
         )
         store.set(str(self._rank), call)
@@ -195,7 +197,7 @@ class LostPeers:
         )  # fmt: skip
 
     def _host_of(self, rank: int) -> str:
-        """Where a silent rank is; no address from the store is connected to."""
+        """Return the host of a silent rank, without connecting to an address from the store."""
         key = f"{_PREFIX}/host/{rank}"
         plain: Any = self._connect()
         if not plain.check([key]):
@@ -213,7 +215,7 @@ def _put_outcome(ask: Callable[[], Any], outcomes: list[Any]) -> None:
 
 
 def _tcp_store() -> Any:
-    """The world's store if it is reached over the network, without the prefixes that worlds put before their keys."""
+    """Return the world's store if it is used over the network, without the key prefixes of worlds."""
     store: Any = default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -221,7 +223,7 @@ def _tcp_store() -> Any:
 
 
 def _problem(address: str, port: int) -> str:
-    """Why a host does not answer at a port; empty if it does."""
+    """Return why a host does not answer at a port; empty if it does."""
     try:
         socket.create_connection((address, port), _CONNECT_SECONDS).close()
     except ConnectionRefusedError:

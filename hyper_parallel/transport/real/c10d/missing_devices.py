@@ -12,10 +12,10 @@ __all__ = ["missing_device"]
 
 
 def missing_device(device: str) -> str:
-    """Return what is missing and what to do, in one line; empty if PyTorch sees a device of this type.
+    """Return the missing part and the fix in one line; empty if PyTorch sees a device of this type.
 
     Args:
-        device: ``cuda``, ``npu``, or a word that is neither.
+        device: type of device: ``cuda``, ``npu``, or any other word.
     """
     engine: Any = getattr(torch, device, None)  # torch_npu adds torch.npu when PyTorch is imported
     if engine is not None and engine.is_available() and engine.device_count():

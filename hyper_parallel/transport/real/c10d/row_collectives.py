@@ -1,8 +1,8 @@
 """Collectives on rows by a process group's own calls on tensors: one buffer in, one out, no list of members' tensors.
 
-What the engine does not reduce itself (gloo) is exchanged, and every member adds the rows
-in the order of ``ranks``. That costs one addition per member and the room of all rows, and gives every member, and a
-simulation, the same bits.
+Rows that the engine does not reduce itself (gloo) are exchanged, and every member adds them in the order of ``ranks``.
+That costs one addition per member and memory for all rows, but every member, and a simulation, gets bitwise equal
+results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyper_parallel.transport.real.c10d.groups import C10dGroups
 __all__ = ["DTYPES", "OPS", "OPTIONS", "SCATTER_OPTIONS", "C10dRows", "is_native"]
 
 
-# Reductions and dtypes that accelerators' engines compute themselves; the rest is reduced in rank order.
+# Reductions and dtypes that accelerators' engines support; all others are reduced in rank order.
 OPS = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.SUM,
@@ -39,7 +39,7 @@ def _options(kind: Any, op: Any) -> Any:
 OPTIONS = {name: _options(dist.AllreduceOptions, op) for name, op in OPS.items()}
 SCATTER_OPTIONS = {name: _options(dist.ReduceScatterOptions, op) for name, op in OPS.items()}
 _COMMON_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64})
-# "fake" is PyTorch's engine that moves nothing: host costs are measured on it, as an accelerator would have them.
+# "fake" is PyTorch's engine without transfers; it is used to measure host costs as on an accelerator.
 DTYPES = {
     "nccl": _COMMON_DTYPES | {torch.float64, torch.uint8},
     "hccl": _COMMON_DTYPES,
@@ -48,9 +48,9 @@ DTYPES = {
 
 
 def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
-    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; if not, the parts are reduced in rank order.
+    """Whether ``backend`` reduces ``dtype`` with ``op`` itself; otherwise terms are reduced in rank order.
 
-    They are, too, while PyTorch's deterministic algorithms are on, unless the order of a reduction does not matter.
+    Rank order is also used while PyTorch's deterministic algorithms are on, unless the order is irrelevant.
     """
     native, ordered = _reduction(backend, dtype, op)
     return native and not (ordered and torch.are_deterministic_algorithms_enabled())
@@ -58,13 +58,13 @@ def is_native(backend: str, dtype: torch.dtype, op: str) -> bool:
 
 @cache
 def _reduction(backend: str, dtype: torch.dtype, op: str) -> tuple[bool, bool]:
-    """Whether ``backend`` reduces ``dtype`` with ``op`` itself, and whether the order of that matters."""
+    """Return whether ``backend`` reduces ``dtype`` with ``op`` itself, and whether the order is relevant."""
     whole = op == "avg" and not dtype.is_floating_point
     native = op in OPS and not whole and dtype in DTYPES.get(backend, ())
     return native, op in ORDERED_REDUCTIONS and dtype.is_floating_point
 
 
-# Every engine moves these; the others travel as bytes.
+# Every engine transfers these dtypes; the others are sent as bytes.
 _CARRIED = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8})
 _OF_ACCELERATORS = frozenset({torch.float16, torch.bfloat16})
 _UNKNOWN: Any = object()
@@ -117,7 +117,7 @@ class C10dRows(C10dGroups):
         return arrived if order is None else arrived[order[1]]
 
     def _order(self, ranks: Ranks) -> tuple[list[int], list[int]] | None:
-        """Where rows stand in the group's order, which is that of the ranks' numbers; None if it is that of ``ranks``.
+        """Return the positions of rows in the group's order, which is rank order; None if it equals that of ``ranks``.
 
         Returns:
             the positions in ``ranks`` of the group's members, and the places in the group of the members of ``ranks``.
@@ -132,19 +132,19 @@ class C10dRows(C10dGroups):
         return order
 
     def _buffers(self, sent: torch.Tensor, received: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both buffers as the engine carries them: as they are, or as bytes of the same memory."""
+        """Return both buffers in the form that the engine transfers: unchanged, or as bytes of the same memory."""
         if sent.dtype in self._carried and not sent.is_neg():
-            # Gloo compares the input's shape with that of a part of the output.
+            # Gloo compares the input's shape with that of a row of the output.
             return (sent.view(-1), received.view(-1)) if self._flat else (sent, received)
         return bytes_of(sent), received.view(-1).view(torch.uint8)
 
     def _finish(self, what: str, ranks: Ranks, work: Any) -> None:
-        """Wait for the engine; a backend may name the members that do not answer."""
+        """Wait for the engine; a subclass may name the members that do not answer."""
         del what, ranks
         work.wait()
 
 
 def _in_order(rows: torch.Tensor, order: tuple[list[int], list[int]] | None) -> torch.Tensor:
-    """``rows`` off the graph, in the group's order."""
+    """Return ``rows``, detached, in the group's order."""
     plain = rows.detach() if rows.requires_grad else rows
     return plain if order is None else plain[order[0]]

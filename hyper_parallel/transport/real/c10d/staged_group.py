@@ -1,6 +1,6 @@
-"""A process group over gloo that carries a device's tensors through host memory, and may keep an engine's rules.
+"""A process group over gloo that stages a device's tensors in host memory, and can apply an engine's limits.
 
-Two uses: more ranks than devices, which NCCL and HCCL refuse, and rehearsals of HCCL where there is no device.
+It has two uses: more ranks than devices, which NCCL and HCCL refuse, and rehearsals of HCCL without a device.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hyper_parallel.transport.processes import ENGINE_VARIABLE
 __all__ = ["REHEARSED", "STAGED", "StagedGroup", "register_engine"]
 
 STAGED = "staged"
-"""Name of the engine that only stages: it refuses nothing."""
+"""Name of the engine that only stages tensors and has no limits."""
 
 REHEARSED = "hccl"
-"""Name of the engine that is rehearsed over gloo, with its rules."""
+"""Name of the engine that is rehearsed over gloo, with its limits."""
 
 _HOST = "cpu"
 _ProcessGroup: Any = dist.ProcessGroup
 _DEVICES = ["cpu", "cuda", "npu"]
-# What callers name differently, and gloo by one name.
+# Different names of callers for the same call of gloo.
 _GLOO_NAMES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -46,11 +46,11 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
     """One rank's handle of one group.
 
     Args:
-        store: where the members meet.
+        store: store for the rendezvous of the members.
         rank: this rank in the group.
         size: number of members.
-        timeout: of a collective.
-        rules: of the engine whose refusals are rehearsed; None refuses nothing.
+        timeout: time limit of a collective.
+        rules: limits of the rehearsed engine; None for no limits.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, rules: EngineRules | None) -> None:
@@ -60,7 +60,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         self._name, self._description = "", ""
 
     def getBackendName(self) -> str:
-        """The name in messages of C++ code."""
+        """Name of the backend in messages of C++ code."""
         return STAGED if self._rules is None else self._rules.engine
 
     name = getBackendName
@@ -101,7 +101,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         return self._gloo.barrier(*(() if opts is None else (opts,)))
 
     def call(self, operation: str, *arguments: Any) -> Any:
-        """Carry out one of gloo's calls, of whatever device the tensors are.
+        """Execute one of gloo's calls with tensors of any device.
 
         Raises:
             UnsupportedOnBackend: the rehearsed engine would refuse it.
@@ -129,7 +129,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
 
 
 def _hosted(argument: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """An argument with its tensors of a device replaced by copies in host memory, which ``pairs`` collects."""
+    """Return an argument with device tensors replaced by copies in host memory, which ``pairs`` collects."""
     if isinstance(argument, list | tuple):
         return [_hosted(several, pairs) for several in argument]
     if not isinstance(argument, torch.Tensor) or argument.device.type == _HOST:
@@ -152,10 +152,10 @@ for _operation in _FORWARDED:
 
 
 def register_engine(rules: EngineRules | None) -> str:
-    """Make the engine known to ``torch.distributed`` and return its name.
+    """Register the engine with ``torch.distributed`` and return its name.
 
     Args:
-        rules: those of HCCL rehearse it; None is an engine that refuses nothing.
+        rules: limits of HCCL for its rehearsal; None for an engine without limits.
 
     Raises:
         ValueError: the engine cannot be rehearsed here: this installation has the real one, or it is NCCL.

@@ -1,4 +1,4 @@
-"""Exchange among the processes that torchrun has started, over its own store and without a process group."""
+"""Exchanges data among the processes of torchrun over its store, without a process group."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def torchrun_world() -> tuple[int, int] | None:
 
 
 class TorchrunProcesses:
-    """The processes of one torchrun call, this one among them.
+    """The processes of one torchrun call, including this one.
 
     Args:
-        seconds: limit for each wait.
+        seconds: time limit of each wait.
 
     Attributes:
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of processes.
     """
 
@@ -39,7 +39,7 @@ class TorchrunProcesses:
         """Connect to the store of torchrun's agent.
 
         Raises:
-            HyperParallelError: torchrun keeps no store that outlives the program's process group.
+            HyperParallelError: torchrun has no store that outlives the program's process group.
         """
         self.rank, self.world_size = torchrun_world() or (0, 1)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -57,10 +57,11 @@ class TorchrunProcesses:
 
     @contextlib.contextmanager
     def keep_groups(self) -> Iterator[None]:
-        """Keep the process groups that are made inside alive as long as this object.
+        """Keep process groups that are created inside alive as long as this object.
 
-        The thread in which gloo frees a finished collective may drop the last reference to a DistributedDataParallel.
-        If that destroys the group as well, the thread waits for itself, with the interpreter lock (PyTorch 2.13).
+        The thread in which gloo frees a completed collective may drop the last reference to a DistributedDataParallel.
+        If this destroys the group too, the thread deadlocks with itself while it has the interpreter lock (PyTorch
+        2.13).
         """
         plain: Any = vars(distributed_c10d)["_new_process_group_helper"]
 
@@ -76,12 +77,12 @@ class TorchrunProcesses:
             setattr(distributed_c10d, "_new_process_group_helper", plain)  # noqa: B010 - as above
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of every process, in rank order, on rank 0, which waits for all; an empty list elsewhere."""
+        """Return the data of every process in rank order on rank 0, which waits for all; an empty list on others."""
         self._send(f"rank {self.rank}", data)
         return [] if self.rank else [self._receive(f"rank {rank}") for rank in range(self.world_size)]
 
     def broadcast(self, data: bytes = b"", name: str = "result") -> bytes:
-        """Return the data of rank 0, of that name, on every process; rank 0 waits until all have read it."""
+        """Return rank 0's data of that name on every process; rank 0 waits until all have read it."""
         if self.rank:
             data = self._receive(name)
             self._store.set(f"{name} read by {self.rank}", b"1")

@@ -1,8 +1,8 @@
-"""Collectives over ``torch.distributed``, of every dtype, stride and size on every backend.
+"""Collectives over ``torch.distributed``, for every dtype, stride and size on every backend.
 
-What only moves data moves it as bytes. What reduces uses the backend's own reduction where the backend is an
-accelerator's and knows the dtype; everywhere else (gloo, bool, complex, float64 on HCCL) it gathers and reduces in the
-order of ``ranks``, as the simulation does.
+Collectives without reduction transfer bytes. Reductions use the backend's own if it is an accelerator's backend that
+supports the dtype. Otherwise (gloo, bool, complex, float64 on HCCL) tensors are gathered and reduced in the order of
+``ranks``, like in the simulation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class C10dTransport(C10dRows):
         """Use the world that this process has joined.
 
         Args:
-            watched: whether a coordinator in another process sees what becomes of the ranks.
+            watched: whether a coordinator in another process monitors the ranks.
         """
         super().__init__()
         self._checked: set[Ranks] = set()
@@ -55,7 +55,7 @@ class C10dTransport(C10dRows):
         self._messages = GlooMessages(self._naming)
 
     def _naming(self, what: str, ranks: Ranks) -> AbstractContextManager[None]:
-        """Inside this context, gloo's error of a lost peer becomes one that names the ranks that do not answer."""
+        """Context in which gloo's error of a lost peer is replaced by one with the ranks that do not answer."""
         return nullcontext() if self._lost is None else self._lost.named(what, ranks)
 
     def _finish(self, what: str, ranks: Ranks, work: Any) -> None:
@@ -76,19 +76,20 @@ class C10dTransport(C10dRows):
         return named
 
     def built(self, ranks: Ranks, build: Callable[[], Any]) -> Any:
-        """Return the group that ``build`` makes.
+        """Return the group that ``build`` creates.
 
         Args:
             ranks: the members.
-            build: called in a thread of its own, unless a coordinator watches the ranks.
+            build: called in a separate thread, unless a coordinator monitors the ranks.
 
         Raises:
-            RankFailedError: members did not come, or the store cannot be reached; it says which ranks answer.
+            RankFailedError: members did not join, or the store cannot be reached; the error lists the ranks that
+                answer.
         """
         return build() if self._lost is None else self._lost.built(ranks, build)
 
     def _limits(self) -> dict[str, Any]:
-        """The world's time limit: PyTorch gives a group half an hour, whatever the world has."""
+        """Return the world's time limit, because PyTorch's default for a group is always half an hour."""
         return {} if self._lost is None else self._lost.limits()
 
     def claim(self, proposal: str, ranks: Ranks) -> list[str]:
@@ -112,7 +113,7 @@ class C10dTransport(C10dRows):
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel():
             return reduce_in_order([x], op)
-        # Vector code rounds complex products by where an element lies, so those are not split.
+        # Vectorized code rounds complex products depending on an element's position, so they are not split.
         if x.numel() <= _SMALL or x.is_complex():
             return reduce_in_order(self.all_gather(x, ranks, [tuple(x.shape)] * len(ranks)), op)
         if x.numel() % len(ranks) == 0:
@@ -124,7 +125,7 @@ class C10dTransport(C10dRows):
         return torch.cat(self.all_gather(own, ranks, [tuple(chunk.shape) for chunk in chunks])).reshape(x.shape)
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> None:
-        """See :meth:`Transport.send`; an empty tensor needs no message, except on gloo, where its head is one."""
+        """See :meth:`Transport.send`; an empty tensor needs no message, except on gloo, which sends its header."""
         if self._is_chunked(dst):
             self._send(x, dst, tag, channel).wait()
         elif x.numel():
@@ -138,7 +139,7 @@ class C10dTransport(C10dRows):
         check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
-            # In one collective: large blocking ones take two steps, of which nobody would begin the second.
+            # In one collective: large blocking ones have two steps, but an asynchronous one could not start the second.
             return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
                 lambda parts: reduce_in_order(parts, op)
             )
@@ -232,11 +233,11 @@ class C10dTransport(C10dRows):
         return Work("broadcast", finish, result)
 
     def _is_chunked(self, peer: int) -> bool:
-        """Whether messages to and from ``peer`` travel in chunks: only gloo needs it."""
+        """Whether messages to and from ``peer`` are sent in chunks, which only gloo needs."""
         return self.backend == "gloo" and peer != self.rank
 
     def _engine_tag(self, tag: int) -> int:
-        """The tag that the engine gets: NCCL and HCCL have none and match messages by their order."""
+        """Return the engine's tag; NCCL and HCCL have no tags and match messages by order."""
         return 0 if self.backend in _ENGINES.values() else tag
 
     def _send(self, x: torch.Tensor, dst: int, tag: int = 0, channel: Channel = WORLD) -> Work:
@@ -288,7 +289,7 @@ class C10dTransport(C10dRows):
         dist.destroy_process_group()
 
     def _native_reduce_scatter(self, chunks: Sequence[torch.Tensor], op: str, ranks: Ranks, own: Shape) -> Work:
-        """The engine's own reduce-scatter, on chunks padded to the largest."""
+        """Run the engine's own reduce-scatter on chunks padded to the largest size."""
         largest = max(chunk.numel() for chunk in chunks)
         padded = chunks[0].new_zeros((len(chunks), largest))
         for row, place in enumerate(by_rank(ranks)):
@@ -309,7 +310,7 @@ class C10dTransport(C10dRows):
 
 
 def _reordered(flat: torch.Tensor, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """Return the parts of ``flat``, of ``sizes``, in another order."""
+    """Return the chunks of ``flat``, with ``sizes``, in another order."""
     parts = torch.split(flat, list(sizes))
     return torch.cat([parts[index] for index in order])
 
@@ -342,7 +343,7 @@ def join_world(**arguments: Any) -> None:
     """Call ``torch.distributed.init_process_group`` with these arguments.
 
     Raises:
-        RendezvousError: the port at which ranks are to meet is in use, or they did not meet within the time limit.
+        RendezvousError: the rendezvous port is in use, or ranks did not meet within the time limit.
     """
     try:
         dist.init_process_group(**arguments)
@@ -362,7 +363,7 @@ def join_world(**arguments: Any) -> None:
 
 
 def _did_not_meet(rank: object, text: str) -> str:
-    """The error of a rank that waited for the others in vain, as ``text`` says."""
+    """Return the error of a rank whose rendezvous timed out, from the engine's ``text``."""
     fix = "a rank that had come did not go on: its output, or the link to its host, is the cause"
     if "connect to" in text:
         fix = "start rank 0 there, and check MASTER_ADDR, MASTER_PORT and the link to that host"
@@ -372,7 +373,7 @@ def _did_not_meet(rank: object, text: str) -> str:
 
 
 def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
-    """Join a gloo world, by ``env://`` under torchrun or by a shared ``file://``; a coordinator watches this rank."""
+    """Join a gloo world by ``env://`` under torchrun or by a shared ``file://``; a coordinator monitors this rank."""
     join_world(backend="gloo", init_method=init_method, rank=rank, world_size=world_size)
     return C10dTransport(watched=True)
 
@@ -380,8 +381,8 @@ def start_gloo(rank: int, world_size: int, init_method: str) -> C10dTransport:
 def start_world(device: str, rank: int, world_size: int, init_method: str, rehearsed: str = "") -> C10dTransport:
     """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes device i.
 
-    With more ranks than devices, ranks share devices, and their tensors travel through host memory over gloo: engines
-    refuse two ranks on a device. ``rehearsed`` names an engine that is rehearsed over gloo, with its rules.
+    With more ranks than devices, ranks share devices and send their tensors through host memory over gloo, because
+    engines refuse two ranks on a device. ``rehearsed`` names an engine that is rehearsed over gloo, with its limits.
 
     Raises:
         UnsupportedOnBackend: PyTorch sees no such device.
@@ -402,7 +403,7 @@ def start_world(device: str, rank: int, world_size: int, init_method: str, rehea
 
 
 def _devices(device: str) -> Any:
-    """``torch.cuda`` or ``torch.npu``, which sees at least one device."""
+    """Return ``torch.cuda`` or ``torch.npu``, which must see at least one device."""
     problem = missing_device(device)
     if problem:
         msg = f"device {device}: PyTorch sees no such device; {problem}, or use --device cpu"

@@ -48,7 +48,7 @@ _PART_OF_MEMORY = "0.25GB"
 
 
 class TensorFacts:
-    """What fingerprints tell of MindSpore's tensors: the part of :class:`.HostOps` that a guarded transport needs."""
+    """Facts of MindSpore tensors for fingerprints: the part of :class:`.HostOps` that a guarded transport needs."""
 
     framework = "mindspore"
 
@@ -71,7 +71,7 @@ class TensorFacts:
 
 
 def missing_ascend() -> str:
-    """Return why MindSpore cannot compute on Ascend here, and what to do, in one line; empty if it can.
+    """Return why MindSpore cannot compute on Ascend here, and the fix, in one line; empty if it can.
 
     Nothing is initialised: MindSpore loads its plugin when it is imported; this returns the result.
     """
@@ -144,7 +144,7 @@ def start_simulated(inner: SimulatedTransport, device: int) -> NumpyBridge:
 
 @cache
 def _share_device(device: int) -> None:
-    """Take the device of this process, once."""
+    """Acquire the device of this process, once."""
     mindspore.set_device("Ascend", device)
     mindspore.runtime.set_memory(init_size=_PART_OF_MEMORY, increase_size=_PART_OF_MEMORY)
 
@@ -177,7 +177,7 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
 
 
 def _over_gloo(rank: int, world_size: int, store: str) -> Transport:
-    """MindSpore's tensors over PyTorch's gloo."""
+    """Return a transport of MindSpore tensors over PyTorch's gloo."""
     from hyper_parallel.transport.real import c10d  # an optional dependency of this rehearsal alone
 
     compute_on_cpu()

@@ -1,4 +1,4 @@
-"""An endpoint without a coordinator: members gather each other's contributions over a real transport and compare."""
+"""An endpoint without a coordinator: members gather all contributions over a real transport and compare them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class GatheringEndpoint:
     a coordinator, a program deadlocks if its members start collectives and wait for messages in different orders.
 
     Args:
-        transport: a real one.
-        from_host: host array to what ``transport`` carries.
-        to_host: what ``transport`` returns to a host array.
+        transport: the real transport.
+        from_host: converts a host array to a tensor of ``transport``.
+        to_host: converts a result of ``transport`` to a host array.
     """
 
     own_process = True
@@ -37,7 +37,7 @@ class GatheringEndpoint:
         self._from_host = from_host
         self._to_host = to_host
         self._results: dict[int, list[Any]] = {}
-        self._on_their_way: list[Work] = []  # kept, since they own the memory that is sent
+        self._on_their_way: list[Work] = []  # kept alive, since they own the memory that is sent
 
     def exchange(self, contribution: Contribution) -> list[Any]:
         """See :class:`Endpoint`.

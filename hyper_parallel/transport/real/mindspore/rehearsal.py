@@ -33,7 +33,7 @@ class RehearsedHccl:
     """The functions of ``mindspore.mint.distributed`` that the HCCL transport calls.
 
     Args:
-        carrier: moves MindSpore's tensors between the same ranks.
+        carrier: transport of MindSpore tensors between the same ranks.
 
     Raises:
         UnsupportedOnBackend: from each function, where HCCL would refuse the call.
@@ -83,7 +83,7 @@ def _refusal(name: str, what: str) -> UnsupportedOnBackend:
 
 
 class _Functions:
-    """The functions, without checks; a group is a name, which its ranks give it, as MindSpore's are."""
+    """The functions without checks; a group is a name that is derived from its ranks, as in MindSpore."""
 
     def __init__(self, carrier: Transport) -> None:
         self._carrier = carrier
@@ -166,7 +166,7 @@ class _Functions:
 
 
 def _put(target: Tensor, value: Tensor) -> None:
-    """Write into a tensor's own memory."""
+    """Write values into a tensor's own memory."""
     if 0 not in target.shape:
         overwrite(target, to_host(value))
 

@@ -385,7 +385,7 @@ class HcclTransport(EngineTransport):
         self._engine.barrier(self.group(ranks))
 
     def group(self, ranks: Ranks) -> Any:
-        """Name of the communication group of ``ranks``, in the order of their numbers as MindSpore has it."""
+        """Return the name of the communication group of ``ranks``, in rank order as in MindSpore."""
         key = tuple(sorted(ranks))
         if key not in self._groups:
             whole = key == tuple(range(self.world_size))
@@ -404,7 +404,7 @@ class HcclTransport(EngineTransport):
         try:
             if isinstance(group, str) and group not in self._dropped:
                 return tuple(self._engine.get_process_group_ranks(group))
-        except (KeyError, ValueError, RuntimeError):  # whichever MindSpore's build raises
+        except (KeyError, ValueError, RuntimeError):  # the type depends on MindSpore's build
             pass
         raise unknown_group(group, self._groups)
 
@@ -466,7 +466,7 @@ def _inexact(x: Tensor) -> bool:
 
 
 def _native(x: Tensor, op: str) -> bool:
-    """Whether HCCL reduces; where programs are to be deterministic, parts are gathered and added in rank order."""
+    """Whether HCCL reduces; in deterministic mode, terms are gathered and added in rank order instead."""
     if mindspore.get_context("deterministic") == "ON" and op in ORDERED_REDUCTIONS:
         return False
     return op in _HCCL_OPS and x.dtype in _HCCL_DTYPES
@@ -478,7 +478,7 @@ def _width(x: Tensor) -> int:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """``x`` as one dim of a dtype that HCCL carries."""
+    """Return flat ``x`` in a dtype that HCCL supports."""
     if x.dtype == mindspore.bool_:
         return x.astype(mindspore.uint8).reshape(-1)
     if x.dtype in _COMPLEX:
@@ -489,7 +489,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _unflat(flat: Tensor, like: Tensor, shape: Shape) -> Tensor:
-    """The tensor of ``like``'s dtype that ``flat`` carries."""
+    """Return the tensor of ``like``'s dtype that ``flat`` encodes."""
     if 0 in tuple(shape):
         return mint.zeros(tuple(shape), dtype=like.dtype)
     if like.dtype in _COMPLEX:
@@ -499,7 +499,7 @@ def _unflat(flat: Tensor, like: Tensor, shape: Shape) -> Tensor:
 
 
 def _fresh(flat: Tensor) -> Tensor:
-    """A copy of a 1-D tensor in memory of its own; concatenation alone copies views right on every device."""
+    """Return a copy of a 1-D tensor; only concatenation copies views correctly on every device."""
     return mint.cat([flat]) if flat.shape[0] else _empty_like(flat)
 
 
@@ -557,7 +557,7 @@ def _fold(parts: Sequence[Tensor], op: str) -> Tensor:
 
 
 def _with_nan(folded: Tensor, *operands: Tensor) -> Tensor:
-    """``folded``, but NaN where an operand is: MindSpore's CPU kernels of maximum and minimum lose some."""
+    """Return ``folded`` with NaN where an operand is NaN: MindSpore's CPU kernels of maximum and minimum lose some."""
     for operand in operands:
         folded = mint.where(mint.ne(operand, operand), operand, folded)
     return folded
