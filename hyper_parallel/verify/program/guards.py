@@ -117,7 +117,7 @@ class _Forks:
         return lambda number: plain(number) if _is_main() else self.leave(128 + number)
 
     def end(self) -> None:
-        """End the remaining children, and read their messages; a child with a message has continued as a rank."""
+        """End the remaining children, and read their messages; a child that calls this has continued as a rank."""
         if os.getpid() != self._owner:
             self._tell()
         os.close(self._write)
