@@ -47,12 +47,12 @@ class Recorder:
     """Fills the log of one rank; PyTorch's functions call it through ``hooks.py``.
 
     Attributes:
-        log: of the rank.
+        log: log of the rank.
         inner: the module whose forward just returned a DTensor, and that DTensor, before the module's own hooks.
         drops: whether a dropout runs.
         sides: whether an operator with a threshold runs.
-        decided: what the program draws and decides.
-        half: what it computes and reduces in half precision.
+        decided: records the program's random draws and choices.
+        half: records computations and reductions in half precision.
         draws: the samples that its data loaders draw; None if they are not noted.
     """
 
@@ -149,7 +149,7 @@ class Recorder:
             self.log.add("collective", name, taken, module=self.inside, site=user_site(_FRAMEWORK))
 
     def _note_inputs(self, args: Any, kwargs: Any) -> None:
-        """Keep the tensors that models are called with in the first step: the data, before any computation."""
+        """Record the data that models are called with in the first step, before any computation."""
         if self.log.step or self._evaluates:
             return
         for name, value, taken in _samples(args, kwargs):
@@ -183,7 +183,7 @@ class Recorder:
 
     @property
     def infers(self) -> bool:
-        """Whether a pipeline's stage learns its shapes."""
+        """Whether a pipeline stage infers its shapes."""
         return self._infers
 
     @property
@@ -225,7 +225,7 @@ class Recorder:
 
         Args:
             parameters: whose gradients are clipped.
-            clip: clips them; what it calls to do so is not recorded again.
+            clip: function that clips them; its inner calls are not recorded again.
             largest: the norm to clip to.
             total: the norm; None is what ``clip`` returns.
 
@@ -277,8 +277,8 @@ class Recorder:
     def record_saved(self, state: Any) -> None:
         """Record the floating tensors of a state that the program saves, if their names end with a parameter's.
 
-        Averages of weights and other copies that no module and no optimizer has are seen here alone. Other tensors may
-        be a rank's own: random states, local metrics.
+        Averages of weights, and other copies outside of modules and optimizers, are only visible here. Other tensors
+        may be specific to a rank: random states, local metrics.
         """
         parameters = {} if self._observes else self._names.parameters()
         for path, value in paths(state, CONTAINERS):
@@ -399,9 +399,10 @@ class Recorder:
                     self.log.add("state", full, taken, module=_owner(name), step=step, site=self._stepped_at)
 
     def _end_step(self) -> None:
-        """Record the weights of the last step: now that the program goes on, it has changed what it wants to change.
+        """Record the weights of the last step, now that the program has continued and completed its changes to them.
 
-        A program may have an optimizer per rank for some of the parameters, and broadcast them afterwards.
+        For example, a program may have one optimizer per rank for some of the parameters, and broadcast these after the
+        step.
 
         Raises:
             ProgramStopped: that was the last step to record.
@@ -443,9 +444,9 @@ class Recorder:
     def _seen_by(self, optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Pieces]]:
         """Return the parameters whose gradients belong to this optimizer's step, and the pieces that it trains instead.
 
-        These are its own, and those of the models that no optimizer has: an optimizer that was made before the model
-        was sharded trains parameters that no model has any more. Those of its own that get gradients are weights that a
-        program keeps in addition to the model's, in float32.
+        These are its own parameters, and those of the models that no optimizer has: an optimizer that was created
+        before the model was sharded trains parameters that no model has any more. If such parameters get gradients,
+        they are float32 weights that a program keeps in addition to the model's.
 
         Args:
             optimizer: that makes a step.
@@ -593,7 +594,7 @@ def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:
 
 
 def _address(tensor: Any) -> int:
-    """Return where a tensor's values lie; those of a collective in flight lie in the tensor that it wraps."""
+    """Return the address of a tensor's values; for a collective in flight, that of the tensor that it wraps."""
     address: int = getattr(tensor, "elem", tensor).untyped_storage().data_ptr()
     return address
 

@@ -1,4 +1,4 @@
-"""The reference transformer on PyTorch: ordinary single-device code that knows nothing of parallelism.
+"""The reference transformer on PyTorch: ordinary single-device code without parallelism.
 
 Shapes: B batch, L length, D dim, K key/value heads, G query heads per key/value head, H head_dim, F ffn, V vocab.
 """
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(wide, config.dim, bias=config.bias, dtype=dtype)
 
     def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, mask_LL: Tensor) -> Tensor:
-        """Mix tokens with those before them."""
+        """Attend to each token and the tokens before it."""
         q_BKGLH = self._heads(self.q(x_BLD), self.groups)
         k_BKGLH = self._heads(self.k(x_BLD), 1)
         v_BKGLH = self._heads(self.v(x_BLD), 1)
@@ -69,7 +69,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.ffn, config.dim, bias=config.bias, dtype=dtype)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Widen, gate, narrow."""
+        """Apply the up projection, the gate and the down projection."""
         return self.down(F.silu(self.gate(x_BLD)) * self.up(x_BLD))
 
 
@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.mlp_norm, self.mlp = _norm(config, dtype), SwiGLU(config, dtype)
 
     def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, mask_LL: Tensor) -> Tensor:
-        """One block."""
+        """Run one block."""
         h_BLD = x_BLD + self.attn(self.attn_norm(x_BLD), cos_LH, sin_LH, mask_LL)
         return h_BLD + self.mlp(self.mlp_norm(h_BLD))
 
@@ -109,7 +109,7 @@ class Transformer(nn.Module):
         self.register_buffer("mask", torch.tensor(causal_mask(config)))
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
-        """Logits of the next token at every position."""
+        """Return the logits of the next token at every position."""
         x_BLD = self.embed(tokens_BL)
         for layer in self.layers:
             x_BLD = layer(x_BLD, self.cos, self.sin, self.mask)

@@ -1,4 +1,4 @@
-"""Counts the bytes that autograd keeps for backward: what activations take on a rank."""
+"""Counts the bytes that autograd saves for backward, which is the activation memory of a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULLY_SHARDED = "_hyper_parallel_fully_sharded"
 def counted_for_backward(model: Any) -> Iterator[Callable[[], int]]:
     """Count storages that autograd saves inside the block, each once, but those of parameters of ``model``.
 
-    What checkpointed regions keep is not saved by autograd, and not counted.
+    Tensors of checkpointed regions are not saved by autograd and not counted.
 
     Yields:
         a function that returns the most bytes that were kept at one time.
@@ -68,7 +68,7 @@ class _Saved:
         return self._tensor
 
     def __del__(self) -> None:
-        """Count it no longer."""
+        """Stop counting the tensor."""
         self._kept.release(self._key, self._size)
 
 

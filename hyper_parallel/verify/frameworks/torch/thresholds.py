@@ -1,7 +1,7 @@
 """Operators of PyTorch whose result or gradient jumps at a threshold: ReLU, comparisons, signs, clamps, buckets.
 
-Each is replaced while a program is recorded. Numbers that the reference has on the other side of the nearest threshold,
-by rounding, can be mirrored there: they move by less than what rounding moves them.
+Each is replaced while a program is recorded. Numbers that are on the other side of the nearest threshold in the
+reference, due to rounding, can be mirrored to that side; the change is smaller than the rounding error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["OPERATORS", "sided"]
 
 _COMPARISONS = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
 _JUMPS = (*_COMPARISONS, "sign", "bucketize")
-"""Those whose results jump; of all others the gradient does, and the result does not."""
+"""Operators whose results are discontinuous; for all others only the gradient is."""
 
 _AT_ZERO = ("relu", "relu_", "leaky_relu", "abs", "sign")
 _BETWEEN = ("clamp", "hardtanh", "relu6")
@@ -28,10 +28,10 @@ OPERATORS = (
     *((nn.functional, name) for name in ("leaky_relu", "hardtanh", "relu6")),
     (torch, "bucketize"),
 )
-"""Where the operators stand, and their names."""
+"""Owners and names of the operators."""
 
 _SIZE = 1 << 22
-"""Most elements whose sides are recorded."""
+"""Maximum number of elements whose sides are recorded."""
 
 
 def sided(

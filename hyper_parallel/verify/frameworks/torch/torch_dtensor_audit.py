@@ -26,7 +26,7 @@ _HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "t
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a call; it is called with the operator's arguments by canonical name.
+    """One public call of an operator; it is called with the operator's arguments by canonical name.
 
     Attributes:
         function: PyTorch's.
@@ -41,7 +41,7 @@ class Form:
     named: tuple[str, ...]
 
     def arguments(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return what is passed in order, and what is passed by name."""
+        """Return the positional and the named arguments."""
         in_order: list[Any] = []
         for name in self.positional:
             value = values.get(name, self.binder.parameters[name].default)

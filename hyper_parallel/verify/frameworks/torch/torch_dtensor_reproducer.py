@@ -115,7 +115,7 @@ class RecordedCall(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What went wrong in a call.
+    """The failure of a call.
 
     Attributes:
         call: the call.
@@ -276,7 +276,7 @@ class _Recorder(TorchFunctionMode):
         self.names, self.result = names, result
         self.lines: list[str] = []
         self.unwritable = False
-        self._kept: list[Any] = []  # an id belongs to one object only while that lives
+        self._kept: list[Any] = []  # ids are unique only among live objects
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -393,7 +393,7 @@ def _forked(code: CodeType, rank: int, port: int, world: int, folder: Path) -> i
 
 
 def _wait(children: list[int]) -> bool:
-    """Wait until all have ended; False where those that wait for each other were killed."""
+    """Wait until all have ended; return False if ranks that waited for each other were killed."""
     until = time.monotonic() + _SECONDS
     left = set(children)
     failed = False

@@ -1,9 +1,9 @@
 """Runs a PyTorch program in a wider dtype: half precision in float32, or all that is narrower in float64.
 
-Half precision hides errors of a few percent behind its rounding, and so does float32 where a program magnifies it. The
-same program in a wider dtype shows them. Dtypes are replaced where a program names them: in calls of tensors and
-factories, by autocast, and in policies of mixed precision. Tensors that are loaded from a file, or made from arrays,
-keep their dtype until the program casts them, or computes with them and tensors of float64.
+The rounding errors of half precision hide errors of a few percent, and so do those of float32 if a program amplifies
+them. The same program in a wider dtype exposes such errors. Dtypes are replaced where a program names them: in calls of
+tensors and factories, by autocast, and in policies of mixed precision. Tensors that are loaded from a file, or made
+from arrays, keep their dtype until the program casts them, or computes with them and tensors of float64.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDER = {
     "float32": dict.fromkeys(_HALF, torch.float32),
     "float64": dict.fromkeys((*_HALF, torch.float32), torch.float64),
 }
-"""What stands for each dtype, by the name of the widest."""
+"""Replacement of each dtype, by the name of the widest dtype."""
 
 _UPCAST: ContextVar[str] = ContextVar("hyper_parallel_upcast", default="")
 
@@ -36,7 +36,7 @@ def is_upcast() -> bool:
 
 @contextmanager
 def upcast(dtype: str) -> Iterator[None]:
-    """Inside, this thread computes in a wider dtype what the program asks to compute in a narrower one.
+    """Context in which this thread computes in a wider dtype than the program requests.
 
     Args:
         dtype: ``float32`` or ``float64``; empty changes nothing.
