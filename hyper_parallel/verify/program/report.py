@@ -177,7 +177,7 @@ class ProgramReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if the program passes, 3 (``REFUSED``) if inconclusive, else 1."""
+        """The exit status, 0 if the program passes, 3 (``REFUSED``) if inconclusive, else 1."""
         if self.ok:
             return 0
         return REFUSED if self.equal else 1
