@@ -224,7 +224,7 @@ def test_damage_is_found_before_anything_is_loaded(tmp_path):
     path.write_bytes(content[:20] + b"?" + content[21:])
     refused("is not the file that its index describes")
     path.unlink()
-    refused("is missing or cut")
+    refused("is missing or truncated")
     (tmp_path / INDEX).write_text(index.replace('"version": 1', '"version": 2'))
     refused("has version 2; this release reads version 1")
     (tmp_path / INDEX).write_text("{}")

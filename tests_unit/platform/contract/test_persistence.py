@@ -75,7 +75,7 @@ def test_a_path_that_cannot_be_written(tmp_path, platform_name):
 
 @pytest.mark.parametrize(
     "name, reason",
-    [("__metadata__", "safetensors reserves this name"), ("\udc80", "it has half of a surrogate pair")],
+    [("__metadata__", "safetensors reserves this name"), ("\udc80", "it has a lone surrogate")],
 )
 def test_a_name_that_a_safetensors_file_cannot_hold_is_refused(tmp_path, platform_name, name, reason):
     """Other programs could not read the file; the old one stays as it was."""

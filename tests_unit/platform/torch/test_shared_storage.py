@@ -344,7 +344,7 @@ def test_a_gradient_in_another_layout_is_a_copy_that_nobody_writes(shape):
         with pytest.raises(UnsupportedOperatorError, match=f"cannot be written to: {reason}$"):
             gradient.add_(1)
         (x * 3).sum().backward()
-        with pytest.raises(UnsupportedOperatorError, match=f"is stale: {reason}; take the view anew"):
+        with pytest.raises(UnsupportedOperatorError, match=f"is stale: {reason}; take the view again after the write"):
             gradient.full_tensor()
 
     on_ranks(written, shape)

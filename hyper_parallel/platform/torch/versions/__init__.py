@@ -100,6 +100,7 @@ NAMES = Names(
         "ensure_device_guard": _name("torch._C._ensureCUDADeviceGuardSet", "", "2.10 and 2.11", otherwise=lambda: None),
         "FakeTensorMode": _name("torch._subclasses.fake_tensor.FakeTensorMode", _DECOMPOSED),
         "FunctionalTensorMode": _name("torch._subclasses.functional_tensor.FunctionalTensorMode", _DECOMPOSED),
+        "trilinear": _name("torch.ops.aten._trilinear", _DECOMPOSED),
         "decompositions": _name("torch._decomp.decomposition_table", _DECOMPOSED),
         "dispatch_functionalize": _name("torch._subclasses.functional_tensor.dispatch_functionalize", _DECOMPOSED),
         "enable_python_dispatcher": _name("torch._dispatch.python.enable_python_dispatcher", _DECOMPOSED),

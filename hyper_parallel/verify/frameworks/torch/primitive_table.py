@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyper_parallel.platform.torch.versions import trilinear
 from hyper_parallel.verify.frameworks.contract.primitives import Constant, Primitive, Reshape
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 
@@ -714,6 +715,6 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.convolution.default: _with_bias,
     torch.ops.aten.conv_tbc.default: _in_time,
     torch.ops.aten.addbmm.default: _summed_products,
-    torch.ops.aten._trilinear.default: _three_factors,  # noqa: SLF001 - a function of ATen
+    trilinear.default: _three_factors,
 }
 """Decompositions that PyTorch's table lacks."""
