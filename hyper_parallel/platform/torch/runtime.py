@@ -58,8 +58,8 @@ class TorchRuntime(RuntimeFacet):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("HCCL_DETERMINISTIC", "true")
         torch.use_deterministic_algorithms(mode=True)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True
+        # Attributes of torch.backends.cudnn may not be assigned once PyTorch's test utilities are imported.
+        torch.backends.cudnn.set_flags(_benchmark=False, _deterministic=True)
 
     def seed(self, seed: int) -> None:
         """``torch.manual_seed``."""
