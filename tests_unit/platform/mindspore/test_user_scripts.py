@@ -30,7 +30,7 @@ EQUAL = (
 )  # fmt: skip
 PLANNED = ("model_train_with_callbacks",)  # its inputs are plain: its cell gets a plan of parallelize_module
 REFUSED = {
-    "backward_hooks": "UnsupportedOperatorError: backward hooks of Dense would get this rank's parts of the gradients",
+    "backward_hooks": "UnsupportedOperatorError: backward hooks of Dense would get this rank's shards of the gradients",
 }
 WORLDS = [2, pytest.param(3, marks=pytest.mark.sweep)]
 
