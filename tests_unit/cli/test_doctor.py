@@ -145,6 +145,22 @@ RECORD = "mindspore/__init__.py,,\nmindspore/lib/libcore.so,,\nmindspore/lib/lib
 AGAIN = "pip install --force-reinstall 'mindspore==2.9.0'"
 
 
+def write_metadata(folder):
+    """Write what pip leaves of an installed MindSpore in a folder of packages."""
+    info = folder / "mindspore-2.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.9.0\n")
+    (info / "RECORD").write_text(RECORD)
+
+
+def install_only(folder, monkeypatch):
+    """Let Python find the packages of one folder alone, and forget MindSpore."""
+    monkeypatch.setattr(doctor.sys, "path", [str(folder)])
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delitem(doctor.sys.modules, "mindspore", raising=False)
+    importlib.invalidate_caches()
+
+
 @pytest.mark.parametrize(
     "files, metadata, text, fix",
     [
@@ -168,14 +184,8 @@ def test_a_framework_that_is_installed_in_parts_is_wrong(files, metadata, text, 
         if not file.endswith("/"):
             path.write_text("raise ImportError('libcore.so: cannot open shared object file')\n")
     if metadata:
-        info = tmp_path / "mindspore-2.9.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.9.0\n")
-        (info / "RECORD").write_text(RECORD)
-    monkeypatch.setattr(doctor.sys, "path", [str(tmp_path)])
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delitem(doctor.sys.modules, "mindspore", raising=False)
-    importlib.invalidate_caches()
+        write_metadata(tmp_path)
+    install_only(tmp_path, monkeypatch)
     expected = (text.format(folder=tmp_path), fix) if text else None
     assert doctor._incomplete("mindspore") == expected
     found = doctor._framework("mindspore", {"mindspore": "2.9.0"})
@@ -186,14 +196,8 @@ def test_libraries_that_are_not_needed_are_no_problem(tmp_path, monkeypatch):
     """People remove libraries that they do not use: if the framework can be imported, it is complete."""
     (tmp_path / "mindspore").mkdir()
     (tmp_path / "mindspore" / "__init__.py").write_text("")
-    info = tmp_path / "mindspore-2.9.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.9.0\n")
-    (info / "RECORD").write_text(RECORD)
-    monkeypatch.setattr(doctor.sys, "path", [str(tmp_path)])
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delitem(doctor.sys.modules, "mindspore", raising=False)
-    importlib.invalidate_caches()
+    write_metadata(tmp_path)
+    install_only(tmp_path, monkeypatch)
     assert doctor._incomplete("mindspore") is None
 
 

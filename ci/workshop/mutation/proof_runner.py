@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.shard.rule import Row
-from hyper_parallel.platform.select import current_platform, use_platform
+from hyper_parallel.platform.select import current_platform
 from hyper_parallel.verify.ops.claims import claims
 from hyper_parallel.verify.prove.operators import ProvenRow, SampleGraph, graphs_of, prove_sample_row
 from hyper_parallel.verify.prove.plan import wrongly_reduced
 from workshop.mutation.report import MutantResult
-from workshop.mutation.rule_runner import OperatorMutants
+from workshop.mutation.rule_runner import OperatorMutants, run_one_of
 
 if TYPE_CHECKING:
     from workshop.mutation.rule_mutants import Mutant
@@ -28,14 +28,7 @@ __all__ = ["run_proof_mutant"]
 
 def run_proof_mutant(platform: str, op: str, seed: int) -> MutantResult:
     """Return the result of mutant ``name#number``, as ``run_rule_mutant`` does, by proofs."""
-    name, _, number = op.partition("#")
-    with use_platform(platform):
-        return _proof_mutants(platform, name).run(op, int(number), seed)
-
-
-@lru_cache(maxsize=1)
-def _proof_mutants(platform: str, op: str) -> _ProofMutants:
-    return _ProofMutants(platform, op)
+    return run_one_of(_ProofMutants, platform, op, seed)
 
 
 class _ProofMutants(OperatorMutants):

@@ -7,7 +7,7 @@ mode, and compared with the rule itself, claim by claim.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.ops.local_check import LocalChecker, LocalResult
     from hyper_parallel.verify.ops.values import FilledSample
 
-__all__ = ["OperatorMutants", "run_rule_mutant"]
+__all__ = ["OperatorMutants", "run_one_of", "run_rule_mutant"]
 
 QUICK_RULE_LEVEL = replace(QUICK, public=False, reproducers=False)
 FULL_RULE_LEVEL = Effort(choices=6, public=False, reproducers=False, missing=0, seconds=60.0)
@@ -40,14 +40,19 @@ FULL_RULE_LEVEL = Effort(choices=6, public=False, reproducers=False, missing=0, 
 
 def run_rule_mutant(platform: str, op: str, seed: int) -> MutantResult:
     """Return the result of mutant ``name#number``: an operator, and a number in the order that ``seed`` shuffles."""
+    return run_one_of(OperatorMutants, platform, op, seed)
+
+
+def run_one_of(kind: Callable[[str, str], OperatorMutants], platform: str, op: str, seed: int) -> MutantResult:
+    """Return the result of mutant ``name#number`` as ``kind`` judges it."""
     name, _, number = op.partition("#")
     with use_platform(platform):
-        return _operator_mutants(platform, name).run(op, int(number), seed)
+        return _operator_mutants(kind, platform, name).run(op, int(number), seed)
 
 
 @lru_cache(maxsize=1)
-def _operator_mutants(platform: str, op: str) -> OperatorMutants:
-    return OperatorMutants(platform, op)
+def _operator_mutants(kind: Callable[[str, str], OperatorMutants], platform: str, op: str) -> OperatorMutants:
+    return kind(platform, op)
 
 
 class _MutantSweep(Sweep):

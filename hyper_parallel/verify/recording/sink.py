@@ -88,7 +88,7 @@ class FingerprintSink:
             dtype, array, vector = own.dtype, record.value, own.numbers
         else:
             dtype, vector = self.fingerprints.dtype(record.value), self.fingerprints.of(record.value)
-            array = self.fingerprints.array(record.value).copy() if whole else None
+            array = self.fingerprints.array(record.value) if whole else None
         self._waiting.append(shown_record(record, dtype, array if whole else None))
         self._vectors.append(vector)
         return None

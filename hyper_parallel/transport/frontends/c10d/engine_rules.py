@@ -22,7 +22,16 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.transport.frontends.c10d.arguments import described, listed, op_of
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
 
-__all__ = ["ENGINES", "EngineRules", "rules_of", "tensors_in"]
+__all__ = ["ENGINES", "OLDER_NAMES", "EngineRules", "rules_of", "tensors_in"]
+
+OLDER_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+"""Names of methods of process groups, and the names that PyTorch before 2.13 calls, as gloo's groups have them."""
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _MOVED = _FLOATS | {torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64}

@@ -36,8 +36,14 @@ from hyper_parallel.transport.simulated.transport import SimulatedTransport
 __all__ = ["run_forked"]
 
 _STEP_SECONDS = 0.2
-_LATE = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
-"""Modules that PyTorch imports when they are first needed: the first by every optimizer."""
+_LATE = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.launcher.api",
+    "torch.distributed.tensor.parallel",
+)
+"""Modules that PyTorch imports when they are first needed: the first by every optimizer, the launcher by every run."""
 
 _MEMORY = "/dev/shm"  # noqa: S108 - files in it are memory
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from torch.distributed import ProcessGroup
-
 from hyper_parallel.errors import CollectiveMismatchError
 from hyper_parallel.transport.base import WORLD, Channel
 from hyper_parallel.transport.checks.fingerprint import ANY_SOURCE, MessageFingerprint, call_site
 from hyper_parallel.transport.checks.torch_distributed import LIBRARY_FILES, name_of
-from hyper_parallel.transport.frontends.c10d.engine_rules import rules_of
+from hyper_parallel.transport.frontends.c10d.engine_rules import OLDER_NAMES, rules_of
 from hyper_parallel.transport.frontends.c10d.pending_receives import watch_receive
 from hyper_parallel.transport.frontends.c10d.simulated_group import CollectiveGroup
 from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork, require_unwritten
@@ -124,24 +122,5 @@ def _ruled(operation: str) -> Callable[..., Any]:
 for _operation in _RULED:
     setattr(EngineLimitedGroup, _operation, _ruled(_operation))
 
-
-_OLDER_NAMES = {
-    "_allgather_base": "all_gather_single",
-    "_reduce_scatter_base": "reduce_scatter_single",
-    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
-    "alltoall_base": "all_to_all_single",
-}
-
-
-def _renamed(name: str) -> Callable[..., Any]:
-    def call(self: EngineLimitedGroup, *arguments: Any, **named: Any) -> Any:
-        return getattr(self, name)(*arguments, **named)
-
-    call.__doc__ = getattr(MessageGroup, name).__doc__
-    return call
-
-
-if not hasattr(ProcessGroup, "all_gather_single"):  # PyTorch before 2.13 calls them by other names
-    for _older, _operation in _OLDER_NAMES.items():
-        setattr(EngineLimitedGroup, _older, _renamed(_operation))
+for _newer, _older in OLDER_NAMES.items():
+    setattr(EngineLimitedGroup, _older, getattr(EngineLimitedGroup, _newer))

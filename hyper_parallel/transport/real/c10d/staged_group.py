@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hyper_parallel.platform.torch.versions import backend_plugins
-from hyper_parallel.transport.frontends.c10d.engine_rules import ENGINES, EngineRules
+from hyper_parallel.transport.frontends.c10d.engine_rules import ENGINES, OLDER_NAMES, EngineRules
 from hyper_parallel.transport.frontends.c10d.simulated_work import SimulatedWork
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
 
@@ -28,17 +28,11 @@ REHEARSED = "hccl"
 _HOST = "cpu"
 _ProcessGroup: Any = dist.ProcessGroup
 _DEVICES = ["cpu", "cuda", "npu"]
-# Different names of callers for the same call of gloo.
-_GLOO_NAMES = {
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-}
 _FLAT = frozenset({"_allgather_base", "_reduce_scatter_base"})  # gloo compares shapes that other engines do not
 _FORWARDED = (
     "allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "allgather_coalesced", "gather", "scatter",
     "reduce_scatter", "alltoall", "_allgather_base", "_reduce_scatter_base", "alltoall_base", "send", "recv",
-    "recv_anysource", *_GLOO_NAMES,
+    "recv_anysource", "all_gather_single", "reduce_scatter_single", "all_to_all_single",
 )  # fmt: skip
 
 
@@ -108,7 +102,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         """
         if self._rules is not None:
             self._rules.check(operation, arguments)
-        gloo_name = _GLOO_NAMES.get(operation, operation)
+        gloo_name = OLDER_NAMES.get(operation, operation)
         plain = getattr(self._gloo, gloo_name)
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         hosted = [_hosted(argument, pairs) for argument in arguments]

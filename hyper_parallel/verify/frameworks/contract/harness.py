@@ -32,7 +32,7 @@ class Fingerprints(Protocol):
         """Return the numbers of vectors or NumPy arrays, copied from their devices."""
 
     def array(self, tensor: Any) -> Any:
-        """Return all elements of a tensor as a NumPy array, half precision as float32."""
+        """Return all elements of a tensor as a NumPy array of its own memory, half precision as float32."""
 
     def dtype(self, tensor: Any) -> str:
         """Return the name of a tensor's dtype."""

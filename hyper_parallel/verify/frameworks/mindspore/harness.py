@@ -260,7 +260,7 @@ class _HostFingerprints:
 
         taken = read_tensor(tensor)
         assert taken is not None
-        return taken.array
+        return taken.array.copy()
 
     def dtype(self, tensor: Any) -> str:
         """Return the name of a tensor's dtype."""

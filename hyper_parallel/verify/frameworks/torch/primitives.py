@@ -221,10 +221,10 @@ def _traced(
         for fake in fakes for size in _sizes(fake) if isinstance(size, torch.SymInt)
     }  # fmt: skip
     guards = env.guards[made:]
-    asked = {symbol for guard in guards for symbol in guard.expr.free_symbols}
-    fixed = {str(env.simplify(symbol)) for symbol in asked if env.simplify(symbol).is_number}
+    sizes_asked = {env.simplify(symbol) for guard in guards for symbol in guard.expr.free_symbols}
+    fixed = sorted(str(size) for size in sizes_asked if size.is_number)
     if fixed:
-        msg = f"it asks for sizes that are numbers: {', '.join(sorted(fixed))}"
+        msg = f"it asks for sizes that are numbers: {', '.join(fixed)}"
         raise ValueError(msg)
     return _graph(module, env, guards, list(requires_grad), shown["failure"], hints)
 
