@@ -176,12 +176,46 @@ def test_custom_functions_that_cannot_be():
         return [
             text_of(MixedTensorError, lambda: plain.apply(x).sum().backward()),
             text_of(TypeError, lambda: pair.apply(x, y=x, factor=2.0)),
+            text_of(TypeError, lambda: pair.apply(values(4, 3), y=x, factor=2.0)),
         ]
 
     assert on_ranks(on_rank, 2)[0] == [
         "Plain.backward: gradient 0 of a DTensor must be a DTensor, got Tensor",
         "Pair.apply: with DTensors give every argument by position, got y, factor by name",
+        "Pair.apply: with DTensors give every argument by position, got y, factor by name",
     ]
+
+
+def test_outputs_without_gradient():
+    """An output that a custom function marks as not differentiable needs no gradient; the others have theirs."""
+    import torch
+
+    class Largest(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            signs = x.sign()
+            ctx.mark_non_differentiable(signs)
+            return x * x, signs
+
+        @staticmethod
+        def backward(ctx, grad, _):
+            return 2.0 * grad * ctx.saved_tensors[0]
+
+    x, seed = values(5), values(5, seed=1)
+    plain = x.clone().requires_grad_()
+    Largest.apply(plain)[0].backward(seed)
+
+    def on_rank(mesh):
+        sharded = spread(x, mesh, S0).requires_grad_()
+        squares, signs = Largest.apply(sharded)
+        assert squares.requires_grad
+        assert not signs.requires_grad
+        squares.backward(spread(seed, mesh, S0))
+        assert_whole(signs, x.sign())
+        assert_whole(sharded.grad, plain.grad)
+
+    on_ranks(on_rank, 3)
 
 
 def test_gradients_that_do_not_fit_their_arguments():
@@ -263,6 +297,38 @@ def test_grad_and_backward_take_dtensors(world):
                 assert_whole(grad, wanted)
         unused = spread(x, mesh, S0).requires_grad_()
         assert torch.autograd.grad(sharded.sum(), [sharded, unused], allow_unused=True)[1] is None
+
+    on_ranks(on_rank, world)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_backward_that_does_not_dispatch_takes_dtensors(world, monkeypatch):
+    """``torch.autograd.backward`` of PyTorch 2.10 and 2.11, which does not call ``__torch_function__``, once patched."""
+    import torch
+
+    from hyper_parallel.platform.torch import intercept
+    from hyper_parallel.platform.torch.autograd import dispatched_backward
+
+    def old(tensors, grad_tensors=None, retain_graph=None, create_graph=False, grad_variables=None, inputs=None):
+        with torch._C.DisableTorchFunction():
+            torch.autograd.backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+
+    monkeypatch.setattr(intercept, "GRAPH_FUNCTIONS", dict(intercept.GRAPH_FUNCTIONS))
+    patched = dispatched_backward(old)
+    x, seed = values(5, 3), values(5, 3, seed=2)
+    plain = x.clone().requires_grad_()
+    patched(plain.exp(), seed)
+    torch.testing.assert_close(plain.grad, seed * x.exp())
+
+    def on_rank(mesh):
+        for place in (R, S0, S1):
+            sharded, other = spread(x, mesh, place).requires_grad_(), spread(x, mesh, S0).requires_grad_()
+            out = sharded.exp() * other
+            patched([out], [spread(seed, mesh, S1)], retain_graph=True, inputs=[other])
+            assert sharded.grad is None
+            patched(out, spread(seed, mesh, R), inputs=sharded)
+            assert_whole(other.grad, seed * x.exp())
+            assert_whole(sharded.grad, seed * x * x.exp())
 
     on_ranks(on_rank, world)
 
