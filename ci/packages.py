@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -73,7 +74,15 @@ def differences(wheel: Path, archive: Path) -> list[str]:
         archived = {name.partition("/")[2] for name in opened_archive.getnames()}
     problems = [f"{wheel.name} lacks {name}" for name in sorted(here - there)]
     problems += [f"{wheel.name} has {name}, which is not in the checkout" for name in sorted(there - here)]
+    problems += [f"the description of {wheel.name} has the relative link {link}" for link in relative_links(wheel)]
     return problems + [f"{archive.name} lacks {name}" for name in sorted({*here, *IN_ARCHIVE} - archived)]
+
+
+def relative_links(wheel: Path) -> list[str]:
+    """Return the links and pictures of the wheel's description that lead nowhere on a package index."""
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+        return re.findall(r"\]\((?!https?:)([^)]*)\)", opened.read(metadata).decode())
 
 
 def tried(wheel: Path) -> list[str]:

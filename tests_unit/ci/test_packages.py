@@ -8,6 +8,9 @@ import zipfile
 import pytest
 
 
+DESCRIPTION = "Name: a\n\nSee [the pages](https://a.b/c), `docs/b.md`.\n"
+
+
 @pytest.fixture
 def packages(monkeypatch, tmp_path, script):
     """The script, on a checkout of two files."""
@@ -24,7 +27,7 @@ def made(folder, wheel_names, archive_names):
     """Return a wheel and a source archive with files of these names."""
     with zipfile.ZipFile(folder / "a.whl", "w") as wheel:
         for name in wheel_names:
-            wheel.writestr(name, "")
+            wheel.writestr(name, DESCRIPTION if name.endswith("METADATA") else "")
     with tarfile.open(folder / "a.tar.gz", "w:gz") as archive:
         for name in archive_names:
             archive.addfile(tarfile.TarInfo(f"a-1/{name}"))
@@ -36,11 +39,24 @@ def test_missing_and_foreign_files_are_named(packages, tmp_path):
     own = ["hyper_parallel/a.py", "hyper_parallel/py.typed"]
     wheel, archive = made(tmp_path, [*own, "a.dist-info/METADATA"], [*own, *packages.IN_ARCHIVE])
     assert packages.differences(wheel, archive) == []
-    wheel, archive = made(tmp_path, [own[0], "tests_unit/b.py"], [*own, *packages.IN_ARCHIVE[1:]])
+    wheel, archive = made(
+        tmp_path, [own[0], "tests_unit/b.py", "a.dist-info/METADATA"], [*own, *packages.IN_ARCHIVE[1:]]
+    )
     assert packages.differences(wheel, archive) == [
         "a.whl lacks hyper_parallel/py.typed",
         "a.whl has tests_unit/b.py, which is not in the checkout",
         "a.tar.gz lacks README.md",
+    ]
+
+
+def test_links_that_a_package_index_cannot_follow_are_named(packages, monkeypatch, tmp_path):
+    """The description on a package index has no link or picture relative to the checkout."""
+    own = ["hyper_parallel/a.py", "hyper_parallel/py.typed"]
+    monkeypatch.setitem(globals(), "DESCRIPTION", "Name: a\n\n![A page](docs/a.png) [b](docs/b.md#c) [d](https://e)\n")
+    wheel, archive = made(tmp_path, [*own, "a.dist-info/METADATA"], [*own, *packages.IN_ARCHIVE])
+    assert packages.differences(wheel, archive) == [
+        "the description of a.whl has the relative link docs/a.png",
+        "the description of a.whl has the relative link docs/b.md#c",
     ]
 
 
