@@ -7,7 +7,6 @@ import zipfile
 
 import pytest
 
-
 DESCRIPTION = "Name: a\n\nSee [the pages](https://a.b/c), `docs/b.md`.\n"
 
 

@@ -303,7 +303,7 @@ def test_grad_and_backward_take_dtensors(world):
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_backward_that_does_not_dispatch_takes_dtensors(world, monkeypatch):
-    """``torch.autograd.backward`` of PyTorch 2.10 and 2.11, which does not call ``__torch_function__``, once patched."""
+    """``torch.autograd.backward`` of PyTorch 2.10 and 2.11, without ``__torch_function__``, once patched."""
     import torch
 
     from hyper_parallel.platform.torch import intercept
