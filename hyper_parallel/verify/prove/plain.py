@@ -109,7 +109,7 @@ class _Border:
 
 @dataclass
 class PlainCalls:
-    """Records the events on plain tensors of one run, up to its loss and after backward.
+    """Records the events on plain tensors of one run, up to its last loss and after backward.
 
     Attributes:
         platform: the framework.
@@ -117,7 +117,7 @@ class PlainCalls:
         model: the parallel model, once it is built.
         events: the events in order.
         values: facts of the tensors, by number.
-        after: number of events up to the loss.
+        after: number of events up to the last loss.
         trained: paths of the parameters that have a gradient.
     """
 
@@ -127,8 +127,10 @@ class PlainCalls:
     events: list[_Event] = field(default_factory=list)
     values: list[_Value] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
+    _writes: list[int] = field(default_factory=list)  # into the tensor of each value, up to when it had the value
     _kept: list[Any] = field(default_factory=list)  # ids are unique only among live objects
     after: int = -1
+    _differentiable: int = 0  # number of values up to the last loss
     trained: tuple[str, ...] = ()
     _borders: dict[int, _Border] = field(default_factory=dict)
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class PlainCalls:
             return local
 
         def entering(local: Any, *args: Any, **kwargs: Any) -> DTensor:
-            number = self._numbers.get(id(local))
+            number = self._number(local)
             result = from_local(local, *args, **kwargs)
             self._enters(number, result.layout, "from_local")
             return result
@@ -181,7 +183,7 @@ class PlainCalls:
     def _style_borders(self) -> dict[tuple[Any, str], Any]:
         def entered(enters: Callable[..., DTensor]) -> Callable[..., DTensor]:
             def run(edge: Boundary, value: Any, *args: Any, **kwargs: Any) -> DTensor:
-                number = None if isinstance(value, DTensor) else self._numbers.get(id(value))
+                number = None if isinstance(value, DTensor) else self._number(value)
                 result = enters(edge, value, *args, **kwargs)
                 self._enters(number, result.layout, edge.style)
                 return result
@@ -206,7 +208,7 @@ class PlainCalls:
         def ending(region: Any, output: Any, prepared: Any) -> Any:
             for where, value, layout in region._outputs(output, region.out, prepared, ""):  # noqa: SLF001
                 if layout is not None:
-                    number = self._numbers.get(id(value))
+                    number = self._number(value)
                     self._enters(number, layout.of_ndim(len(value.shape)), f"local_map({region.name}), output{where}")
             return end(region, output, prepared)
 
@@ -214,7 +216,7 @@ class PlainCalls:
 
     def _reducing(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
         def reducing(x: Any, op: str, ranks: Any) -> Any:
-            number = self._numbers.get(id(x)) if self._done else None
+            number = self._number(x) if self._done else None
             result = all_reduce(x, op, ranks)
             if number is not None:
                 results = (self._new(result),)
@@ -224,17 +226,19 @@ class PlainCalls:
         return reducing
 
     def finish(self, loss: Any) -> None:
-        """Record the loss; later calls outside of backward belong to the rest of the step."""
-        if not self._done:
-            if not isinstance(loss, DTensor):
-                number = self._numbers.get(id(loss))
-                self.events.append(_Event("loss", "(loss)", operands=() if number is None else (number,)))
-            self.after, self._versions = len(self.events), self._weights()
-            self._numbers.clear()  # tensors of the step are looked up again, because it may write them
-        elif any(event.kind == "written" for event in self.events[self.after :]):
-            self.events.append(_Event("written", "", name="a weight, between two losses,"))
+        """Record a loss; calls outside of backward after the last one belong to the rest of the step."""
+        if self._done:
+            if any(event.kind in ("written", "dispatched") for event in self.events[self.after :]):
+                self.events.insert(self.after, _Event("written", "", name="a weight, between two losses,"))
         else:
-            del self.events[self.after :]
+            self._versions = self._weights()
+        number = None if isinstance(loss, DTensor) else self._number(loss)
+        if not isinstance(loss, DTensor):
+            self.events.append(_Event("loss", "(loss)", operands=() if number is None else (number,)))
+        self.after, self._differentiable = len(self.events), len(self.values)
+        self._numbers.clear()  # tensors of the step are looked up again, because it may write them
+        if number is not None:
+            self._numbers[id(loss)] = number
 
     def _stepped(self, value: DTensor) -> None:
         """Record a DTensor whose local tensor an optimizer uses."""
@@ -245,9 +249,8 @@ class PlainCalls:
         for border in self._borders.values():
             if harness_of(self.platform).memory_of(border.tensor)[2] != border.version:
                 self.events.append(_Event("written", "", name=border.name))
-        for path, (memory, version) in self._weights().items() if self._done else ():
-            if memory not in self._borders:
-                self._note_dispatched(path, memory, version)
+        for number in range(self._differentiable, len(self.values)):
+            self.values[number] = replace(self.values[number], needs_grad=False)
         trained = harness_of(self.platform).trainable(self.model) if self.model is not None else {}
         self.trained = tuple(path for path, each in trained.items() if self.platform.gradient_of(each) is not None)
 
@@ -270,8 +273,31 @@ class PlainCalls:
         number = len(self.values)
         self._kept.append(tensor)
         self._numbers[id(tensor)] = number
-        needs_grad = not self._done and bool(self.platform.needs_grad(tensor))
-        self.values.append(_Value(tuple(tensor.shape), tensor.dtype, needs_grad))
+        self._writes.append(self.platform.version(tensor))
+        self.values.append(_Value(tuple(tensor.shape), tensor.dtype, bool(self.platform.needs_grad(tensor))))
+        return number
+
+    def _number(self, tensor: Any, *, by_call: bool = False) -> int | None:
+        """Return the number of a tensor, or None if it is not known; after a change that is not followed, a new one.
+
+        Not followed are writes through views and by calls without a result, and functions with a backward of their own.
+
+        Args:
+            tensor: the tensor.
+            by_call: whether the call that is being recorded has written it.
+        """
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            return None
+        changed = not self.values[number].needs_grad and bool(self.platform.needs_grad(tensor))
+        writes = self.platform.version(tensor) - self._writes[number]
+        if writes <= by_call and (by_call or not changed):
+            return number
+        return self._unknown(tensor)
+
+    def _unknown(self, tensor: Any) -> int:
+        number = self._new(tensor)
+        self.events.append(_Event("given", module_path(), (number,)))
         return number
 
     def _leaves(self, local: Any, layout: Layout, name: str, *, reduced: bool) -> None:
@@ -305,11 +331,13 @@ class PlainCalls:
         if any(isinstance(each, DTensor) for each in (*given, *results)):
             return
         if not results or not all(platform.is_tensor(each) for each in results):
+            for each in filter(platform.is_tensor, results):
+                self._unknown(each)
             return
         operands = []
         for each in given:
             if platform.is_tensor(each):
-                number = self._numbers.get(id(each))
+                number = self._number(each, by_call=any(each is result for result in results))
                 operands.append(self._given(each) if number is None else number)
         empty = unflatten([args, kwargs], [None if platform.is_tensor(each) else each for each in given], _TREES)
         places = tuple(index for index, each in enumerate(given) if platform.is_tensor(each))
@@ -459,7 +487,7 @@ class _Walk:
             self._reduces(event)
         elif event.kind == "written":
             self._written(event)
-        elif event.kind == "dispatched":
+        else:
             self.found.written.add(event.name)
 
     @staticmethod
@@ -510,6 +538,8 @@ class _Walk:
         declared = None if layout is None else self._placed(layout)
         if number in self.refused:
             self._wrong(event, f"{event.name} declares {declared!r} on {self.name}, not proven: {self.reasons[number]}")
+        if own is None:
+            self.found.followed = False
         if own is None or own == declared or declared is None:
             return
         if event.name == HeadNorm.__name__ and isinstance(own, Shard) and isinstance(declared, Shard):
@@ -522,6 +552,7 @@ class _Walk:
     def _loss(self, event: _Event) -> None:
         place = self.places[event.operands[0]] if event.operands else None
         if place is None:
+            self.found.followed = self.found.followed and not event.operands
             if event.operands and event.operands[0] in self.refused:
                 self._wrong(event, f"the loss is not proven: {self.reasons[event.operands[0]]}")
         elif not place.is_replicate():
@@ -536,7 +567,8 @@ class _Walk:
             inputs = tuple(place for place in places if place is not None)
             shapes = [[run.values[number].shape for number in (*event.operands, *event.results)]
                       for run in (self.local, self.whole)]  # fmt: skip
-            key = (event.func, inputs, repr(shapes), repr(event.args), repr(other.args))
+            grads = tuple(self.local.values[number].needs_grad for number in event.operands)
+            key = (event.func, inputs, grads, repr(shapes), repr(event.args), repr(other.args))
             if key not in self.known:
                 self.known[key] = self._proven(event, other, inputs)
             results, why = self.known[key]
