@@ -96,6 +96,74 @@ def verified(path, source, pretend="cuda", launch="simulated"):
     return verify_program(str(path), 2, pretend=pretend, launch=launch, allow=["equal-data"])
 
 
+TOOLS = """
+import pickle
+
+import torch.distributed as dist
+
+device, others = torch.cuda, torch.device("meta")
+stream, event = torch.Stream(device="cuda"), torch.Event("cuda", enable_timing=True)
+event.record(stream)
+assert isinstance(stream, torch.Stream) and isinstance(event, torch.Event) and isinstance(torch.Stream(), torch.Stream)
+assert event.elapsed_time(torch.Event()) == 0.0
+with device.device(0) as nothing:
+    assert nothing is None and isinstance(device.device("cuda:0"), device.device)
+device.memory._record_memory_history(max_entries=10)
+device.memory._dump_snapshot("memory.pickle")
+with open("memory.pickle", "rb") as file:
+    assert pickle.load(file) == {"segments": [], "device_traces": []}
+assert device.memory_snapshot() == [] and device.temperature() == device.power_draw() == device.clock_rate() == 0
+device.set_sync_debug_mode("warn")
+assert device.get_sync_debug_mode() == 1 and device.get_allocator_backend() == "native"
+assert "no processes" in device.list_gpu_processes()
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    torch.ones(2, device="cuda") * 2
+assert len(profile.events()) > 0
+saved = {"weights": torch.arange(3.0, device="cuda")}
+name = f"saved{dist.get_rank() if dist.is_initialized() else 0}.pt"
+torch.save(saved, name)
+for place in (None, "cuda", {"cpu": "cuda:0"}, lambda storage, _: storage.cuda(0), lambda *_: None):
+    assert torch.equal(torch.load(name, map_location=place)["weights"], saved["weights"])
+assert torch.load(name, map_location={"cpu": "meta"})["weights"].is_meta
+assert torch.load(name, map_location=lambda storage, _: storage)["weights"].device.type == "cpu"
+"""
+
+
+def test_streams_memory_profiles_and_files(tmp_path):
+    """Generic streams and events, snapshots of memory, profiles, and files that a device reads run on the CPU."""
+    options = "dist.init_process_group('nccl', pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))"
+    tools = TOOLS.replace("device, others", f"{options}\nassert torch.cuda.nccl.version() > (2, 10)\ndevice, others", 1)
+    report = verified(tmp_path / "train.py", PLAIN.replace("PART", tools))
+    assert report.ok, report.text()
+    assert report.json()["pretended"]["counts"]["options of groups"] == 1
+
+
+@pytest.mark.parametrize(
+    "how", ["import torch_npu.contrib.transfer_to_npu", "from torch_npu.contrib import transfer_to_npu"]
+)
+def test_scripts_that_transfer_cuda_to_npu(how, tmp_path):
+    """A script for cuda that imports the adapter of Ascend runs under the NPU's name and under its own."""
+    part = f"""
+import torch_npu
+{how}
+from torch_npu.npu.amp import GradScaler
+assert torch.npu.is_available() and torch.cuda.is_available() and not torch.ones(1).is_npu
+torch.npu.config.allow_internal_format = False
+torch.npu.set_compile_mode(jit_compile=False)
+with torch.npu.amp.autocast(dtype=torch.bfloat16):
+    assert (torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="npu")).dtype == torch.bfloat16
+assert float(GradScaler(init_scale=2.0).scale(torch.ones((), device="npu"))) == 2.0
+torch.npu.mstx.mark("step")
+try:
+    torch_npu.profiler
+except AttributeError as error:
+    text = "module 'torch_npu' has no attribute 'profiler' when the CPU replaces the device (docs/stacks.md)"
+    assert str(error) == text
+"""
+    report = verified(tmp_path / "train.py", PLAIN.replace("PART", part + TOOLS), "npu")
+    assert report.ok, report.text()
+
+
 @pytest.mark.parametrize("pretend, launch", [
     ("cuda", "simulated"),
     ("npu", "simulated"),
@@ -234,6 +302,13 @@ assert not isinstance(graph(1), torch.cuda.CUDAGraph)
                 "(docs/stacks.md)"
             ),
         ),
+        (
+            "torch.cuda.MemPool()",
+            (
+                "torch.cuda.MemPool was called, which does not exist when the CPU replaces the device: "
+                "allocate with torch.empty (docs/stacks.md)"
+            ),
+        ),
         ("torch.cuda.set_device(1)", "cuda device 1 of 1: every rank has one, numbered by LOCAL_RANK"),
     ],
 )
@@ -242,6 +317,20 @@ def test_what_the_cpu_lacks_is_named(part, message, tmp_path):
     with pytest.raises(InputError) as caught:
         verified(tmp_path / "train.py", PLAIN.replace("PART", part))
     assert message in str(caught.value)
+
+
+def test_a_fused_function_of_the_npu_is_named(tmp_path):
+    """A fused function that is called is an error that names it and what to call in its place."""
+    with pytest.raises(InputError) as caught:
+        verified(
+            tmp_path / "train.py",
+            PLAIN.replace("PART", "import torch_npu\ntorch_npu.npu_fusion_attention(1, 2)"),
+            "npu",
+        )
+    assert (
+        "torch_npu.npu_fusion_attention was called, which does not exist when the CPU replaces the device: "
+        "call PyTorch's own functions, such as scaled_dot_product_attention (docs/stacks.md)"
+    ) in str(caught.value)
 
 
 def body():

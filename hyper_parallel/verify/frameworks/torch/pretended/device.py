@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,12 +15,13 @@ import torch
 
 from hyper_parallel.errors import UnsupportedOnBackend
 
-__all__ = ["ASKED", "PARTS", "Event", "PretendedDevice", "Stream", "answer_for", "lacking"]
+__all__ = ["ASKED", "PARTS", "Event", "Lacked", "PretendedDevice", "Stream", "answer_for", "lacking"]
 
 ASKED: Counter[str] = Counter()
 """Number of a program's requests to the device, by kind."""
 
 _CAPABILITY = (8, 0)  # computes in bfloat16
+_NCCL = (2, 27, 3)  # reduces bfloat16
 _MOST = 1024
 """Devices that have a generator; it is the host's."""
 
@@ -29,7 +32,12 @@ _LACKED = {
     "CUDAGraph": "run without graphs of the device",
     "graph": "run without graphs of the device",
     "make_graphed_callables": "run without graphs of the device",
+    "graph_pool_handle": "run without graphs of the device",
     "cudart": "profile on the device itself",
+    "MemPool": "allocate with torch.empty",
+    "use_mem_pool": "allocate with torch.empty",
+    "caching_allocator_alloc": "allocate with torch.empty",
+    "current_blas_handle": "multiply with torch.matmul",
 }
 """Names in device modules without a CPU replacement, and the alternative for programs."""
 
@@ -114,7 +122,7 @@ class _Zeros(dict[str, int]):
         return 0
 
 
-class _Lacked:
+class Lacked:
     """Placeholder for a class or function of a device module; calling it is an error.
 
     Args:
@@ -152,6 +160,8 @@ class PretendedDevice:
         self.default_generators = (torch.default_generator,) * _MOST
         self._current = 0
         self._stream: Any = None
+        self._synchronization = 0
+        self.device = _context_of(self)
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +206,11 @@ class PretendedDevice:
         if index >= self.device_count():
             msg = f"{self.name} device {index} of {self.device_count()}: every rank has one, numbered by LOCAL_RANK"
             raise ValueError(msg)
-        self._current = max(index, 0)
+        self.choose(max(index, 0))
+
+    def choose(self, index: int) -> None:
+        """Make a device, given by its number, the rank's."""
+        self._current = index
 
     def index(self, device: Any) -> int:
         """Return the number of a device given as number, name or ``torch.device``; by default the current one's."""
@@ -206,15 +220,6 @@ class PretendedDevice:
             return device
         found: int | None = torch.device(device).index
         return self._current if found is None else found
-
-    @contextmanager
-    def device(self, device: Any) -> Iterator[None]:
-        """Context in which another device is the rank's."""
-        before, self._current = self._current, self.index(device)
-        try:
-            yield
-        finally:
-            self._current = before
 
     @contextmanager
     def device_of(self, value: Any) -> Iterator[None]:
@@ -261,6 +266,22 @@ class PretendedDevice:
     def can_device_access_peer(self, *_: Any) -> bool:
         """Whether devices can access each other's memory."""
         return True
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        """Store the mode: no call waits for the device, so there is nothing to report."""
+        self._synchronization = ("default", "warn", "error").index(mode) if isinstance(mode, str) else mode
+
+    def get_sync_debug_mode(self) -> int:
+        """Return the stored mode."""
+        return self._synchronization
+
+    def list_gpu_processes(self, device: Any = None) -> str:
+        """Return a text without processes."""
+        return f"no processes are running on the {self.get_device_name(device)}"
+
+    def get_allocator_backend(self) -> str:
+        """Return the name of PyTorch's own allocator."""
+        return "native"
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -341,7 +362,24 @@ class PretendedDevice:
         ASKED["questions about memory"] += 1
         return _Zeros()
 
-    memory_stats_as_nested_dict = memory_stats
+    memory_stats_as_nested_dict = host_memory_stats = memory_stats
+
+    def memory_snapshot(self, *_: Any, **__: Any) -> list[Any]:
+        """Return the allocated segments: none."""
+        ASKED["questions about memory"] += 1
+        return []
+
+    def _record_memory_history(self, *_: Any, **__: Any) -> None:
+        """Do nothing: allocations are not recorded."""
+
+    def _snapshot(self, device: Any = None) -> dict[str, list[Any]]:
+        """Return a snapshot without allocations."""
+        del device
+        return {"segments": self.memory_snapshot(), "device_traces": []}
+
+    def _dump_snapshot(self, filename: str = "dump_snapshot.pickle") -> None:
+        """Write a snapshot without allocations to a file."""
+        Path(filename).write_bytes(pickle.dumps(self._snapshot()))
 
     def memory_summary(self, *_: Any, **__: Any) -> str:
         """Return an empty summary."""
@@ -353,9 +391,11 @@ class PretendedDevice:
         return _memory(), _memory()
 
     def utilization(self, device: Any = None) -> int:
-        """Return the utilization of the device."""
+        """Return 0: utilization, temperature, power, clock rate and memory of the device are not measured."""
         del device
         return 0
+
+    temperature = power_draw = clock_rate = device_memory_used = memory_usage = utilization
 
     def empty_cache(self) -> None:
         """Do nothing: no unused memory is cached."""
@@ -364,19 +404,51 @@ class PretendedDevice:
         """Restart the measurement."""
 
     reset_max_memory_allocated = reset_max_memory_cached = reset_accumulated_memory_stats = reset_peak_memory_stats
+    reset_peak_host_memory_stats = reset_accumulated_host_memory_stats = reset_peak_memory_stats
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         """Do nothing: memory is not limited."""
+
+
+def _context_of(pretended: PretendedDevice) -> type:
+    """Return the class of contexts in which another device is the rank's; PyTorch asks for its instances."""
+
+    class device:  # noqa: N801 - PyTorch's name
+        """Context in which another device is the rank's.
+
+        Args:
+            device: number, name or ``torch.device``.
+        """
+
+        def __init__(self, device: Any) -> None:
+            self.idx = pretended.index(device)
+            self.prev_idx = -1
+
+        def __enter__(self) -> None:
+            """Choose the device."""
+            self.prev_idx = pretended.current_device()
+            pretended.choose(self.idx)
+
+        def __exit__(self, *_: object) -> None:
+            """Choose the previous device."""
+            pretended.choose(self.prev_idx)
+
+    return device
 
 
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _nothing(*_: Any, **__: Any) -> int:
+    """Return 0, the number of a range or the status of success."""
+    return 0
+
+
 def answer_for(device: PretendedDevice, module: ModuleType) -> None:
     """Install ``device`` as the implementation of its module and of ``torch.accelerator``."""
     answered = [name for name in dir(PretendedDevice) if not name.startswith("__")]
-    for name in (*answered, "default_generators"):
+    for name in (*answered, "default_generators", "device"):
         setattr(module, name, getattr(device, name))
     for part in PARTS:
         inner = getattr(module, part, None)
@@ -384,12 +456,18 @@ def answer_for(device: PretendedDevice, module: ModuleType) -> None:
             if hasattr(inner, name):
                 setattr(inner, name, getattr(device, name))
     for name, instead in _LACKED.items():
-        setattr(module, name, _Lacked(f"torch.{device.name}.{name}", instead))
+        setattr(module, name, Lacked(f"torch.{device.name}.{name}", instead))
     for dtype in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"):
         setattr(module, f"{dtype}Tensor", getattr(torch, f"{dtype}Tensor"))
     marks: Any = getattr(module, "nvtx", None) or SimpleNamespace()
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        setattr(marks, name, lambda *_, **__: 0)
+        setattr(marks, name, _nothing)
+    module_of: Any = module
+    if module is torch.cuda:
+        module_of.nccl.version = lambda: _NCCL
+        module_of.profiler.start = module_of.profiler.stop = _nothing
+    else:
+        module_of.mstx, module_of.OutOfMemoryError = marks, torch.OutOfMemoryError
     _answer_for_accelerator(device, torch.accelerator)
 
 

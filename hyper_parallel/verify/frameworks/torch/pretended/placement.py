@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_parallel.platform.torch.tensors import TorchTensors
 from hyper_parallel.platform.torch.versions import device_constructors, device_context, stand_in
-from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PretendedDevice
+from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, Event, PretendedDevice, Stream
 
-__all__ = ["replace_placement"]
+__all__ = ["Placement", "replace_placement"]
 
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
@@ -23,9 +23,9 @@ _Tensor: Any = torch.Tensor
 _Torch: Any = torch
 
 
-def replace_placement(device: PretendedDevice) -> None:
+def replace_placement(device: PretendedDevice) -> Placement:
     """Permanently replace PyTorch's functions and methods that take a device in this process."""
-    placed = _Placement(device.name)
+    placed = Placement(device.name)
     for plain in device_constructors():  # the factories that set_default_device affects
         owner, name = _place_of(plain)
         if owner is not None:
@@ -36,10 +36,10 @@ def replace_placement(device: PretendedDevice) -> None:
         _replace(_Tensor, name, placed.factory)
     _replace(_Tensor, "to", placed.first)
     _replace(_Tensor, "type", placed.type)
-    for owner in (_Tensor, nn.Module):
-        setattr(owner, device.name, _moved)
+    placed.offer(device.name)
     _Tensor.pin_memory, _Tensor.record_stream = _pinned, _nothing
     _Torch.Generator = _generator(placed)
+    _Torch.Stream, _Torch.Event = _of_device(placed, torch.Stream, Stream), _of_device(placed, torch.Event, Event)
     _replace(device_context, "__init__", placed.first)
     _replace(torch.autocast, "__init__", placed.autocast)
     _replace(_Torch, "is_autocast_enabled", placed.asked)
@@ -48,10 +48,12 @@ def replace_placement(device: PretendedDevice) -> None:
     _replace(DeviceMesh, "__init__", placed.first)
     _replace(TorchTensors, "device_beside", placed.same_device)
     _replace(nn.parallel.DistributedDataParallel, "__init__", _without("device_ids", "output_device"))
+    _replace(torch.profiler.profile, "__init__", _profiled)
     _replace(fsdp.FullyShardedDataParallel, "__init__", placed.by_number)
+    return placed
 
 
-class _Placement:
+class Placement:
     """Replacements of functions by the kind of their arguments.
 
     Args:
@@ -59,14 +61,22 @@ class _Placement:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name, self._names = name, {name}
+
+    def offer(self, name: str) -> None:
+        """Treat ``name`` as a name of the device, and offer the methods that move tensors and modules to it."""
+        self._names.add(name)
+        for owner in (_Tensor, nn.Module, torch.UntypedStorage, torch.TypedStorage):
+            setattr(owner, name, _moved)
+        if not hasattr(_Tensor, f"is_{name}"):
+            setattr(_Tensor, f"is_{name}", False)  # as ``is_cuda`` of tensors in host memory
 
     def here(self, device: Any, *, numbers: bool = True) -> Any:
         """Return ``cpu`` for a device that the CPU stands in for, and any other argument unchanged."""
         if isinstance(device, torch.device):
-            pretended = device.type == self._name
+            pretended = device.type in self._names
         elif isinstance(device, str):
-            pretended = device.partition(":")[0] == self._name
+            pretended = device.partition(":")[0] in self._names
         else:
             pretended = numbers and isinstance(device, int) and not isinstance(device, bool)
         if pretended:
@@ -95,7 +105,8 @@ class _Placement:
                 name: str = plain(tensor)  # calls this function again in a torch function mode
                 prefix = f"torch.{self._name}."
                 return name if name.startswith(prefix) else name.replace("torch.", prefix, 1)
-            dtype = dtype.replace(f".{self._name}.", ".") if isinstance(dtype, str) else dtype
+            if isinstance(dtype, str):
+                dtype = ".".join(part for part in dtype.split(".") if part not in self._names)
             return plain(tensor, dtype, *args, **kwargs)
 
         return named
@@ -118,7 +129,7 @@ class _Placement:
 
         @functools.wraps(plain)
         def __init__(self_: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
-            if device_type == self._name:
+            if device_type in self._names:
                 ASKED["autocast on the device"] += 1
                 device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
             plain(self_, device_type, dtype, *args, **kwargs)
@@ -130,25 +141,36 @@ class _Placement:
 
         @functools.wraps(plain)
         def ask(device_type: str = self._name) -> Any:
-            return plain("cpu" if device_type == self._name else device_type)
+            return plain("cpu" if device_type in self._names else device_type)
 
         return ask
 
     def loaded(self, plain: Any) -> Any:
-        """Replace ``torch.load``."""
+        """Replace ``torch.load``: what was saved on a device is loaded into host memory."""
 
         @functools.wraps(plain)
         def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            return plain(file, self.here(map_location, numbers=False), *args, **kwargs)
+            return plain(file, self.location(map_location), *args, **kwargs)
 
         return load
+
+    def location(self, given: Any) -> Any:
+        """Return ``map_location`` of ``torch.load`` without the device; by default everything is in host memory."""
+        if given is None:
+            return "cpu"
+        if callable(given):
+            return lambda storage, location: storage if (found := given(storage, location)) is None else found
+        if isinstance(given, dict):
+            places = {source: self.here(target, numbers=False) for source, target in given.items()}
+            return "cpu" if {str(target) for target in places.values()} <= {"cpu"} else places
+        return self.here(given, numbers=False)
 
     def same_device(self, plain: Any) -> Any:
         """Replace this library's check whether a tensor is on a mesh's device."""
 
         @functools.wraps(plain)
         def device_beside(platform: Any, data: Any, device_type: str) -> str:
-            found: str = plain(platform, data, "cpu" if device_type == self._name else device_type)
+            found: str = plain(platform, data, "cpu" if device_type in self._names else device_type)
             return found
 
         return device_beside
@@ -178,7 +200,17 @@ def _without(*names: str) -> Callable[[Any], Any]:
     return replaced
 
 
-def _generator(placed: _Placement) -> Any:
+def _profiled(plain: Any) -> Any:
+    """Replace the profiler's constructor: what the device does is done by the CPU."""
+
+    @functools.wraps(plain)
+    def __init__(self: Any, *, activities: Any = None, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
+        plain(self, activities=None if activities is None else [torch.profiler.ProfilerActivity.CPU], **kwargs)
+
+    return __init__
+
+
+def _generator(placed: Placement) -> Any:
     plain: Any = torch.Generator
 
     class _Kind(type(plain)):  # type: ignore[misc]  # the metaclass of generators
@@ -193,6 +225,20 @@ def _generator(placed: _Placement) -> Any:
             return super().__new__(cls, device=placed.here(device))
 
     return Generator
+
+
+def _of_device(placed: Placement, plain: Any, substitute: Any) -> Any:
+    """Return a class that stands for ``torch.Stream`` or ``torch.Event``: on the device, or on none, a substitute."""
+
+    class _Kind(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, (plain, substitute))
+
+        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+            here = device is None or placed.here(device) == "cpu"
+            return substitute(device, **kwargs) if here else plain(device, *args, **kwargs)
+
+    return _Kind(plain.__name__, (), {"__doc__": substitute.__doc__})
 
 
 def _moved(value: Any, device: Any = None, **_: Any) -> Any:
