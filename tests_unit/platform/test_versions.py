@@ -71,6 +71,13 @@ class _Names(ast.NodeVisitor):
             self._note(node, path)
         self.generic_visit(node)
 
+    def visit_Call(self, node):
+        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr", "setattr") and len(node.args) > 1:
+            path, name = self._path(node.args[0]), node.args[1]
+            if path and isinstance(name, ast.Constant):
+                self._note(node, f"{path}.{name.value}")
+        self.generic_visit(node)
+
     def _alias(self, target, value):
         path = self._path(value)
         if path and isinstance(target, ast.Name):
@@ -116,6 +123,8 @@ def test_private_names_stand_in_their_home():
         ("def f():\n    from mindspore.common._grad_function import _Function", "mindspore.common._grad_function._Fun"),
         ("import torch.nn as nn\nP = nn.utils\nP._cache = 1", "torch.nn.utils._cache in line 3"),
         ("import mindspore as ms\nms.Tensor._make", "mindspore.Tensor._make in line 2"),
+        ("import torch.nn as nn\nx = getattr(nn, '_cache', 1)", "torch.nn._cache in line 2"),
+        ("import torch\nsetattr(torch.nn, '_cache', 1)", "torch.nn._cache in line 2"),
         ("import torch\ntorch.__version__", None),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch._ops import OpOverload", None),
         ("import numpy as np\nnp._core", None),

@@ -6,6 +6,9 @@ replaced are in ``patches.py``, with the versions that need them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -19,6 +22,7 @@ from hyper_parallel.platform.tested import TESTED
 __all__ = [
     "NAMES",
     "call_compile",
+    "creating_groups",
     "function_apply",
     "global_module_hooks",
     "group_resolvers",
@@ -134,6 +138,7 @@ NAMES = Names(
         "backend_plugins": _name("torch.distributed.Backend._plugins", "backends of other packages"),
         "allgather_base": _name("torch.ops.c10d._allgather_base_", "CommDebugMode"),
         "c10d_world": _name(f"{_C10D}._world", _GROUPS),
+        "create_group": _name(f"{_C10D}._new_process_group_helper", "real processes"),
         "default_store": _name(f"{_C10D}._get_default_store", "real processes"),
         "find_group": _name(f"{_C10D}._find_pg_by_ranks_and_tag", _GROUPS),
         "new_group_with_tag": _name(f"{_C10D}._new_group_with_tag", _GROUPS),
@@ -251,6 +256,24 @@ def group_resolvers() -> tuple[str, ...]:
     """Return the names of the functions by which functional collectives read a group: the first is new in 2.12."""
     new = hasattr(NAMES.find("functional_collectives"), "_resolve_group")
     return ("_resolve_group" if new else "_resolve_group_name", "_expand_group")
+
+
+@contextmanager
+def creating_groups(call: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``call`` with what PyTorch returns for each process group that is created inside."""
+    module, name = import_module(_C10D), NAMES.find("create_group").__name__
+    plain = getattr(module, name)
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        created = plain(*args, **kwargs)
+        call(created)
+        return created
+
+    setattr(module, name, create)
+    try:
+        yield
+    finally:
+        setattr(module, name, plain)
 
 
 def register_group(group: Any, tag: str | None, **facts: Any) -> None:

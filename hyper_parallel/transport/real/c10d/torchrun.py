@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hyper_parallel.errors import HyperParallelError
+from hyper_parallel.platform.torch.versions import creating_groups
 
 __all__ = ["TorchrunProcesses", "torchrun_world"]
 
@@ -55,26 +55,14 @@ class TorchrunProcesses:
         )
         self._groups: list[Any] = []
 
-    @contextlib.contextmanager
-    def keep_groups(self) -> Iterator[None]:
-        """Keep process groups that are created inside alive as long as this object.
+    def keep_groups(self) -> AbstractContextManager[None]:
+        """Return a context that keeps process groups created in it alive as long as this object.
 
         The thread in which gloo frees a completed collective may drop the last reference to a DistributedDataParallel.
         If this destroys the group too, the thread deadlocks with itself while it has the interpreter lock (PyTorch
         2.13).
         """
-        plain: Any = vars(distributed_c10d)["_new_process_group_helper"]
-
-        def create(*args: Any, **kwargs: Any) -> Any:
-            created = plain(*args, **kwargs)
-            self._groups.append(created)
-            return created
-
-        setattr(distributed_c10d, "_new_process_group_helper", create)  # noqa: B010 - private to PyTorch's types
-        try:
-            yield
-        finally:
-            setattr(distributed_c10d, "_new_process_group_helper", plain)  # noqa: B010 - as above
+        return creating_groups(self._groups.append)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of every process in rank order on rank 0, which waits for all; an empty list on others."""
