@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -261,7 +260,9 @@ def group_resolvers() -> tuple[str, ...]:
 @contextmanager
 def creating_groups(call: Callable[[Any], None]) -> Iterator[None]:
     """Call ``call`` with what PyTorch returns for each process group that is created inside."""
-    module, name = import_module(_C10D), NAMES.find("create_group").__name__
+    from torch.distributed import distributed_c10d  # a build without it has no processes
+
+    module, name = distributed_c10d, NAMES.find("create_group").__name__
     plain = getattr(module, name)
 
     def create(*args: Any, **kwargs: Any) -> Any:
