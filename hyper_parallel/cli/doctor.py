@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import os
 import platform
@@ -198,12 +199,18 @@ def _incomplete(name: str) -> tuple[str, str] | None:
     if spec.origin is None:
         folder = next(iter(spec.submodule_search_locations or ()))
         return f"{folder} is not a package: it has no __init__.py", f"delete this folder, then: {again}"
-    files = installed.files if installed else None
-    lost = [str(file) for file in files or () if ".so" in file.name and not Path(str(file.locate())).exists()]
-    error = _import_error(name) if lost or files is None else ""
+    # not ``installed.files``, which leaves out missing files from Python 3.12 on
+    record = installed.read_text("RECORD") if installed else None
+    files = {
+        row[0]: Path(str(installed.locate_file(row[0])))
+        for row in csv.reader((record or "").splitlines())
+        if installed and row and ".so" in row[0]
+    }
+    gone = [file for file, path in files.items() if ".so" in path.name and not path.exists()]
+    error = _import_error(name) if gone or record is None else ""
     if not error:
         return None
-    missing = f"{len(lost)} of its libraries are missing, such as {lost[0]}; " if lost else ""
+    missing = f"{len(gone)} of its libraries are missing, such as {gone[0]}; " if gone else ""
     return f"{missing}import {name} fails: {error}", again
 
 

@@ -40,6 +40,7 @@ _KEPT_REFUSALS = 0.01
 _LARGEST_SIZE, _LARGEST_VALUE, _SMALLEST_VALUE = 600, 1e4, 1e-30
 _MOST_OUTPUTS = 2
 _MOST_ADAPTED = 3  # maximum number of views that give a tensor the dims of an operand
+_NO_NUMPY = ("complex32", "bcomplex32")  # complex numbers in half precision, as results of float16 and bfloat16
 _OTHER_DTYPE = 0.3  # share of leaves with a dtype other than the program's, if dtypes are chosen
 
 
@@ -325,7 +326,7 @@ class _Maker:
         if not _is_floating(dtype):
             whole = np.nan_to_num(np.round(array), posinf=3.0, neginf=-3.0)
             whole = whole > 0 if dtype == "bool" else np.abs(whole) if dtype.startswith("uint") else whole
-            return whole.astype(dtype), dtype
+            return whole.astype("complex64" if dtype in _NO_NUMPY else dtype), dtype
         if not self.integral:
             array = np.round(array, 2)
         if dtype != "bfloat16":

@@ -342,9 +342,10 @@ class _Ring:
 
     def left(self):
         """Messages to and from a rank that leaves the world, and waits after leaving it."""
+        begun = [self.platform.irecv(self.make(("int64", (3,))), 0, tag=5) for _ in range(2) if self.me]
+        self.platform.all_reduce(self.make(("float32", (2,)), self.me))  # rank 0 leaves when the others have begun
         if self.me == 0:
             return []
-        begun = [self.platform.irecv(self.make(("int64", (3,))), 0, tag=5) for _ in range(2)]
         waits = [lambda: self.platform.isend(self.make(("float32", ())), 0).wait(), begun[0].wait]
         messages = [_message_of(wait, kind=RankFailedError).partition(": [")[0] for wait in waits]
         self.platform.destroy_process_group()
