@@ -146,6 +146,7 @@ def _start_next(
     selector: selectors.DefaultSelector,
 ) -> None:
     ready = idle.setdefault(task["platform"], [])
+    ready[:] = [server for server in ready if server.process.poll() is None]  # the end of its pipe may not be read yet
     if ready:
         server = ready.pop()
     else:
