@@ -35,7 +35,8 @@ def paired(whole: Graph, local: Graph) -> Graph:
     differing = {size for sizes in _sizes(whole, local) if (size := tuple(each.number for each in sizes))[0] != size[1]}
     label = math.gcd(*(size for size, _ in differing)) if differing else 1
     if len({size / part if part else 0 for size, part in differing}) > 1 or (label == 0 and differing):
-        msg = "local sizes are no shares of one label"
+        pairs = ", ".join(f"{part} of {size}" for size, part in sorted(differing))
+        msg = f"a rank has {pairs} elements along dims of one call, which is not the same fraction"
         raise UnprovenError(msg)
     steps = [_step(one, own, label) for one, own in zip(whole.steps, local.steps, strict=True)]
     return replace(whole, steps=tuple(steps), hints={_LABEL: label}, no_backward=whole.no_backward or local.no_backward)
