@@ -15,6 +15,7 @@ def bootstrap(tmp_path, monkeypatch, script):
     module = script("bootstrap")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "HOME", tmp_path / ".venv")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))  # on a newer Python the script replaces its process
     (tmp_path / "pyproject.toml").write_text("one")
     return module
 
