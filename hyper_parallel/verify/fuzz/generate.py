@@ -326,11 +326,11 @@ class _Maker:
         if not _is_floating(dtype):
             whole = np.nan_to_num(np.round(array), posinf=3.0, neginf=-3.0)
             whole = whole > 0 if dtype == "bool" else np.abs(whole) if dtype.startswith("uint") else whole
-            return whole.astype("complex64" if dtype in _NO_NUMPY else dtype), dtype
+            return whole.astype(dtype), dtype
         if not self.integral:
             array = np.round(array, 2)
         if dtype != "bfloat16":
-            return array.astype(dtype), dtype
+            return array.astype("complex64" if dtype in _NO_NUMPY else dtype), dtype
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return bits.view(np.float32).reshape(array.shape), "bfloat16"
 
