@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Result", "Truth", "result_of"]
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10,
-        "complex128": 2.0**-52, "complex64": 2.0**-23}  # fmt: skip
-_HALF = ("bfloat16", "float16")
+        "complex128": 2.0**-52, "complex64": 2.0**-23, "complex32": 2.0**-10, "bcomplex32": 2.0**-7}  # fmt: skip
+_HALF = ("bfloat16", "float16", "complex32", "bcomplex32")
 _ROUNDING = re.compile("mean|var|std|norm|loss|entropy|kl_div|det|vander|cumprod", re.IGNORECASE)
 """Calls that divide, possibly only in a decomposition or gradient: they round even if the result is an integer."""
 _SHARED = (Partial("avg"), Partial("min"), Partial("max"))
