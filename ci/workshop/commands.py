@@ -14,6 +14,7 @@ from workshop.mutation import command as mutants
 from workshop.nights import command as trend
 from workshop.program_costs import command as cost
 from workshop.proofs import command as proofs
+from workshop.seeded import command as seeded
 from workshop.self_test import command as self_test
 
 __all__ = ["main", "parser"]
@@ -28,6 +29,6 @@ def parser() -> Parser:
     """Return the parser of all commands."""
     top = Parser(prog="python ci/workshop", description="Measure and check this library, from a checkout.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for command in (bench, contract, cost, coverage, mutants, proofs, self_test, trend):
+    for command in (bench, contract, cost, coverage, mutants, proofs, seeded, self_test, trend):
         command.add_parser(commands)
     return top

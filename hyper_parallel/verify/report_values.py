@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["COMMANDS", "Measured", "report_totals", "report_values"]
 
 
-COMMANDS = "verify ops, verify model, mutants, bench, fuzz and coverage gate"
+COMMANDS = "verify ops, verify model, mutants, bench, fuzz, seeded and coverage gate"
 """Commands whose reports have values, for messages."""
 
 
@@ -79,6 +79,12 @@ def _fuzz(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
             yield f"random programs on {framework}: {outcome}", Measured(counts[outcome], "less")
 
 
+def _seeded(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
+    for size, count in document["found"].items():
+        yield f"seeded bugs found in {size} models", Measured(count, "more")
+    yield "seeded bugs found in full models only", Measured(len(document["missed"]), "less")
+
+
 def _gate(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
     name = document["name"]
     yield f"{name}: covered", Measured(document["total"], "more")
@@ -108,6 +114,7 @@ _KINDS = {
     "mutants": ({"survivors", "score"}, _mutants, _mutants),
     "bench": ({"rows"}, _rows, _rows),
     "fuzz": ({"programs", "outcomes", "steps"}, _fuzz, _fuzz),
+    "seeded": ({"seeded", "missed", "outcomes"}, _seeded, _seeded),
     "coverage gate": ({"total", "failures", "ranks"}, _gate, _gate),
 }
 """Commands by the keys of their reports, with the values that are compared and those that are followed over many

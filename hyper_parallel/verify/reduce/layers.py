@@ -54,8 +54,10 @@ def _period(kinds: Sequence[Any]) -> int:
 def fewest_layers(pattern: Pattern, stages: tuple[int, int]) -> Pattern:
     """Return a pattern of fewer layers with every kind of layer.
 
-    Every stage has a period of the pattern, and at least two layers; there are at most two leading dense layers. The
-    stages divide the layers evenly if they divide those of the large model evenly.
+    Every stage has a period of the pattern, or as many layers as in the large model if these are fewer, and at least
+    two layers; there are at most two leading dense layers. The stages divide the layers evenly if they divide those of
+    the large model evenly. In that case, all stages start a period only if they do in the large model: otherwise a
+    stage that reads the pattern by its own numbers of layers would be right.
 
     Args:
         pattern: pattern of the large model.
@@ -64,8 +66,11 @@ def fewest_layers(pattern: Pattern, stages: tuple[int, int]) -> Pattern:
     big, small = stages
     start, length = _window(pattern)
     dense = max(pattern.dense - start, 0)
-    layers = max(dense + length, small * length)
-    while (layers % small == 0) != (pattern.layers % big == 0):
+    each, rest = divmod(pattern.layers, big)
+    layers = max(dense + length, small * (length if rest else max(min(each, length), 2)))
+    while (layers % small == 0) != (rest == 0) or (
+        rest == 0 and (layers // small % pattern.period == 0) != (each % pattern.period == 0)
+    ):
         layers += 1
     if layers >= pattern.layers:
         return pattern

@@ -123,7 +123,7 @@ def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int
     size = sizes[role]
     big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
     if size <= big:
-        yield from [small] if size == big else range(max(size * small // big, 1), small)
+        yield from [small] if size == big else range(max(size * small // big, min(size, 2, small - 1)), small)
         return
     least = _LEAST.get(role, _LEAST_WIDTH if role in WIDTHS else 2)
     smaller = [chosen[other] for other in WIDTHS if role in WIDTHS and other in chosen and sizes[other] < size]

@@ -99,7 +99,8 @@ def read_structure(document: Document, mesh: Mapping[str, int]) -> Structure:
         for axis in _ASSUMED[document.format]
         if axis not in named and (axis != "ep" or "experts" in sizes) and not (mesh and _names_no_axes(document))
     )
-    axes = _small_axes({axis: named.get(axis, 2 if axis in assumed else 1) for axis in AXES}, document.format)
+    large = {axis: named.get(axis, 2 if axis in assumed else 1) for axis in AXES}
+    axes = _small_axes(large, document.format, sizes.get("kv_heads", 1))
     numbers = {key: value for key, value in own.items() if _is_size(value)}
     return Structure(
         document, model, sizes, keys,
@@ -169,19 +170,33 @@ def _axes(document: Document, mesh: Mapping[str, int]) -> tuple[dict[str, str], 
     return keys, sizes
 
 
-def _small_axes(axes: Mapping[str, int], form: str) -> dict[str, tuple[int, int]]:
+def _small_axes(axes: Mapping[str, int], form: str, keys: int) -> dict[str, tuple[int, int]]:
     """Return each axis with its size in the small run: 2, or the least odd prime that divides it.
 
     If the frameworks permit it, data parallel is 3 with tensor parallel of 2, so that a group of the wrong axis is
-    detected. Experts need an even number of ranks, and MindSpore's parallel modes a power of two.
+    detected. Experts need an even number of ranks, and MindSpore's parallel modes a power of two. An axis is a product
+    of two such numbers where that shows a bug: several key heads, each of which several tensor-parallel ranks share,
+    and experts that several groups of data-parallel ranks have.
+
+    Args:
+        axes: the axes of the large run.
+        form: format of the document.
+        keys: number of key heads; 1 if it is unknown.
     """
-    found = {
-        axis: (size, next((prime for prime in range(3, size + 1, 2) if size % prime == 0), min(size, 2)))
-        for axis, size in axes.items()
-    }
+    found = {axis: (size, _small(size)) for axis, size in axes.items()}
+    if 1 < keys < axes["tp"] and axes["tp"] % keys == 0:
+        found["tp"] = (axes["tp"], _small(keys) * _small(axes["tp"] // keys))
+    data = next((axis for axis in ("dp_shard", "dp") if axes[axis] > 1), "dp")
+    if axes["ep"] > 1 and axes[data] % axes["ep"] == 0:
+        found[data] = (axes[data], found["ep"][1] * _small(axes[data] // axes["ep"]))
     if found["tp"][1] == 2 and found["ep"][1] == 1 and form != "mindformers":
         found |= {axis: (found[axis][0], 3) for axis in ("dp", "dp_shard") if found[axis][0] > 2 == found[axis][1]}
     return found
+
+
+def _small(size: int) -> int:
+    """Return 2, or the least odd prime that divides a size; 1 for 1."""
+    return next((prime for prime in range(3, size + 1, 2) if size % prime == 0), min(size, 2))
 
 
 def _roles(document: Document, model: str) -> Iterator[tuple[str, str]]:

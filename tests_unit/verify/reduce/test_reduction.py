@@ -46,9 +46,10 @@ def test_ratios_and_divisions_are_kept(name, mesh):
         small["num_attention_heads"] // small["num_key_value_heads"]
     )
     tp = mesh.get("tp", 1 if mesh else 2)
+    ranks = 4 if large["num_key_value_heads"] == 2 < tp else min(tp, 2)
     for key in ("num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size", "vocab_size"):
-        assert (large[key] % tp == 0) == (small[key] % min(tp, 2) == 0), key
-    assert small["num_key_value_heads"] > min(tp, 2) or large["num_key_value_heads"] <= tp
+        assert (large[key] % tp == 0) == (small[key] % ranks == 0), key
+    assert small["num_key_value_heads"] > ranks or large["num_key_value_heads"] <= tp
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if key in large:
             assert small[key] >= 2 * small["num_experts_per_tok"]
@@ -177,9 +178,11 @@ def test_a_number_that_follows_from_others_follows_from_the_small_ones(tmp_path)
 
 
 def test_a_model_with_one_key_head_keeps_it(tmp_path):
-    """One key head stays one, whatever the axis, and key heads that ranks share stay fewer than the ranks."""
+    """One key head stays one, whatever the axis; two or more that ranks share stay two, on four ranks."""
     assert reduced(tmp_path, {"num_key_value_heads": 1})["num_key_value_heads"] == 1
-    assert reduced(tmp_path, {"num_key_value_heads": 4}, {"tp": 8})["num_key_value_heads"] == 1
+    for keys, tp in ((4, 8), (2, 4), (2, 8), (8, 16)):
+        assert reduced(tmp_path, {"num_key_value_heads": keys}, {"tp": tp})["num_key_value_heads"] == 2
+        assert read_structure(read_document(tmp_path / "config.json"), {"tp": tp}).axes["tp"] == (tp, 4)
     assert reduced(tmp_path, {"num_key_value_heads": 8}, {"tp": 8})["num_key_value_heads"] == 2
 
 
@@ -190,6 +193,15 @@ def test_axes_that_could_be_mistaken_for_each_other_differ():
     assert read_structure(document, {"tp": 4, "dp": 2}).axes["dp"] == (2, 2)
     assert read_structure(document, {"tp": 4, "dp": 8, "ep": 8}).axes["dp"] == (8, 2)
     assert read_structure(document, {"dp": 8}).axes["dp"] == (8, 2)
+
+
+def test_experts_that_groups_of_ranks_have_remain_so():
+    """Data-parallel ranks stay a multiple of the expert-parallel ones, several times as many if they were."""
+    document = read_document(CONFIGS / "qwen3-30b-a3b.json")
+    for data, experts, small in ((8, 8, 2), (8, 4, 4), (16, 2, 4), (6, 2, 6), (4, 8, 2), (8, 1, 2)):
+        axes = read_structure(document, {"dp": data, "ep": experts}).axes
+        assert axes["dp"] == (data, small)
+        assert axes["ep"] == (experts, min(experts, 2))
 
 
 def test_an_axis_that_is_not_a_power_of_two_has_an_odd_number_of_ranks(tmp_path):

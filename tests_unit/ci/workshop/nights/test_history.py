@@ -35,6 +35,7 @@ REPORTS = {
         "outcomes": {"torch": {"equal": 3, "wrong": 1, "internal error": 0, "hang": 0}},
     },
     "gate.json": {"name": "torch", "total": 97.5, "failures": [], "ranks": 3, "ok": True},
+    "seeded.json": {"seeded": 9, "found": {"full": 8, "reduced": 7}, "missed": ["tied"], "outcomes": []},
 }  # fmt: skip
 
 
@@ -57,6 +58,9 @@ def test_a_night_has_the_totals_of_its_reports(reports):
     night = night_of(read_reports([reports]))
     assert {name: measured.value for name, measured in night.values.items()} == {
         "block": 1.25,
+        "seeded bugs found in full models": 8,
+        "seeded bugs found in reduced models": 7,
+        "seeded bugs found in full models only": 1,
         "random programs on torch": 4,
         "random programs on torch: wrong": 1,
         "random programs on torch: internal error": 0,
@@ -117,9 +121,9 @@ def test_the_last_night_is_compared_with_the_one_before(reports, tmp_path, capsy
     path, page = tmp_path / "history" / "nights.json", tmp_path / "page.html"
     command = ["trend", str(path), "--keep", "2", "--html", str(page), "--add", str(reports)]
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "24 values, and no night before to compare them with"
+    assert capsys.readouterr().out.splitlines()[-1] == "27 values, and no night before to compare them with"
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "0 worse, 0 changed, 24 equal"
+    assert capsys.readouterr().out.splitlines()[-1] == "0 worse, 0 changed, 27 equal"
     (reports / "bench.json").write_text(json.dumps({"rows": [{"name": "block", "ok": True, "ratio": 1.5}]}))
     (reports / "models.json").unlink()
     (reports / "npu-2" / "st.xml").write_text(TESTS.replace("<failure/>", ""))

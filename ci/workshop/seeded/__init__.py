@@ -1,0 +1,1 @@
+"""Bugs seeded in models, and in what ``hyper-parallel reduce`` makes of them."""
