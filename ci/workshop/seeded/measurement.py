@@ -18,7 +18,7 @@ from workshop.seeded.cases import CASES, Case
 __all__ = ["SIZES", "Outcome", "outcome", "reduced"]
 
 SIZES = ("full", "reduced")
-PROGRAM = Path(__file__).with_name("decoder.py")
+PROGRAM = Path(__file__).parent / "torch" / "decoder.py"
 _TIMEOUT = 1200
 _STEPS = 1
 

@@ -1,0 +1,1 @@
+"""The program in which bugs are seeded, for PyTorch."""
