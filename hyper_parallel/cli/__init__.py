@@ -46,8 +46,8 @@ _DESCRIPTION = """\
 Check on this machine that a parallel model trains like the single-device one, before it runs on accelerators.
 
 Exit status of every command: 0 if everything was checked and passed, 1 if a check failed or could not run, 2 for
-invalid input, 130 after Ctrl-C; 3 of verify, verify program and verify diff if all values match, but the result is
-inconclusive."""
+invalid input, 130 after Ctrl-C. Status 3, of verify, verify program and verify diff, means that all values match but
+the result is inconclusive."""
 
 _EXAMPLES = (
     "hyper-parallel verify model my_model.py:case --plan my_model.py:plan --mesh 3",
@@ -58,7 +58,7 @@ _VERIFY = """\
 Compare a parallel run with a single-device run: values, gradients and updated weights.
 
 Without WHAT, run the checks of [tool.hyper_parallel.verify] in pyproject.toml: scripts, models and pairs of runs with
-their worlds, options and budgets.
+their numbers of ranks, options and time limits.
 
 Exit status without WHAT: 0 if all checks passed, 1 if one failed, 2 if one or its settings are invalid, 3 if one is
 inconclusive, 130 after Ctrl-C."""

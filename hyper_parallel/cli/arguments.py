@@ -244,7 +244,7 @@ def add_run_limits(subparser: Any) -> None:
         "--budget",
         type=float_range(MOST_GIB),
         metavar="GIB",
-        help="most that may be written to --scratch (default: the free space)",
+        help="maximum size of the files in --scratch (default: the free space)",
     )
 
 

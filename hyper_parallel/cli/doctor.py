@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
         help="print what is installed, which versions conflict, and the command that fixes it",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
-        guide="docs/faq.md",
+        guide="docs/versions.md",
     )
     subparser.add_argument("--json", action="store_true", help="print the findings as JSON")
     subparser.set_defaults(run=run)

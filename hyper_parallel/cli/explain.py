@@ -28,7 +28,7 @@ which memory a rank needs, which collectives run in which module, how many bytes
 long that takes. One process computes the first and the last rank; nothing is communicated or compared. Repeated
 layers are folded into one row. With several --plan the plans are ranked by the time of their collectives.
 
-Times are those of collectives one after the other. An axis has the bandwidth and the latency that --link gives it;
+Times assume that collectives do not overlap. An axis has the bandwidth and the latency that --link gives it;
 by default 200 GB/s and 5 us if its ranks are within eight consecutive ones, else 25 GB/s and 15 us.
 
 SPEC and PLAN are those of hyper-parallel verify model. On PyTorch, tensors have shapes but no values, so the model
@@ -37,7 +37,7 @@ process builds the complete model. With --device cuda or npu, the step of the fi
 values, and its peak memory is printed.
 
 Exit status: 0 on success, 1 if gradients or the order of collectives are wrong, 2 for invalid input, such as a plan
-that the model does not run under, 130 after Ctrl-C."""
+with which the model cannot run, 130 after Ctrl-C."""
 
 _EXAMPLES = (
     "hyper-parallel explain my_model.py:case --plan my_model.py:plan --mesh 64x8",

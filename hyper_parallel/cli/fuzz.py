@@ -54,7 +54,7 @@ def add_parser(subcommands: Any) -> None:
         help="compare random programs on DTensors with a single device",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
-        guide="docs/reading-the-reports.md",
+        guide="hyper_parallel/verify/fuzz/README.md",
     )
     parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore (default: those installed)")
     add_seed(parser, "all programs")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run_ops", "run_plan", "run_redistributions"]
 
-_PROVE = "Prove what holds for every size and every number of ranks, without running ranks."
+_PROVE = "Prove sharding rules and redistributions for every size and number of ranks, and certify plans; no rank runs."
 
 _OF_OPS = ("hyper-parallel prove ops", "hyper-parallel prove ops --op linear softmax")
 _OF_PLANS = (
@@ -27,9 +27,9 @@ _OF_PLANS = (
 _EXAMPLES = (*_OF_OPS, _OF_PLANS[0])
 
 _PLAN = """\
-Certify a parallel plan of a PyTorch model on a mesh of up to 65536 ranks, without running any. One step runs on tensors
-without values, as the first rank. Every operator's placements on every axis are proven for these sizes, by the laws of
-prove ops, or listed as tested; the report also lists where pending sums and gradients are
+Certify a parallel plan of a PyTorch model on a mesh of up to 65536 ranks, without starting them. One step runs on
+tensors without values, as the first rank. Every operator's placements on every axis are proven for these sizes, by the
+laws of prove ops, or listed as tested; the report also lists where pending sums and gradients are
 reduced, and what no proof covers.
 
 No certificate is issued, and the module is named, if a pending sum leaves as a plain tensor, a gradient has another
@@ -43,8 +43,8 @@ _OPS = """\
 Prove the rows of every sharding rule for all sizes and numbers of ranks. An operator and its backward are decomposed
 into primitives over symbolic sizes (PyTorch's decompositions; the rows are those of both frameworks), and a row is
 proven if the laws of the primitives lead from the placements of the operands to those of the results and gradients,
-with no conditions on sizes but the row's. A row that no law proves is tested on small sizes; what cannot be tested
-either is assumed, with the reason.
+with no conditions on sizes other than the row's own. A row that no law proves is tested on small sizes; a row that
+cannot be tested either is assumed, and the reason is printed.
 
 Exit status: 0 if no row is refuted by a test, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -60,7 +60,11 @@ Exit status: 0 if no step is wrong, 1 if one is, 2 for invalid input, 130 after 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     prove = commands.add_parser(
-        "prove", help="prove what holds for every size", description=_PROVE, examples=_EXAMPLES, guide="docs/proofs.md"
+        "prove",
+        help="prove sharding rules for every size, and certify plans",
+        description=_PROVE,
+        examples=_EXAMPLES,
+        guide="docs/proofs.md",
     )
     kinds = prove.add_subparsers(required=True, metavar="WHAT")
     ops = kinds.add_parser(

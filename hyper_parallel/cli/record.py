@@ -20,9 +20,9 @@ __all__ = ["add_parser", "run"]
 
 
 _DESCRIPTION = """\
-Run a training as it is, and write fingerprints of what each rank computes to a file per rank in FOLDER: norm, sum,
-extremes, eight projections and four elements of inputs, outputs of modules, losses, gradients and parameters. A run
-that is killed leaves what was written until then. `hyper-parallel verify diff FOLDER FOLDER` and `hyper-parallel verify
+Run a training unchanged, and write fingerprints of what each rank computes to a file per rank in FOLDER: norm, sum,
+extremes, eight projections and four elements of inputs, outputs of modules, losses, gradients and parameters. If a run
+is killed, what was written until then remains. `hyper-parallel verify diff FOLDER FOLDER` and `hyper-parallel verify
 diff FOLDER train.py` compare recordings.
 
 The command starts python, torchrun, msrun or accelerate launch on a script or a module, of PyTorch or MindSpore. Where
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     subparser = commands.add_parser(
         "record",
-        help="record what every rank of a training computes",
+        help="record what every rank of a training run computes",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
         guide="docs/compare-two-runs.md",

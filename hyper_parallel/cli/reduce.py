@@ -18,12 +18,13 @@ _MOST_RANKS = 1 << 20
 
 _DESCRIPTION = """\
 Write the smallest configuration with the structure of CONFIG, for verification on this machine: ratios of heads,
-experts and top-k, kinds of layers, what the axes of the mesh divide, the order of widths. Numbers that differ still
-differ. The report lists what was kept, what has changed and the blind spots of the small case.
+experts and top-k, kinds of layers, divisibility by the axes of the mesh, the order of widths. Sizes that differ in
+CONFIG also differ in the result. The report lists what was kept, what has changed and the blind spots of the small
+case.
 
 CONFIG is a Hugging Face config (.json), a TOML of torchtitan, arguments of Megatron (a file or a shell script) or a
-YAML of MindFormers, and so is what is written. Axes of the mesh that it does not name are those of --mesh; the report
-says which axes are assumed to be 2.
+YAML of MindFormers; the result has the same format. Axes of the mesh that it does not name are those of --mesh; the
+report says which axes are assumed to be 2.
 
 Exit status: 0 if the estimated time is within --budget, 1 if it is not, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -51,7 +52,7 @@ def add_parser(commands: Any) -> None:
         type=float_range(_MOST_SECONDS),
         default=120.0,
         metavar="SECONDS",
-        help="time that a verification of three steps may take here, by the estimate (default: 120)",
+        help="maximum estimated time of a verification of three steps (default: 120)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
     parser.set_defaults(run=run)

@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
         help="print what the ranks of a failed run were doing",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
-        guide="docs/rank-tests.md",
+        guide="docs/launchers.md",
     )
     subparser.add_argument("folder", metavar="FOLDER", help="folder that HP_FLIGHT_FOLDER named during the run")
     subparser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev or chrome://tracing")

@@ -34,7 +34,7 @@ def add_parser(kinds: Any) -> None:
         help="run documented bugs and their fixes, and count which are caught",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
-        guide="docs/reading-the-reports.md",
+        guide="docs/comparison.md",
     )
     subparser.add_argument("--only", action="append", metavar="NAME", help="run only this bug; repeatable")
     subparser.add_argument(

@@ -34,14 +34,14 @@ A and B are scripts with their arguments, each in one string, or commands: "torc
 Without B, both are A. The ranks of B are compared with those of A. A also runs on one rank, which locates the shards of
 its ranks; repeats of that run, perturbed by one unit in the last place, measure the rounding error.
 
-A or B may be the folder of a recording (hyper-parallel record) or of a dump of Ascend's msprobe: two recordings are
-compared with each other, and one with a program that runs simulated on as many ranks. Both may be logs of PyTorch's
-DebugMode, in files .log or .txt.
+A or B may be the folder of a recording (hyper-parallel record) or of a dump of Ascend's msprobe: a recording
+is compared with another one, or with a program on as many simulated ranks. Both may be logs of PyTorch's DebugMode, in
+files .log or .txt.
 
 The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
 whether only the order of sums differs, or the computation.
 
-Exit status: 0 if everything is equal but for rounding, 1 if not, 2 for invalid input, 3 if all is equal but too few
+Exit status: 0 if everything is equal up to rounding, 1 if not, 2 for invalid input, 3 if nothing differs but too few
 values could be judged, 130 after Ctrl-C."""
 
 _EXAMPLES = (
@@ -89,7 +89,7 @@ def add_parser(kinds: Any) -> None:
         )  # fmt: skip
         subparser.add_argument(
             f"--{label}-mesh", metavar="dp=2,cp=2",
-            help=f"axes of the ranks of recording {name} that --declare names, the last one fastest",
+            help=f"axes of the ranks of recording {name} that --declare names, the last varies fastest",
         )  # fmt: skip
     subparser.add_argument(
         "--a-single-args", metavar="ARGS", help="arguments of A on one rank, in one string (default: its own)"

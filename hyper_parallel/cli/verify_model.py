@@ -82,7 +82,7 @@ def add_parser(kinds: Any) -> None:
         metavar="simulated,processes",
         help="how ranks run: in a simulated cluster or as processes (default: simulated)",
     )
-    add_device(subparser, "where both models are: simulated ranks share one device, processes have one each")
+    add_device(subparser, "device of both models: simulated ranks share one, processes have one each")
     subparser.add_argument(
         "--steps", type=int_range(1, MOST_STEPS), default=3, metavar="N", help="training steps (default: 3)"
     )

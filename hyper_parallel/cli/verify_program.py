@@ -39,14 +39,15 @@ global batch. The tolerance of each value is measured by repeating the run on on
 in the last place.
 
 Your files are not overwritten: each run has a private copy of the files that it writes, which is deleted at its end
-(--keep-files keeps it). Writes of subprocesses and native code cannot be redirected and are denied.
+(--keep-files keeps it). Writes by subprocesses and native code cannot be redirected, and are denied
+where Linux has Landlock.
 
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 
 The report lists blind spots of the case: ranks with equal data hide a missing average, constant weights hide the
 gradients behind them, one step hides state that is stale in the second. The result is inconclusive if all ranks do
-the same work or all gradients are zero. --harden then runs a case with fewer blind spots, without changes to the
-program: constant initial weights become random, losses of ranks with equal data are weighted, outputs that the loss
+the same work or all gradients are zero. --harden runs a passing program again with fewer blind spots, without changing
+it: constant initial weights become random, losses of ranks with equal data are weighted, outputs that the loss
 adds up are multiplied by random numbers, symmetric inputs get noise, masks get unequal counts, inputs get other
 strides, --steps 1 becomes 3, and more ranks make axes unequal and shards uneven. Blind spots that remain are listed.
 
@@ -74,7 +75,7 @@ def add_parser(kinds: Any) -> None:
     subparser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, not FILE, as python -m does")
     subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
     subparser.add_argument(
-        "--mesh", metavar="dp=2,tp=2", help="names and sizes of the axes, the last one fastest; used in messages"
+        "--mesh", metavar="dp=2,tp=2", help="names and sizes of the axes, the last varies fastest; used in messages"
     )
     subparser.add_argument(
         "--single", metavar="FILE", help="script or function for the run on one rank (default: FILE)"

@@ -41,7 +41,7 @@ def add_parser(kinds: Any) -> None:
         help="check every change of placement: values, gradients and bytes",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
-        guide="docs/reading-the-reports.md",
+        guide="docs/proofs.md",
     )
     subparser.add_argument(
         "--platform", metavar="torch,mindspore", help="frameworks to check (default: those installed)"
