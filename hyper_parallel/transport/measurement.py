@@ -1,9 +1,9 @@
 """Coverage of rank processes: coverage.py measures a rank as it measures the process that started the world.
 
 A process that is forked from a warm server, or started by torchrun, is not measured unless coverage's settings ask for
-it (``patch = subprocess``), and what it measured is lost if it is ended before it writes. So each task takes along how
-its parent is measured, and a rank writes its data after every task, next to the parent's, where ``coverage combine``
-and pytest-cov look for it. coverage.py is used only if the parent has imported it.
+it (``patch = subprocess``), and its data is lost if the process is ended before it writes. So each task contains the
+coverage settings of its parent, and a rank writes its data after every task, next to the parent's, where ``coverage
+combine`` and pytest-cov look for it. coverage.py is used only if the parent has imported it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "wrote_data_at",
 ]
 
-# A rank runs only some of the code, and its server may have imported some of it before.
+# Warnings that ranks suppress: a rank runs only some of the code, and its server may have imported some of it before.
 _NO_DATA = "no-data-collected"
 _EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not-python", "already-imported"]
 
@@ -41,12 +41,12 @@ _LOST: set[str] = set()  # data files, without the suffix of this process, to wh
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a process is measured.
+    """How coverage measures a process.
 
     Attributes:
         settings: coverage's configuration by name.
-        folder: to which its relative paths refer.
-        context: the running test, where contexts are recorded; or None.
+        folder: folder to which its relative paths refer.
+        context: name of the running test if contexts are recorded, else None.
     """
 
     settings: dict[str, Any]
@@ -56,7 +56,7 @@ class Measurement:
 
 @contextmanager
 def in_test_context(name: str) -> Iterator[None]:
-    """Record what ranks run inside as covered by the context ``name``."""
+    """Record the lines that ranks run inside this block under the coverage context ``name``."""
     token = _TEST_CONTEXT.set(name)
     try:
         yield
@@ -65,7 +65,7 @@ def in_test_context(name: str) -> Iterator[None]:
 
 
 def current_measurement() -> Measurement | None:
-    """Return how coverage measures this process now, for its ranks; None if it does not, or is paused."""
+    """Return how coverage measures this process now, for use in its ranks; None if it is not running, or paused."""
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()
     if current is None or not _traced():
@@ -143,8 +143,9 @@ def _start(measurement: Measurement) -> Any:
 def measured(measurement: Measurement | None) -> Iterator[None]:
     """Measure the code that runs in this context, and write the coverage data at its end.
 
-    Data that cannot be written, on a full disk say, does not change what becomes of the code: standard error gets the
-    file and the reason, the half file is deleted, and this process measures no more, so the gate counts it as lost.
+    If the data cannot be written, for example on a full disk, the code runs on. The number of the process and the error
+    are printed to standard error, the incomplete file is deleted, and this process is no longer measured, so the
+    coverage gate reports it as a process without data.
     """
     if measurement is None or measurement.settings.get("data_file") in _LOST:
         yield
@@ -161,16 +162,17 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
 
 
 def _search_no_files(started: Any) -> None:
-    """Let this rank's data name no files that never ran: its parent's does, and the search takes most of a save."""
+    """Skip coverage's search for files that never ran: the parent lists them, and it takes most of a save."""
     inside = getattr(started, "_inorout", None)
     if inside is not None:
         inside.find_possibly_unexecuted_files = tuple
 
 
 def _forget_parents_data() -> None:
-    """Drop, in a forked process, what was measured before the fork: the parent writes that.
+    """Drop, in a forked process, the data measured before the fork, which the parent writes.
 
-    A fork server has measured the import of the whole package: writing that again takes a short rank most of its time.
+    A fork server has measured the import of the complete package; writing that again would take most of the time of a
+    short rank.
     """
     coverage: Any = sys.modules.get("coverage")
     for started in getattr(getattr(coverage, "Coverage", None), "_instances", ()):
@@ -191,7 +193,7 @@ def _write(current: Any, measurement: Measurement, write: Callable[[], object]) 
 
 
 def _lose_data(current: Any, data_file: Path, error: Exception) -> None:
-    """Delete the data of this process, write no more of it, and say so: half of it would count as all of it."""
+    """Delete the data of this process, stop measuring, and report it: partial data would be counted as complete."""
     current.stop()
     current.save = lambda: None  # coverage saves again when the process leaves
     with _LOCK:

@@ -45,5 +45,5 @@ class Work:
         return finish()
 
     def then(self, follow: Callable[[Any], Any], output: Any = None) -> Work:
-        """A handle of the same collective, whose result is ``follow`` of this one's."""
+        """Return a handle of the same collective whose result is ``follow(self.wait())``."""
         return Work(self.what, lambda: follow(self.wait()), output)

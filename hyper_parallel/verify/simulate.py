@@ -67,7 +67,7 @@ def simulate(
             ``failures`` maps ranks to their exceptions and ``__cause__`` is the first of them.
         UnsupportedOnBackend: the framework finds no such device.
         ValueError: the world size is not a number of ranks or exceeds the limit of one machine, the platform or device
-            is unknown, or the timeout is not a time.
+            is unknown, or the timeout is not a positive number of seconds.
     """
     timeout = rank_seconds() if timeout is None else positive_seconds(timeout, f"timeout={timeout!r}")
     require_ranks(world_size)

@@ -18,10 +18,10 @@ __all__ = ["StyledOutputs"]
 
 
 class StyledOutputs:
-    """Observes a model while it is parallelized.
+    """Infers the placements of plain tensors that the styled modules of a model return.
 
-    A style of this library returns a shard of its module's output, or all of it, and reduces what is pending. If it
-    returns a plain tensor, the layout of the module's own output and the tensor's shape determine which.
+    A style of this library reduces partial values of its module's output and returns the complete output or a shard. If
+    it returns a plain tensor, the layout of the module's own output and the shape of the tensor determine which one.
     """
 
     def __init__(self, platform: Platform, model: Any) -> None:

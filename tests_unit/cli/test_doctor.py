@@ -75,7 +75,7 @@ def _install_mindspore(monkeypatch, folder):
     [
         ("", "ok",
          "MindSpore 2.10.0 has its plugin for Ascend, which loads with CANN's libraries; each rank needs a device", ""),
-        ("1", "wrong", "MS_SIMULATION_LEVEL=1: MindSpore runs dry, without values and without HCCL",
+        ("1", "wrong", "MS_SIMULATION_LEVEL=1: MindSpore makes a dry run, without values and without HCCL",
          "unset MS_SIMULATION_LEVEL"),
     ],
 )  # fmt: skip

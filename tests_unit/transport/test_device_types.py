@@ -19,5 +19,6 @@ def test_a_dry_run_is_told_with_what_to_unset():
     """MindSpore's simulation level would give results that nobody computed."""
     assert dry_run({}) is None
     assert dry_run({"MS_SIMULATION_LEVEL": "1"}) == (
-        "MS_SIMULATION_LEVEL=1: MindSpore runs dry, without values and without HCCL", "unset MS_SIMULATION_LEVEL",
-    )  # fmt: skip
+        "MS_SIMULATION_LEVEL=1: MindSpore makes a dry run, without values and without HCCL",
+        "unset MS_SIMULATION_LEVEL",
+    )

@@ -26,8 +26,8 @@ ROWS = (
     "down, (model); choose a batch, sequence or width that 2 does not divide"
 )
 CONSTANT = (
-    "errors in gradients that pass parameters of one value: every element of norm.weight is 1 in every step; "
-    "initialise it at random, or make more steps"
+    "errors in gradients that flow through constant parameters: every element of norm.weight is 1 in every step; "
+    "initialise it at random, or run more steps"
 )
 
 

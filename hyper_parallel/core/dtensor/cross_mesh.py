@@ -42,7 +42,7 @@ class TensorTransform:
 
         Args:
             tensor: a DTensor.
-            layout: the target, on a mesh of the same ranks; its shape, if it has one, is the tensor's.
+            layout: the target, on a mesh of the same ranks; its shape, if it has one, must be the tensor's.
 
         Raises:
             ArgumentTypeError: (a TypeError) ``tensor`` is not a DTensor.
@@ -50,11 +50,14 @@ class TensorTransform:
             ShardMismatchError: (a ValueError) the target has a different shape.
         """
         if not isinstance(tensor, DTensor):
-            msg = f"transform: expected a DTensor, got {type(tensor).__name__}; distribute_tensor makes one"
+            msg = f"transform: expected a DTensor, got {type(tensor).__name__}; create one by distribute_tensor"
             raise ArgumentTypeError(msg)
         target = layout.with_shape(tensor.shape) if layout.shape is None else layout
         if target.shape != tuple(tensor.shape):
-            msg = f"transform: the tensor is {tensor.layout.notation(tensor.dtype)}, the layout is {target.notation()}"
+            msg = (
+                f"transform: the tensor is {tensor.layout.notation(tensor.dtype)}, the layout is {target.notation()}; "
+                "their shapes must be equal"
+            )
             raise ShardMismatchError(msg)
         mesh, target_mesh = tensor.device_mesh, target.mesh
         if target_mesh is mesh:

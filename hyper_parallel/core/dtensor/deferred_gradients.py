@@ -1,8 +1,9 @@
 """Deferred gradients: ``defer_grad_reduce()`` reduces the gradients of several backward passes at once.
 
-Inside the block a replicated leaf is used through a varying view, as usual. Only the backward of the view is
-different: it keeps this rank's partial gradient on the leaf's local tensor. The partial gradients of several passes are
-added, and reduced at the end of the block. All DTensors over one local tensor share its deferred gradient.
+As usual, operators read a replicated leaf through a varying view: a view whose gradient is Partial along the axes on
+which the other operands differ. Inside the block only the backward of that view changes: it keeps this rank's partial
+gradient on the leaf's local tensor. The partial gradients of several passes are added, and reduced at the end of the
+block. All DTensors over one local tensor share its deferred gradient.
 """
 
 from __future__ import annotations
@@ -87,17 +88,17 @@ _BLOCK: ContextVar[_Block | None] = ContextVar("hyper_parallel_deferring", defau
 def defer_grad_reduce() -> Iterator[None]:
     """Keep gradients of replicated parameters ``Partial`` inside the block, and reduce each once at its end.
 
-    For gradient accumulation: N backward passes communicate as much as one, with the same values. Only the all-reduce
-    of a parameter's gradient is deferred. A sharded parameter that is gathered for use reduces and scatters its
-    gradient in each pass. So does a parameter with hooks, because hooks must see reduced gradients. An inner block does
-    nothing; the outermost block reduces.
+    Use it for gradient accumulation: N backward passes then communicate as much as one, and the gradients are the same.
+    Only the all-reduce of a parameter's gradient is deferred. A sharded parameter that is gathered for use reduces and
+    scatters its gradient in each pass. A parameter with hooks is reduced in each pass too, because hooks must see
+    reduced gradients. An inner block does nothing; the outermost block reduces.
 
-    On PyTorch ``parameter.grad`` is a ``Partial`` DTensor inside the block. On MindSpore, where gradients are values,
-    ``hyper_parallel.value_and_grad`` returns them ``Partial`` inside the block: add them up and call
-    ``reduce_partial()`` once.
+    On PyTorch ``parameter.grad`` is a ``Partial`` DTensor inside the block. On MindSpore, which returns gradients
+    instead of storing them, ``hyper_parallel.value_and_grad`` returns them ``Partial`` inside the block: add them up
+    and call ``reduce_partial()`` once.
 
-    If the block raises, nothing is communicated. An optimizer's step on a gradient that is still ``Partial``
-    is an error that names the parameter.
+    If the block raises, nothing is communicated. An optimizer step on a gradient that is still ``Partial`` raises an
+    error that names the parameter.
     """
     if _BLOCK.get() is not None:
         yield
@@ -135,7 +136,7 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
 
     Args:
         tensor: the leaf; only a replicated parameter, in an open block, has anything to defer.
-        varying: axes along which the consumer differs.
+        varying: mesh axes along which the other operands of the consumer differ.
         cause: operator and argument of the use.
 
     Returns:
@@ -155,7 +156,7 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
     module = module_path()
 
     def defer(grad: Any) -> bool:
-        # The backward of a graph from before the block ended, or with create_graph, reduces at once.
+        # A backward that runs after the block has ended, or with create_graph, reduces at once.
         differentiated = platform.needs_grad(grad) and platform.grad_enabled()
         if not block.open or differentiated or not platform.accumulates_grad(local):
             return False
@@ -170,8 +171,8 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
 def add_deferred(first: DeferredGradient | None, second: DeferredGradient, platform: Platform) -> DeferredGradient:
     """Return the sum of two deferred gradients, Partial along the axes of both.
 
-    A gradient that is Partial along some axes becomes Partial along more when one rank keeps it and the others hold
-    zeros.
+    If their axes differ, each is first made Partial along the missing axes: one rank keeps the value, and the others
+    hold zeros.
     """
     if first is None:  # autograd may pass the same tensor to other nodes
         return second._replace(partial_value=platform.local_op("clone")(second.partial_value, memory_format=None))

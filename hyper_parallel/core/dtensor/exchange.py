@@ -208,7 +208,7 @@ class Exchange(_SliceExchange):
 
 
 class ReduceExchange(_SliceExchange):
-    """Reduce partial values to any layout: ranks that hold a partial value and need the sum compute and send it."""
+    """Reduces partial values to any layout: ranks sum what they hold and need, then send the sums to other ranks."""
 
     collective = "reduce_exchange"
     launches: ClassVar[int] = 2
@@ -256,11 +256,11 @@ class ReduceExchange(_SliceExchange):
 
     @property
     def least_received(self) -> tuple[float, float]:
-        """Lower bounds of the elements received by the worst rank and on average, without any boxes.
+        """Lower bounds of the elements received by the worst rank and on average, computed without boxes.
 
-        Of an element with ``k`` partial values that ``d`` ranks need, one rank receives ``k - 1`` values, and ``d``
-        others the sum, or ``d - 1`` if a rank that holds a partial value needs the sum. The first member sums an even
-        share, the largest, of what it holds and needs.
+        For an element with ``k`` partial values, the rank that sums it receives ``k - 1`` of them. The sum is then sent
+        to the ``d`` ranks that need it, or to ``d - 1`` if the summing rank is one of them. The first member sums an
+        even share of what it holds and needs; no other share is larger.
         """
         shapes, axes = self.source.mesh.shape, set(self.axes)
         sharding, splitting = (
@@ -278,7 +278,7 @@ class ReduceExchange(_SliceExchange):
         return max(mean, first), mean
 
     def _held_and_needed(self) -> tuple[int, int]:
-        """Elements that the members of the first slice hold and need themselves: of all together, and of the first."""
+        """Number of elements that a member of the first slice both holds and needs: for all members, and the first."""
         if not self.source.ndim:
             return self.members, 1
         if self.members <= SMALL:
@@ -291,7 +291,11 @@ class ReduceExchange(_SliceExchange):
 
     @property
     def least_messages(self) -> int:
-        """A lower bound of the messages of the worst rank: those of a rank in the middle, and its partial values."""
+        """A lower bound of the messages of the worst rank.
+
+        It is the larger of two numbers: the ranks that send sums to a rank in the middle of the slice, and the other
+        ranks that send partial values to a summing rank.
+        """
         middle = tuple(size // 2 if axis in self.axes else 0 for axis, size in enumerate(self.source.mesh.shape))
         if self.members <= SMALL:
             senders = senders_of_few(self.source, self.target, self.axes, self._position(middle))
@@ -348,7 +352,7 @@ class ReduceExchange(_SliceExchange):
 
     @cached_property
     def _summed_boxes(self) -> dict[int, list[Box]]:
-        """Boxes of which this rank holds partial values with others, by the member that sums them."""
+        """Boxes of which this rank and its reduction group hold the partial values, by the member that sums them."""
         holders = tuple(map(self._position, mesh_slice(self.source.mesh, self.reduced, self.coordinate)))
         boxes_of: dict[int, list[Box]] = {reducer: [] for reducer in holders}
         for part in self._own_boxes:
@@ -380,7 +384,7 @@ def _transfers_of(boxes: Sequence[ReducedBox]) -> tuple[BoxTransfer, ...]:
 
 
 def pack(parts: Sequence[Any], like: Any, platform: Platform) -> Any:
-    """Return ``parts``, one after the other, in one flat tensor; without parts an empty tensor as ``like``."""
+    """Return ``parts`` flattened and concatenated; without parts, an empty tensor with the dtype of ``like``."""
     flat = [platform.reshape(part, (-1,)) for part in parts]
     if not flat:
         return empty_like(like, (0,), platform)

@@ -1,7 +1,7 @@
 """Placements, which describe how the ranks along one mesh axis hold a tensor, and conversion of their public forms.
 
 Users write placements in one of two forms: one placement per mesh axis, or one alias (axis name, tuple of axis names
-or ``"None"``) per tensor dim. A layout stores neither form but their parts, ``DimAxes`` and ``Partials``.
+or ``"None"``) per tensor dim. A layout stores neither form; it stores ``DimAxes`` and ``Partials``.
 """
 
 from __future__ import annotations
@@ -186,11 +186,11 @@ def are_placements(placements: Any) -> bool:
 
 
 def from_placements(mesh: DeviceMesh, placements: tuple[Placement, ...], ndim: int) -> tuple[DimAxes, Partials]:
-    """Read one placement per mesh axis, for a tensor of ``ndim`` dims.
+    """Convert one placement per mesh axis to the form that a layout stores, for a tensor of ``ndim`` dims.
 
     Raises:
         PlacementError: there is not one placement per axis, or a placement names a dim that the tensor does not have.
-        LayoutError: a split factor that no product of axes to the right equals.
+        LayoutError: a split factor is not a product of sizes of axes to its right that split the dim first.
     """
     check_placement_count(mesh, placements)
     dims: list[list[int]] = [[] for _ in range(ndim)]
@@ -207,7 +207,7 @@ def check_placement_count(mesh: DeviceMesh, placements: tuple[Placement, ...]) -
     """Check that there is one placement per mesh axis.
 
     Raises:
-        PlacementError: there is not.
+        PlacementError: the numbers differ.
     """
     if len(placements) != mesh.ndim:
         msg = (
@@ -249,7 +249,7 @@ def _position(mesh: DeviceMesh, inner: list[int], placement: Shard) -> int:
 
 
 def from_aliases(mesh: DeviceMesh, aliases: tuple[Any, ...], ndim: int) -> tuple[DimAxes, Partials]:
-    """Read one alias per dim: an axis name, a tuple of axis names, or ``"None"``.
+    """Convert one alias per dim (an axis name, a tuple of axis names, or ``"None"``) to the form that a layout stores.
 
     Raises:
         PlacementError: there is not one alias per dim.
@@ -283,7 +283,7 @@ def alias_of(names: tuple[str, ...]) -> Any:
 
 
 def public_placements(mesh: DeviceMesh, dim_axes: DimAxes, partials: Partials) -> tuple[Placement, ...]:
-    """Return one placement per mesh axis, from the parts of a layout."""
+    """Return one placement per mesh axis, from the form that a layout stores."""
     placements: list[Placement] = [Replicate()] * mesh.ndim
     for axis, op in partials:
         placements[axis] = Partial(op)

@@ -1,6 +1,7 @@
-"""Running transitions: forward runs the steps, backward runs those of the adjoint.
+"""Runs transitions: forward runs the steps, backward runs the steps of the adjoint.
 
-Without a gradient there is no autograd node. Backward runs through the same functions, so it is differentiable as well.
+No autograd node is created if no gradient is needed. Backward runs through the same functions, so it is differentiable
+too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Context(NamedTuple):
 
     Attributes:
         platform: the framework of the tensors.
-        cause: the operator that needs it; None if the program requested it.
+        cause: the operator that needs the transition; None if the program requested it.
         module: path of the module that runs.
         watchers: watchers of the forward.
         on_backward: called when a gradient arrives in backward.
@@ -103,20 +104,21 @@ def redistribute_in_dtypes(
         local: this rank's plain tensor in the source layout.
         transition: from :func:`~hyper_parallel.core.dtensor.transition.plan_transition`.
         platform: the framework of ``local``.
-        forward_dtype: in which forward communicates, and of the result; None: that of ``local``.
-        backward_dtype: in which backward communicates, before the gradient is cast to that of ``local``; None: that.
+        forward_dtype: dtype in which forward communicates, and dtype of the result; None for that of ``local``.
+        backward_dtype: dtype in which backward communicates; None for that of ``local``, to which the gradient is cast
+            afterwards.
 
     Raises:
-        UnsupportedOperatorError: ``local`` or a dtype is not floating, or the transition reduces by another operation
-            than a sum.
+        UnsupportedOperatorError: ``local`` or a dtype is not real floating, or the transition reduces by an operation
+            other than sum and avg.
     """
     before = platform.tensor_type_cast(local, local.dtype if forward_dtype is None else forward_dtype)
     gradient = platform.zeros((1,), local.dtype if backward_dtype is None else backward_dtype)
     if transition.extremum is not None or not all(map(platform.is_real_floating, (local, before, gradient))):
         msg = (
-            f"redistribute: forward_dtype and backward_dtype are floating dtypes for sums and copies of floating "
-            f"values, got {before.dtype} and {gradient.dtype} for {transition.source.notation(local.dtype)}; cast the "
-            "tensor before or after redistribute() instead"
+            "redistribute: forward_dtype and backward_dtype require real floating tensors and dtypes, and no reduction "
+            f"except sum and avg; got {before.dtype} and {gradient.dtype} for "
+            f"{transition.source.notation(local.dtype)}; cast the tensor before or after redistribute() instead"
         )
         raise UnsupportedOperatorError(msg)
     if not (platform.grad_enabled() and platform.needs_grad(local)):
@@ -133,7 +135,9 @@ def gathered_view(
     platform: Platform,
     on_backward: Callable[[], None] | None = None,
 ) -> Any:
-    """Return ``gathered_local`` for a consumer that differs along ``axes``; forward does not communicate.
+    """Return a view of ``gathered_local`` with its own backward: one reduce-scatter to ``source_local``.
+
+    Forward does not communicate.
 
     Args:
         source_local: the local tensor that was gathered.
@@ -144,8 +148,8 @@ def gathered_view(
         on_backward: called when a gradient arrives in backward.
 
     Returns:
-        a tensor of the values of ``gathered_local`` whose gradient goes straight to ``source_local``, by one
-        reduce-scatter instead of an all-reduce and a slice.
+        a tensor with the values of ``gathered_local``. Its gradient goes to ``source_local`` by one reduce-scatter,
+        instead of an all-reduce and a slice.
     """
     if not (platform.grad_enabled() and platform.needs_grad(source_local)):
         return gathered_local
@@ -176,7 +180,7 @@ def _differentiable(local: Any, transition: Transition, context: _Context) -> An
 
 
 def _run_adjoint(grad: Any, adjoint: Transition, context: _Context) -> Any:
-    """Run an adjoint in backward, as a differentiable operation if a second backward may come."""
+    """Run an adjoint in backward, as a differentiable operation if the gradient itself needs a gradient."""
     platform = context.platform
     if context.on_backward is not None:
         context.on_backward()
@@ -316,11 +320,11 @@ def _gathered_function(base: Any) -> Any:
 
 def _extremum_function(base: Any) -> Any:
     class ExtremumFunction(base):  # type: ignore[misc] # as above
-        """Reduction by max or min; the gradient goes to the ranks that attained it, and ties share it evenly."""
+        """Reduces by max or min; the gradient goes to the ranks that hold the extremum, and ties share it evenly."""
 
         @staticmethod
         def forward(ctx: Any, local: Any, transition: Transition, context: _Context) -> Any:
-            """All-reduce, and remember where this rank attained the result."""
+            """All-reduce, and save where this rank holds the extremum."""
             step: AllReduce = transition.extremum  # type: ignore[assignment] # checked by the caller
             reduced = _run(local, Transition(transition.source, step.target, (), (step,)), context)
             ctx.transition, ctx.context = transition, context
@@ -331,7 +335,7 @@ def _extremum_function(base: Any) -> Any:
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
             """Return this rank's share of the gradient."""
             layout = ctx.transition.linear.adjoint.target
-            # Each rank masks the gradient differently, so this is a varying view; its adjoint sums.
+            # Each rank masks the gradient differently, so it varies along these axes; the adjoint sums over them.
             view = plan_transition(layout, layout, ctx.transition.extremum.axes)
             ties = _run(ctx.attained, view.adjoint, ctx.context, "backward")
             share = _run_adjoint(grad, view, ctx.context) / ties

@@ -1,7 +1,7 @@
-"""Which rank reduces which elements of partial values, for all ranks of a slice of a mesh at once: used for costs.
+"""Computes which rank reduces which elements of partial values, for all ranks of a mesh slice at once; used for costs.
 
-The assignment is that of :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`, which lists boxes; here it is arrays
-of sizes, since a search over thousands of ranks needs no boxes.
+The assignment is that of :func:`~hyper_parallel.core.dtensor.boxes.reduced_boxes`, which lists boxes. This module
+computes arrays of sizes only, because a search over thousands of ranks does not need the boxes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["SumParts", "loads_of_few", "senders_of", "senders_of_few", "sum_part
 
 
 class SumParts(NamedTuple):
-    """Parts into which a slice's elements are split, an entry of each array for each part.
+    """Parts into which the elements of a slice are split. All arrays but ``box_of`` have one entry per part.
 
     Attributes:
         reducers: member that sums the part.
-        sizes: elements of the part.
+        sizes: number of elements of the part.
         needed: whether the reducer needs the sum itself.
-        boxes: number of the target box in which the part is.
-        box_of: for each member the number of its target box.
+        boxes: index of the target box that contains the part.
+        box_of: per member, the index of its target box.
     """
 
     reducers: Any
@@ -55,7 +55,7 @@ class _Grid:
         self.shape = tuple(max(len(edges) - 1, 0) for edges in self.edges)
 
     def cells_in(self, starts: Any, stops: Any) -> tuple[Any, Any]:
-        """Return the cells of each box: rows of the boxes, and numbers of the cells."""
+        """Return pairs of a box and a cell inside it, as two arrays: the box's row, and the cell's number."""
         first, counts = np.zeros_like(starts), np.zeros_like(starts)
         for dim, edges in enumerate(self.edges):
             first[:, dim] = np.searchsorted(edges, starts[:, dim])
@@ -120,10 +120,11 @@ def sum_parts(
 def loads_of_few(
     source: Layout, target: Layout, slice_axes: tuple[int, ...], reduced: tuple[int, ...]
 ) -> tuple[list[int], int]:
-    """Return the elements that each member of the first slice receives, and the messages of the worst, without arrays.
+    """Return how many elements each member of the first slice receives, and the most messages of a member.
 
-    Arguments are as in :func:`sum_parts`, and so is the assignment: a cell is the intersection of a source box and a
-    target box, and is split among the members that have both; if there is none, among all that hold it.
+    Used for few members: it builds no arrays. Arguments and assignment are those of :func:`sum_parts`: a cell is the
+    intersection of a source box and a target box, and is split among the members that have both boxes. If no member
+    has both, it is split among all members that hold its values.
     """
     held, wanted = (_boxes(layout, slice_axes) for layout in (source, target))
     order = _in_groups(source.mesh.shape, slice_axes, reduced)
@@ -183,10 +184,10 @@ register("groups of few ranks", _in_groups)
 
 
 def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coordinate: Coordinate) -> int:
-    """Return a lower bound, at most one too low, of the ranks from which the one at ``coordinate`` receives sums.
+    """Return a lower bound, at most one too low, of the number of ranks that send sums to the rank at ``coordinate``.
 
-    A source box meets the target box in one cell. If a rank that needs the same box holds values of the cell, those
-    ranks sum it, else all ranks that hold values of it.
+    Each source box intersects the target box in one cell. The cell is summed by the ranks that hold its values and need
+    the same target box; if there are none, by all ranks that hold its values.
     """
     mesh, needed = source.mesh, target.box_at(coordinate)
     sharding, splitting = ({axis for axes in layout.dim_axes for axis in axes} for layout in (source, target))
@@ -234,7 +235,7 @@ def _cells(source: Layout, box: Box, indices: Indices) -> set[Box]:
 
 
 def _number_of_parts(cell: Box, ranks: int) -> int:
-    """Return into how many parts a cell is split among ranks."""
+    """Return the number of parts into which a cell is split among ``ranks`` ranks."""
     longest = max((stop - start for start, stop in cell), default=1)
     return -(-longest // -(-longest // ranks))
 
@@ -253,7 +254,7 @@ def _unique(starts: Any, stops: Any) -> tuple[Any, Any, Any]:
 
 
 def _part_sizes(grid: _Grid, cells: Any) -> Any:
-    """Return the elements of each part: sorted cells are split evenly along their longest dim, one entry per part."""
+    """Return the number of elements of each part: a cell listed n times is split into n parts along its longest dim."""
     different, first, counts = np.unique(cells, return_index=True, return_counts=True)
     sizes = grid.sizes(different)
     longest = sizes.max(axis=1)

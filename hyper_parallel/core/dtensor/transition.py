@@ -1,9 +1,9 @@
 """Transitions: the planned, cached steps from one layout to another, and from the gradient's layout back.
 
 The gradient of a value has the dual layout: ``dual(Shard) = Shard``, ``dual(Replicate) = dual(Partial) = Replicate``.
-If the consumer of a transition from A to B differs along the axes V, the gradient is redistributed by the transition
-from dual(B), with Partial(sum) on V, to dual(A). That is its adjoint; the adjoint of the adjoint is the transition
-itself.
+Let a transition go from A to B, and let the other operands of its consumer differ along the axes V. Then the gradient
+is redistributed from dual(B), with Partial(sum) on V, to dual(A). This second transition is the adjoint of the first;
+the adjoint of the adjoint is the transition itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 _DUALS: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 _TRANSITIONS: dict[tuple[Layout, Layout, tuple[int, ...]], Transition] = {}
-# Entries of a cache, which is emptied when it is full: sizes that never come again must not fill the memory.
+# Maximum number of entries of each cache. A full cache is emptied, so shapes that never recur cannot fill the memory.
 _MAX_CACHED = 16384
 # Re-entrant: building a transition may build that of its second half.
 _LOCK = threading.RLock()
@@ -43,15 +43,16 @@ register("transitions", _TRANSITIONS, lambda: _MAX_CACHED, has_layouts=True)
 
 
 class Transition:
-    """The steps from ``source`` to ``target``; created by :func:`plan_transition`, which interns, or plan_gradient.
+    """The steps from ``source`` to ``target``, created by :func:`plan_transition` (cached) or :func:`plan_gradient`.
 
     Attributes:
         source: layout before.
         target: layout after.
-        varying: axes, replicated in the target, along which the consumer differs, so that the gradient is Partial.
+        varying: axes, replicated in the target, along which the other operands of the consumer differ, so that the
+            gradient is Partial.
         steps: the steps in order.
-        extremum: the reduction by max, min, prod, all or any that comes first, or None. It is not linear: the gradient
-            is that of ``linear``, masked to the ranks that attained the extremum.
+        extremum: the reduction by max, min, prod, all or any that comes first, or None. It is not linear. For max and
+            min the gradient is that of ``linear``, masked to the ranks that hold the extremum; the others have none.
         linear: the transition after ``extremum``; the transition itself if there is none.
         communicates: True if any rank receives anything.
     """
@@ -168,11 +169,11 @@ def plan_transition(source: Layout, target: Layout, varying: Sequence[int] = ())
 
 
 def plan_gradient(layout: Layout, gradient: Layout) -> Transition:
-    """Return the transition that keeps a value in ``layout`` and has its gradient in ``gradient``.
+    """Return the transition that keeps a value in ``layout`` and expects its gradient in ``gradient``.
 
     Args:
-        layout: of the value.
-        gradient: the dual of ``layout``, or that with Partial(sum) along more axes.
+        layout: layout of the value.
+        gradient: layout of the gradient: the dual of ``layout``, or the dual with Partial(sum) along more axes.
     """
     return Transition(layout, layout, (), (), adjoint=plan_transition(dual(layout), gradient))
 
@@ -261,7 +262,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
         return (*steps, ToPartial(middle, target, new)) if new else steps
     factor = Fraction(average_divisor(target), average_divisor(source))
     if new:
-        # The average of equal values is that value: along axes that were replicated it is kept, not scaled as a sum.
+        # The average of equal values is the value itself, so along axes that were replicated it needs no scale factor.
         replicated = {axis for axis in new if not any(axis in axes for axes in middle.dim_axes)}
         ops = [
             (axis, "avg" if op == "avg" and axis in replicated else summed)
@@ -276,7 +277,9 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 def _target_before_to_partial(source: Layout, target: Layout, kept: Sequence[tuple[int, str]]) -> Layout:
-    """Return ``target`` before its new partial axes are created: axes that split a dim still do so, innermost.
+    """Return the layout in front of the last step, which creates the new partial axes of ``target``.
+
+    A new partial axis that shards a dim of ``source`` still shards it there, as the innermost axis of the dim.
 
     Embedding a shard in zeros needs no communication; gathering it first would.
     """
@@ -307,7 +310,10 @@ def dual(layout: Layout, varying: tuple[int, ...] = ()) -> Layout:
 
 
 def _adjoint_of(forward: Transition) -> Transition:
-    """Return the gradient's transition. Axes that were partial are replicated in the dual, and varying."""
+    """Return the adjoint of ``forward``.
+
+    Axes that are partial in the source of ``forward`` are replicated, and varying, in the target of the adjoint.
+    """
     if forward.extremum is not None:
         msg = f"{forward!r} is not linear and has no adjoint"
         raise LayoutError(msg)

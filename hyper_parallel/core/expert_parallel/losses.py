@@ -18,20 +18,20 @@ def load_balancing_loss(probabilities: Any, experts: Any) -> Any:
     probability over all tokens, both of the global batch (Switch Transformer; Fedus et al., 2022, equations 4 to 6).
 
     Args:
-        probabilities: of the router, [T, E], floating; plain or a DTensor of any layout.
-        experts: chosen experts, integers [T, k]; plain or a DTensor, as ``probabilities``.
+        probabilities: probabilities of the router, [T, E], floating; plain or a DTensor of any layout.
+        experts: chosen experts, integers [T, k]; a DTensor if ``probabilities`` is one, else plain.
 
     Returns:
-        a tensor of no dims; multiply it by its coefficient, 0.01 in the paper.
+        a 0-d tensor; multiply it by its coefficient, 0.01 in the paper.
 
     Raises:
-        PlanError: (a ValueError) shapes that do not fit.
+        PlanError: (a ValueError) the shapes do not match, or a tensor is empty.
     """
     shape, chosen = tuple(probabilities.shape), tuple(experts.shape)
     if len(shape) != 2 or len(chosen) != 2 or shape[0] != chosen[0] or 0 in (*shape, *chosen):
         msg = (
             f"load_balancing_loss: probabilities is {list(shape)}, experts {list(chosen)}; they must be [T, E] and "
-            "[T, k], none of them 0"
+            "[T, k], with no dim of size 0"
         )
         raise PlanError(msg)
     platform = platform_of_argument(probabilities, "load_balancing_loss: probabilities")
@@ -47,16 +47,16 @@ def router_z_loss(logits: Any) -> Any:
     """Return the mean over all tokens of ``logsumexp(logits) ** 2`` (ST-MoE; Zoph et al., 2022, equation 5).
 
     Args:
-        logits: of the router, [T, E], floating; plain or a DTensor of any layout.
+        logits: logits of the router, [T, E], floating; plain or a DTensor of any layout.
 
     Returns:
-        a tensor of no dims; multiply it by its coefficient, 0.001 in the paper.
+        a 0-d tensor; multiply it by its coefficient, 0.001 in the paper.
 
     Raises:
-        PlanError: (a ValueError) ``logits`` is not of two dims, or has no elements.
+        PlanError: (a ValueError) ``logits`` does not have two dims, or has no elements.
     """
     shape = tuple(logits.shape)
     if len(shape) != 2 or 0 in shape:
-        msg = f"router_z_loss: logits is {list(shape)}; it must be [T, E], none of them 0"
+        msg = f"router_z_loss: logits is {list(shape)}; it must be [T, E], with no dim of size 0"
         raise PlanError(msg)
     return logits.logsumexp(-1).square().mean()

@@ -41,32 +41,33 @@ def routed_experts(
         y        [T@tokens, F]    y[t] = sum over j of weights[t, j] * compute(x[t], *parameters[experts[t, j]])
 
     The same call works on plain tensors, on one device. As DTensors, ``x``, ``experts`` and ``weights`` are sharded by
-    tokens (dim 0) over one axis or more, and all parameters by experts (dim 0) over one of these. The number of experts
-    and of tokens need not divide by the axes. Gradients are those of one device; an expert without tokens has gradient
-    zero. Rows of one expert are in the order of global tokens, so sums over them add in the order of one device.
+    tokens (dim 0) over one axis or more, and all parameters by experts (dim 0) over one of these. The numbers of
+    experts and tokens need not be divisible by the sizes of the axes. Gradients are those of one device; an expert
+    without tokens has gradient zero. The rows of an expert are in the order of global tokens, so sums over them are
+    accumulated in the same order as on one device.
 
     Args:
         x: tokens [T, D], floating.
         experts: chosen experts, integers [T, k] in ``range(E)``.
-        weights: of the choices, [T, k], floating.
+        weights: weights of the choices, [T, k], floating.
         parameters: stacked weights of the experts, [E, ...] each, at least one.
         compute: ``compute(rows, *own)`` is one expert, with rows [R, D] and its own slice of each parameter; returns
-            [R, F]. R may be 0. On MindSpore it is at least 1: a rank without tokens computes a row of ones to learn the
-            shape. Rows must not depend on each other.
-        capacity_factor: an expert takes at most ``ceil(T * k * capacity_factor / E)`` assignments of the global batch,
-            the first in the order of global tokens; the others contribute zero. None takes all (dropless).
-        partial_sums: accept axes along which every parameter is sharded by another dim than experts, and tokens are
-            replicated (tensor parallelism inside an expert, columns of the first matrix and rows of the second).
-            ``compute`` must then return this rank's term of the sum: a bias, which each rank would add, must stay
-            outside.
+            [R, F]. R may be 0. On MindSpore it is at least 1: a rank without tokens computes a row of ones to find the
+            shape. Each row of the result must depend on its own row of ``rows`` only.
+        capacity_factor: an expert accepts at most ``ceil(T * k * capacity_factor / E)`` assignments of the global
+            batch, the first in the order of global tokens; the others contribute zero. With None it accepts all
+            (dropless).
+        partial_sums: accept axes along which tokens are replicated and every parameter is sharded by a dim other than
+            that of experts (tensor parallelism inside an expert: columns of the first matrix, rows of the second).
+            ``compute`` must then return this rank's term of the sum. Add a bias outside, since each rank would add it.
 
     Returns:
         [T, F], with the layout of ``x``, and ``Partial()`` on the axes of ``partial_sums``.
 
     Raises:
-        PlanError: (a ValueError) shapes, experts or a capacity factor that do not fit; if experts are out of range on
-            one rank, all ranks of the axis raise it.
-        LayoutError: (a ValueError) layouts other than those above; the message has the line that fixes it.
+        PlanError: (a ValueError) shapes do not match, experts are out of range, or the capacity factor is invalid; if
+            experts are out of range on one rank, all ranks of the axis raise it.
+        LayoutError: (a ValueError) layouts other than those above; the message contains the line that fixes it.
     """
     platform = platform_of_argument(x, "routed_experts: x")
     count = _check_shapes(x, experts, weights, parameters)
@@ -88,7 +89,10 @@ def routed_experts(
 def _agreed_plan(
     platform: Platform, layouts: RegionLayouts, choices: Any, num_experts: int, capacity: int | None
 ) -> DispatchPlan:
-    """Exchange the counts per expert, and plan; with a capacity between all ranks that hold other tokens."""
+    """Exchange the counts per expert and plan the dispatch.
+
+    Counts are exchanged between the ranks of the expert axis; with a capacity, between all ranks that hold tokens.
+    """
     wrong = int(((choices < 0) | (choices >= num_experts)).sum())
     own = local_routing(np.clip(choices, 0, num_experts - 1), num_experts)
     ranks = layouts.counted_ranks(capacity is not None)
@@ -136,7 +140,7 @@ def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: 
 
 
 def _of_no_rows(platform: Platform, rows: Any, parameters: Sequence[Any], compute: Any) -> Any:
-    """Return the result of ``compute`` for zero rows, with all tensors on its graph; their gradients are zeros."""
+    """Return the result of ``compute`` for zero rows, on the graph of all tensors; their gradients are zeros."""
     device = platform.device_of(rows)
     row = platform.ones((1, int(rows.shape[1])), dtype=rows.dtype, device=device)
     own = [platform.zeros(tuple(stacked.shape)[1:], dtype=stacked.dtype, device=device) for stacked in parameters]
@@ -156,17 +160,17 @@ def _make_no_rows(platform: Platform) -> Any:
     base: Any = platform.Function
 
     class NoRows(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """A result that has its tensors on its graph but does not depend on their values."""
+        """Attaches a result without rows to the graph of tensors, whose gradients are zeros."""
 
         @staticmethod
         def forward(ctx: Any, result: Any, *tensors: Any) -> Any:
-            """Return the result."""
+            """Return zeros in the shape of ``result``, which has no elements."""
             ctx.save_for_backward(*tensors)
             return platform.zeros_like(result)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-            """Return zeros."""
+            """Return zeros for every tensor."""
             del grad
             return (None, *(platform.zeros_like(tensor) for tensor in ctx.saved_tensors))
 
@@ -176,14 +180,14 @@ def _make_no_rows(platform: Platform) -> Any:
 def _no_expert(platform: Platform, stacked: Any) -> Any:
     """Return zeros in the shape of one expert's parameter, for a rank without experts.
 
-    They are on the graph of the empty parameter, so that this rank takes part in the exchanges of backward.
+    They are attached to the graph of the empty parameter, so that this rank takes part in the exchanges of backward.
     """
     zeros = platform.zeros(tuple(stacked.shape)[1:], dtype=stacked.dtype, device=platform.device_of(stacked))
     return zeros + stacked.sum()
 
 
 def _weighted_sum(platform: Platform, plan: DispatchPlan, returned: Any, weights: Any) -> Any:
-    """Return the sum over each token's choices; a dropped one counts as zero."""
+    """Return the weighted sum over each token's choices; a dropped choice counts as zero."""
     width = int(returned.shape[1])
     if plan.drops:
         zero = platform.zeros((1, width), dtype=returned.dtype, device=platform.device_of(returned))
@@ -205,7 +209,7 @@ def _take(platform: Platform, rows: Any, positions: Any) -> Any:
 
 
 def _check_shapes(x: Any, experts: Any, weights: Any, parameters: Sequence[Any]) -> int:
-    """Return the number of experts."""
+    """Check that the shapes match, and return the number of experts."""
     shapes = [tuple(tensor.shape) for tensor in (x, experts, weights)]
     fits = all(len(shape) == 2 for shape in shapes)
     if not fits or shapes[1] != shapes[2] or shapes[0][0] != shapes[1][0] or not shapes[1][1]:

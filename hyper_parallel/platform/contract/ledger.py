@@ -58,7 +58,7 @@ class LedgerFacet(abc.ABC):
         """Return the error of a member that is in the ledger.
 
         Raises:
-            KeyError: it is not.
+            KeyError: ``member`` is not in the ledger.
         """
         gap = self.gap(member)
         if gap is None:

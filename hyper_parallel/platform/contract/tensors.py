@@ -19,7 +19,7 @@ _HOMES = ("torch", "mindspore")
 def dtype_name(dtype_str: Any) -> str:
     """Return the bare name in ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``.
 
-    Other strings are returned unchanged, and ``""`` if it is not a string.
+    A string with another prefix is returned unchanged. An object that is not a string gives ``""``.
     """
     if not isinstance(dtype_str, str):
         return ""  # not the name of a dtype
@@ -31,11 +31,11 @@ class Rearrangement(NamedTuple):
     """A permutation of the elements of a tensor: those of ``reshape(shape).permute(order).reshape(result)``.
 
     Attributes:
-        shape: as which the tensor is viewed.
+        shape: shape as which the tensor is viewed first.
         order: dims of ``shape`` in their new order.
         result: shape of the result.
-        sizes: of the dims in their new order.
-        strides: with which a dense tensor, read in ``sizes``, gives the elements of the result.
+        sizes: sizes of the dims in their new order.
+        strides: strides of the permuted view, of shape ``sizes``, if the tensor is dense.
     """
 
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class TensorsFacet(abc.ABC):
         """Return the same values, densely stored."""
 
     def rearranged(self, data: Any, how: Rearrangement) -> Any:
-        """Return the elements of ``data``, off the graph, in another order: densely stored."""
+        """Return the elements of ``data``, which needs no gradient, in another order, densely stored."""
         return self.contiguous(data.reshape(how.shape).permute(how.order)).reshape(how.result)
 
     @abc.abstractmethod
@@ -93,7 +93,7 @@ class TensorsFacet(abc.ABC):
         return self.contiguous(local)
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
-        """Return whether a tensor of ``shape``, stored in the order of dims of ``local``, has a view as ``target``."""
+        """Return whether a tensor of ``shape``, with the memory order of ``local``, can be viewed as ``target``."""
         del local, shape, target
         return True
 
@@ -105,7 +105,7 @@ class TensorsFacet(abc.ABC):
         Args:
             part: the shape of this rank's shard of the result.
             shapes: the global shape of every operand.
-            stays: whether an operand's shard is used as it is; if not, it was just received.
+            stays: per operand, whether its shard is used as it is; if not, the shard was just received.
 
         Returns:
             a function of this rank's shards of the result and of the operands. It returns the result, or a copy in
@@ -166,7 +166,7 @@ class TensorsFacet(abc.ABC):
         """Return the dtype named ``"torch.float32"``, ``"mindspore.float32"``, ``"Float32"`` or ``"float32"``.
 
         Raises:
-            ValueError: unknown name, with the candidates.
+            ValueError: the name is unknown; the message lists the candidates.
         """
 
     @abc.abstractmethod
@@ -183,7 +183,7 @@ class TensorsFacet(abc.ABC):
 
     @abc.abstractmethod
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """Make a leaf take part in differentiation; return the tensor itself."""
+        """Make a leaf require a gradient; return the tensor itself."""
 
     @abc.abstractmethod
     def power_sum(self, data: Any, p: float) -> Any:
@@ -295,10 +295,10 @@ class TensorsFacet(abc.ABC):
     def construct_strided_slice(
         self, x: Any, begin: Sequence[int], end: Sequence[int], stride: Sequence[int] | None = None
     ) -> Any:
-        """Return ``x[begin[0]:end[0]:stride[0], ...]``; further dims are complete.
+        """Return ``x[begin[0]:end[0]:stride[0], ...]``; dims without an entry are not sliced.
 
         Raises:
-            ValueError: lists of different or too great length, or a stride that is not positive.
+            ValueError: the lists differ in length or are longer than the shape, or a stride is not positive.
         """
         steps = [1] * len(begin) if stride is None else list(stride)
         if not len(begin) == len(end) == len(steps) <= len(x.shape) or min(steps, default=1) < 1:

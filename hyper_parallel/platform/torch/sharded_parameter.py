@@ -1,4 +1,4 @@
-"""A parameter of a fully sharded group: its shard, the gathered parameter, and its place in rows."""
+"""A parameter of a fully sharded group: its shard, the gathered parameter, and its slot in the all-gathered rows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ __all__ = ["ShardedParameter"]
 class ShardedParameter:
     """One parameter: its shard, for the optimizer, and the gathered parameter ("whole"), for the module.
 
-    The data axis shards the whole: with tensor parallelism it is the tensor-parallel shard, a DTensor for modules.
+    The data axis shards the gathered parameter. With tensor parallelism the gathered parameter is a tensor-parallel
+    shard, which modules have as a DTensor.
 
     Args:
         original: the parameter before sharding; its storage is freed.
         sharded: the DTensor parameter.
-        owners: modules and attribute names.
-        slot: place in the rows.
-        dtype: of the whole.
+        owners: the modules that have it, with the attribute name in each.
+        slot: position in every rank's row, the flat buffer that is gathered.
+        dtype: dtype of the gathered parameter.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class ShardedParameter:
         self.accumulated: torch.Tensor | None = None
         """Gradient of passes without reduction."""
         self._for_hooks: torch.Tensor | None = None
-        """Reduced gradient of this backward, until its end; hooks get it."""
+        """Reduced gradient of the running backward, kept for hooks, which are called at its end."""
         self._watched: torch.Tensor | None = None
         self._hold(sharded)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """For a copy or a file; gradients and hooks are left out, as those of parameters are."""
+        """Return the state for copying and pickling, without gradients and hooks, as for other parameters."""
         return self.owners, self.slot, self._whole_dtype, self._original_layout, self.sharded
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -57,13 +58,14 @@ class ShardedParameter:
         self._begin(*state)
 
     def _hold(self, sharded: Any) -> None:
-        """Set ``sharded`` as the shard, and make the gathered parameter, freed, on its device."""
+        """Set ``sharded`` as the shard, and create the gathered parameter on its device, with freed storage."""
         self.sharded = sharded
         # A separate parameter, because gradients must reach it although its storage is freed and filled.
         empty = torch.empty(self.slot.shape, dtype=self._whole_dtype, device=sharded.device)
         self.whole = torch.nn.Parameter(empty, requires_grad=sharded.requires_grad)
         layout = self._original_layout
-        # Not a parameter: ``defer_grad_reduce`` would keep the gradient of one from the reduction over the data axis.
+        # The wrapper is not a parameter: ``defer_grad_reduce`` would defer its gradient, past the reduction over the
+        # data axis.
         self.exposed = self.whole if layout is None else wrap(self.whole, layout)
         self.flat = self.whole.detach().view(-1)  # of the same storage
         self._dtype = self.local.dtype
@@ -72,27 +74,28 @@ class ShardedParameter:
         self.free()
 
     def materialize(self) -> None:
-        """Take the parameter that now stands where one without storage, of the meta device, was sharded.
+        """Replace the shard, which was on the meta device, by the parameter that the module has now.
 
         Raises:
-            PlanError: there is none, it is not sharded in the same way, or a tied one is no longer tied.
+            PlanError: the module's parameter is missing, is still on the meta device or is sharded in another way, or
+                parameters that were tied are no longer.
         """
         places = [f"{name} of {type(owner).__name__}" for owner, name in self.owners]
         present = [owner._parameters.get(name) for owner, name in self.owners]
         first = present[0]
         if any(other is not first for other in present):
             msg = (
-                f"fully_shard: parameters {', '.join(places)} were one before they were made on a device; assign the "
-                "first to the other places, before the optimizer is built"
+                f"fully_shard: parameters {', '.join(places)} were tied on the meta device and are no longer; assign "
+                "the first to the other places, before the optimizer is built"
             )
             raise PlanError(msg)
         before = self.sharded
         layout, dtype = getattr(first, "_layout", None), getattr(first, "dtype", None)
         if first is None or first.is_meta or layout is not before._layout or dtype is not before.dtype:
             msg = (
-                f"fully_shard: parameter {places[0]} was sharded on the meta device, and is not on a device as "
-                f"{before._layout.notation(before.dtype)} yet; call module.to_empty(device=...), and initialise or "
-                "load all values, before the first forward"
+                f"fully_shard: parameter {places[0]} was sharded on the meta device, and has not been replaced by "
+                f"{before._layout.notation(before.dtype)} on a device; call module.to_empty(device=...), and "
+                "initialise or load all values, before the first forward"
             )
             raise PlanError(msg)
         set_replaced(before, ".".join(reversed(places[0].split(" of "))))
@@ -112,7 +115,7 @@ class ShardedParameter:
     def fill(self, rows: Sequence[torch.Tensor], *, unchanged: bool) -> None:
         """Allocate the gathered parameter and copy it from all ranks' ``rows``.
 
-        ``unchanged`` says that the values are those of the last time, so the version that autograd compares stays.
+        If ``unchanged``, the values equal those of the last call, so the version that autograd compares is kept.
         """
         whole, offset = self.whole, self.slot.offset
         whole.untyped_storage().resize_(whole.numel() * whole.element_size())
@@ -126,7 +129,7 @@ class ShardedParameter:
         set_version_counter((whole,), (self._version,))
 
     def check_unreplaced(self) -> bool:
-        """Check that the modules and the shard are those that were sharded; return whether it is trained as before.
+        """Check that modules still have this parameter; return whether its ``requires_grad`` is unchanged.
 
         Raises:
             PlanError: a conversion of the module, or an assignment, has replaced the parameter or its dtype.
@@ -139,10 +142,10 @@ class ShardedParameter:
         return bool(self.sharded.requires_grad == self.whole.requires_grad)
 
     def follow_requires_grad(self) -> None:
-        """Freeze or unfreeze the gathered parameter, as the shard was.
+        """Freeze or unfreeze the gathered parameter to match its shard.
 
         Raises:
-            PlanError: gradients are accumulated, which would never be reduced.
+            PlanError: gradients are accumulated, and would never be reduced.
         """
         if self.sharded.requires_grad == self.whole.requires_grad:
             return
@@ -156,7 +159,7 @@ class ShardedParameter:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether modules have the gathered parameter."""
+        """Whether a module has the gathered parameter, not the shard."""
         return any(owner._parameters.get(name) is self.exposed for owner, name in self.owners)
 
     def expose(self, *, whole: bool) -> None:

@@ -28,13 +28,13 @@ def at_revision(program: Program, revision: str, option: str) -> Iterator[Progra
         option: the option that named the commit, for messages.
 
     Raises:
-        InputError: the script is not in a repository, or the commit does not exist or lacks the script.
+        InputError: the program is not a script in a repository, or the commit does not exist or lacks the script.
     """
     if not revision:
         yield program
         return
     if not program.path:
-        msg = f"{option} {revision}: {program.name} is a function of this process, which has no other revision"
+        msg = f"{option} {revision}: {program.name} is a function of this process; only a script has other revisions"
         raise InputError(msg)
     path = Path(program.path).absolute()
     root = _git(option, path.parent, "rev-parse", "--show-toplevel")

@@ -1,4 +1,4 @@
-"""One of the two compared runs: program, place and revision."""
+"""One of the two compared runs: its program, ranks, interpreter and revision."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["DiffSide", "side_of"]
 
 @dataclass(frozen=True)
 class DiffSide:
-    """A run of a program.
+    """A run of a program, or the recording of one.
 
     Attributes:
-        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function; the
-            folder of a recording, or a log of DebugMode.
+        target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function; for a recording, its folder or
+            a log of DebugMode.
         args: arguments of the script.
         world_size: number of ranks.
         launch: kind of ranks, as in ``verify program``.

@@ -26,10 +26,10 @@ _ROWS = 4096
 
 
 def require_common_records(runs: PairedRuns) -> None:
-    """Check that two runs have values of the same names.
+    """Check that two runs have recorded values with the same names.
 
     Raises:
-        InputError: they have none; the message has the nearest names.
+        InputError: they have no name in common; the message lists the closest names.
     """
     require_common_names(runs.bounds.reference, [key for index in runs.ranks for key in index])
 
@@ -38,7 +38,7 @@ def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
     """Check that two runs, given by their keys, have a parameter or a recorded value in common.
 
     Raises:
-        InputError: they have none; the message has the nearest names.
+        InputError: they have none in common; the message lists the closest names.
     """
     known, own = ({key[:2] for key in keys if key[0] in _MATCHED} for keys in (first, second))
     if own & known:
@@ -78,7 +78,7 @@ def _other_weights(runs: PairedRuns) -> list[Difference]:
         for rank in runs.holders(key):
             if (key[1], rank) in runs.parameters.strangers:
                 shape, whole = runs.value(key, rank).shape, np.shape(runs.bounds.reference[key].value)
-                wrong[rank] = f"{list(shape)} on rank {rank} is not a part of A's {list(whole)}"
+                wrong[rank] = f"{list(shape)} on rank {rank} is not a shard of A's {list(whole)}"
                 continue
             distance = runs.distance(key, rank)
             if distance is not None and distance.ratio > 1:
@@ -88,14 +88,14 @@ def _other_weights(runs: PairedRuns) -> list[Difference]:
             why = next(iter(wrong.values()))
             found.append(Difference(key[0], key[1], module, tuple(wrong), -1, 0, np.inf, 0.0, why))
     if found:
-        words = f"{len(found)} of {len(keys)} initial weights and buffers are not A's"
+        words = f"{len(found)} of {len(keys)} initial weights and buffers differ from A's"
         hint = "seed both runs alike, or load the same checkpoint in both"
         found[0] = replace(found[0], cause=Cause("other-weights", evidence=f"{words}; {hint}"))
     return found
 
 
 def _other_samples(first: Run, second: Run) -> list[Difference]:
-    """Return a statement that the models see different samples in the first step."""
+    """Return a difference if the models see different samples in the first step, else an empty list."""
     one, two = (rows_of_first_step(rank.notes for rank in run.ranks) for run in (first, second))
     for key, rows in one.items():
         if key not in two:
@@ -106,7 +106,7 @@ def _other_samples(first: Run, second: Run) -> list[Difference]:
         if (missing or extra) and not called_more_often:
             words = (
                 f"in the first step A's models see {len(rows)} different samples and B's {len(two[key])}: {missing} of "
-                f"A's are none of B's, and {extra} of B's none of A's"
+                f"A's are not among B's, and {extra} of B's are not among A's"
             )
             hint = "seed the data of both runs alike, and give both the same global batch"
             cause = Cause("other-samples", evidence=f"{words}; {hint}")

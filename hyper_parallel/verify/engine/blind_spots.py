@@ -1,7 +1,7 @@
-"""Blind spots of a case: data, sizes and weights for which a broken program equals a single device.
+"""Blind spots of a case: data, sizes and weights for which a broken program still gives the results of a single device.
 
-Ranks with equal data hide a missing average, equal axis sizes hide a reduction over the wrong axis, dims that divide
-evenly hide a wrong boundary. Each blind spot is found in the records of a comparison.
+Ranks with equal data hide a missing average. Equal axis sizes hide a reduction over the wrong axis. Dims that divide
+evenly hide a wrong shard boundary. Each blind spot is found in the records of a comparison.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hyper_parallel.verify.frameworks.contract.case_changes import IGNORED_LABEL
 __all__ = ["ALL_PARAMETERS", "BLIND", "BlindSpot", "blind_spots", "symmetry"]
 
 ALL_PARAMETERS = "all parameters"
-"""Name for the gradients of a complete backward if the recorder does not know their parameters."""
+"""Name under which a backward's gradients are recorded if the recorder does not know their parameters."""
 
 BLIND = {
     "equal-data": "a missing or doubled average over the axis",
     "equal-sizes": "a reduction over the wrong axis, a rank taken from the wrong group",
     "even-dims": "wrong boundaries of uneven shards, averages weighted wrongly",
     "constant-cotangents": "wrong scales and shapes in the backward",
-    "constant-parameters": "errors in gradients that pass parameters of one value",
+    "constant-parameters": "errors in gradients that flow through constant parameters",
     "symmetric-inputs": "permuted rows, another rank's rows",
     "one-step": "stale values, weights that are not updated, replicas that drift",
     "equal-masks": "divisions by local instead of global counts",
@@ -191,7 +191,7 @@ def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
     for name, arrays in values.items():
         if all(is_constant(array) for array in arrays) and arrays[0].size > 1:
             facts = f"every element of {name} is {np.asarray(arrays[-1]).flat[0]:g} in every step"
-            yield BlindSpot("constant-parameters", name, facts, "initialise it at random, or make more steps")
+            yield BlindSpot("constant-parameters", name, facts, "initialise it at random, or run more steps")
 
 
 def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
@@ -222,7 +222,7 @@ def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:
     steps = {key[2] for key in runs.bounds.reference if key[0] in {"gradient", "weight"} and key[2] >= 0}
     if len(steps) < 2:
         facts = f"{'only one' if steps else 'no'} optimizer step was compared"
-        yield BlindSpot("one-step", "", facts, "make at least two")
+        yield BlindSpot("one-step", "", facts, "run at least two")
 
 
 def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
@@ -270,7 +270,7 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Parameters that no step changes, because the optimizer has the parameters from before the model was sharded.
+    """Parameters that no step changes, for example because the optimizer was created before the model was sharded.
 
     A program that creates its optimizer too early does so on one rank as well, so both runs are equal.
     """
@@ -286,10 +286,10 @@ def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
         shape = np.shape(start[name])
         if shape in foreign:
             facts = f"no step changes {name}, and an optimizer has a parameter {list(shape)} that is in no model"
-            repair = "make the optimizer after parallelize_module, fully_shard or whatever else replaces parameters"
+            repair = "create the optimizer after parallelize_module, fully_shard or whatever else replaces parameters"
             yield BlindSpot("untrained-parameters", name, facts, repair, refused=True)
     if start and not changed and not foreign and runs.reference_notes.get("optimizer steps"):
-        yield BlindSpot("untrained-parameters", "", "no step changes any parameter", "take a learning rate above 0")
+        yield BlindSpot("untrained-parameters", "", "no step changes any parameter", "use a learning rate above 0")
 
 
 def _inputs(notes: Mapping[str, Any]) -> dict[str, Any]:

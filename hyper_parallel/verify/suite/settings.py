@@ -61,7 +61,7 @@ class SuiteCheck:
 
 
 def find_settings(folder: Path) -> Path:
-    """Return the nearest pyproject.toml with such a table, in the folder or in one above it.
+    """Return the nearest pyproject.toml with a table :data:`TABLE`, in the folder or in one above it.
 
     Raises:
         InputError: there is no such file.
@@ -121,7 +121,7 @@ def _checks(
     if not several:
         return [SuiteCheck(name, kind, own, rest, seconds, place)]
     if len(several) > 1 or not own[several[0]]:
-        msg = f"{path}: [{TABLE}] {name}: give the worlds as one list that is not empty, of {' or '.join(_WORLDS)}"
+        msg = f"{path}: [{TABLE}] {name}: give the worlds as one non-empty list: {' or '.join(_WORLDS)}"
         raise InputError(msg)
     return [
         SuiteCheck(f"{name} ({several[0]} {value})", kind, {**own, several[0]: value}, rest, seconds, place)

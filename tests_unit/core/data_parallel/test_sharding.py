@@ -752,8 +752,8 @@ def test_collectives_of_several_dtypes(monkeypatch):
 def on_meta(place, notation):
     """The message about a parameter that is not on a device yet."""
     return (
-        f"fully_shard: parameter {place} was sharded on the meta device, and is not on a device as {notation} yet; "
-        "call module.to_empty(device=...), and initialise or load all values, before the first forward"
+        f"fully_shard: parameter {place} was sharded on the meta device, and has not been replaced by {notation} on a "
+        "device; call module.to_empty(device=...), and initialise or load all values, before the first forward"
     )
 
 
@@ -840,8 +840,8 @@ def test_values_of_the_meta_device_that_do_not_fit():
 
     assert on_ranks(2, rank)[0] == [
         (
-            "fully_shard: parameters weight of Linear, weight of Linear were one before they were made on a device; "
-            "assign the first to the other places, before the optimizer is built"
+            "fully_shard: parameters weight of Linear, weight of Linear were tied on the meta device and are no "
+            "longer; assign the first to the other places, before the optimizer is built"
         ),
         on_meta("bias of Linear", "f32[4@dp]"),
         on_meta("bias of Linear", "f32[4@dp]"),

@@ -372,8 +372,8 @@ def test_dtypes_that_a_redistribution_cannot_have():
         ]
 
     message = (
-        "redistribute: forward_dtype and backward_dtype are floating dtypes for sums and copies of floating values, "
-        "got {}; cast the tensor before or after redistribute() instead"
+        "redistribute: forward_dtype and backward_dtype require real floating tensors and dtypes, and no reduction "
+        "except sum and avg; got {}; cast the tensor before or after redistribute() instead"
     )
     assert on_ranks(on_rank, 2)[0] == [
         message.format("torch.bfloat16 and torch.int64 for i64[4@tp]"),

@@ -34,8 +34,9 @@ def test_wrong_shapes_are_refused():
     with pytest.raises(PlanError) as caught:
         load_balancing_loss(torch.ones(3, 4), torch.zeros(2, 1, dtype=torch.int64))
     assert str(caught.value) == (
-        "load_balancing_loss: probabilities is [3, 4], experts [2, 1]; they must be [T, E] and [T, k], none of them 0"
+        "load_balancing_loss: probabilities is [3, 4], experts [2, 1]; they must be [T, E] and [T, k], with no dim of "
+        "size 0"
     )
     with pytest.raises(PlanError) as caught:
         router_z_loss(torch.ones(0, 4))
-    assert str(caught.value) == "router_z_loss: logits is [0, 4]; it must be [T, E], none of them 0"
+    assert str(caught.value) == "router_z_loss: logits is [0, 4]; it must be [T, E], with no dim of size 0"

@@ -90,7 +90,9 @@ def test_wrong_commits_are_refused(checkout, file, revision, said):
 def test_a_function_has_no_other_revision():
     """A function object is not read from a file."""
     with (
-        pytest.raises(InputError, match="--b-rev HEAD: f is a function of this process, which has no other revision"),
+        pytest.raises(
+            InputError, match="--b-rev HEAD: f is a function of this process; only a script has other revisions"
+        ),
         at_revision(Program("f", "", lambda: None), "HEAD", "--b-rev"),
     ):
         pass

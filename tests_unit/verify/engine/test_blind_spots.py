@@ -137,7 +137,7 @@ def test_a_program_that_changes_nothing_is_told():
     (spot,) = case.spots()
     assert (
         str(spot)
-        == "errors in weights that no step changes: no step changes any parameter; take a learning rate above 0"
+        == "errors in weights that no step changes: no step changes any parameter; use a learning rate above 0"
     )
     assert not spot.refused
     case.optimizer = "made too early"

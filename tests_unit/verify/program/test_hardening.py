@@ -471,7 +471,7 @@ def test_an_optimizer_that_was_made_before_the_model_was_sharded_is_refused(stal
     ]
     assert (
         "INCONCLUSIVE: this case cannot expose errors in weights that no step changes: no step changes 1.bias, and an "
-        f"optimizer has a parameter [{OUT}] that is in no model; make the optimizer after parallelize_module, "
+        f"optimizer has a parameter [{OUT}] that is in no model; create the optimizer after parallelize_module, "
         "fully_shard or whatever else replaces parameters, or accept it with --allow untrained-parameters"
     ) in report.text().splitlines()
 

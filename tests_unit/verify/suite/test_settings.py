@@ -87,7 +87,7 @@ def test_the_nearest_file_with_the_table_is_found(settings, tmp_path):
         ),
         (
             "[tool.hyper_parallel.verify.programs.a]\nworld-size = []\n",
-            "{}: [tool.hyper_parallel.verify] a: give the worlds as one list that is not empty, of world-size or mesh",
+            "{}: [tool.hyper_parallel.verify] a: give the worlds as one non-empty list: world-size or mesh",
         ),
     ],
 )

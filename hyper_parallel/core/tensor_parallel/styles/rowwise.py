@@ -35,7 +35,7 @@ class RowwiseParallel(LayerStyle):
     Args:
         input_layouts: layout of a plain input along tp; ``Shard(-1)`` by default, Replicate for an embedding.
             The number of features need not be divisible by the number of ranks. DTensors keep their own layout.
-        output_layouts: wanted layout of the output; Replicate by default.
+        output_layouts: layout of the output; Replicate by default.
         use_local_output: return the local tensor instead of a DTensor.
     """
 
@@ -51,7 +51,7 @@ class RowwiseParallel(LayerStyle):
         self.use_local_output = use_local_output
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
-        """Input features are dim 1 of a linear weight; rows of an embedding are its dim 0."""
+        """Shard a linear weight by its input features (dim 1), an embedding by its rows (dim 0); replicate the bias."""
         platform = platform_of(module)
         weight, bias = platform.layer_parameters(module)
         if platform.is_embedding_module(module):

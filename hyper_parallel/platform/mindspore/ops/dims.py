@@ -1,4 +1,4 @@
-"""Operators of MindSpore that reorder, cut, stretch, roll, mask or drop dims."""
+"""Operators of MindSpore that reorder, slice, expand, roll, mask or drop dims."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     )
     flat = mint.permute(x, (*rest, first, second)).reshape((*(x.shape[dim] for dim in rest), rows * columns))
     places = ops.arange(max(count, 0)) * (columns + 1) + start
-    if x.dtype == mindspore.bfloat16:  # which the kernel does not take
+    if x.dtype == mindspore.bfloat16:  # not supported by the kernel
         return ops.cast(ops.gather(ops.cast(flat, mindspore.float32), places, len(rest)), x.dtype)
     return ops.gather(flat, places, len(rest))
 
@@ -144,7 +144,7 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 
 @kernel("flip")
 def _flip(x: Tensor, dims: Sequence[int]) -> Tensor:
-    if x.dtype == mindspore.bfloat16:  # which the kernel does not take
+    if x.dtype == mindspore.bfloat16:  # not supported by the kernel
         return ops.cast(mint.flip(ops.cast(x, mindspore.float32), tuple(dims)), x.dtype)
     return mint.flip(x, tuple(dims))
 
@@ -180,9 +180,10 @@ kernel("triu")(_triangle(lower=False))
 
 @decomposition("Transpose", "DeprecatedTranspose", "DeprecatedPermute")
 def _transpose(ops: Any, _: Any, x: Any, *dims: Any) -> Any:
-    """``x.T`` and ``ops.transpose(x, order)``; two numbers for a tensor of more dims are two dims to swap.
+    """Return ``x`` with its dims in another order, as ``x.T`` and ``ops.transpose(x, order)`` do.
 
-    Without an order, or with None for it, the dims are reversed.
+    Without an order, or with None, the dims are reversed. Two dims for a tensor that does not have two dims are
+    swapped.
     """
     if dims in ((), (None,)):
         return ops.permute(x, tuple(reversed(range(len(x.shape)))))
@@ -199,14 +200,14 @@ def _expand_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
 
 @decomposition("Squeeze", "DeprecatedSqueeze")
 def _squeeze_dims(ops: Any, primitive: Any, x: Any, dim: Any = None) -> Any:
-    """Without dims, all dims of size 1 are removed."""
+    """Remove dims of size 1: the given ones, or all if none are given."""
     dim = getattr(primitive, "init_attrs", {}).get("axis", ()) if dim is None else dim
     return ops.squeeze(x, None if dim in ((), []) else dim)
 
 
 @decomposition("Slice")
 def _slice_dims(ops: Any, _: Any, x: Any, begin: Sequence[int], size: Sequence[int]) -> Any:
-    """A range per dim; a size of -1 reaches to the end."""
+    """Slice each dim from its begin; a size of -1 extends to the end of the dim."""
     for dim, (start, length) in enumerate(zip(begin, size, strict=True)):
         length = x.shape[dim] - start if length == -1 else length  # noqa: PLW2901 - spelled out
         if (start, length) != (0, x.shape[dim]):
@@ -242,7 +243,7 @@ def _repeat_interleave_int(ops: Any, _: Any, x: Any, repeats: int, dim: int | No
 
 @decomposition("Meshgrid")
 def _meshgrid(ops: Any, primitive: Any, tensors: Sequence[Any], indexing: Any = None) -> Any:
-    """Every vector stretched over the dims of all; ``xy`` swaps the first two."""
+    """Expand each vector over the grid of all vectors; the indexing ``xy`` swaps the first two dims."""
     order_name = primitive.init_attrs["indexing"] if indexing is None else indexing
     count = len(tensors)
     order = list(range(count))
@@ -270,7 +271,7 @@ def on_diagonals(ops: Any, x: Any, offset: int = 0) -> Any:
 
 @decomposition("Diag", "DiagExt")
 def _diag(ops: Any, primitive: Any, x: Any, offset: int = 0) -> Any:
-    """A diagonal matrix of a vector; the diagonal of a matrix."""
+    """Return a matrix with the vector on its diagonal, or the diagonal of a matrix."""
     if len(x.shape) == 1:
         return on_diagonals(ops, x, offset)
     expect("Diag", "the number of dims", len(x.shape), 1 if primitive is not None else MATRIX)
@@ -279,7 +280,10 @@ def _diag(ops: Any, primitive: Any, x: Any, offset: int = 0) -> Any:
 
 @decomposition(METHOD + "DiagExt")
 def _method_diag(ops: Any, _: Any, x: Any, offset: int = 0) -> Any:
-    """On CPU a matrix becomes a diagonal of four dims, for which there is no rule; elsewhere its diagonal is taken."""
+    """Return a matrix with the vector on its diagonal, or the diagonal of a matrix.
+
+    A matrix is rejected on CPU: there MindSpore returns a tensor of four dims, for which there is no rule.
+    """
     if len(x.shape) == 1:
         return on_diagonals(ops, x, offset)
     expect("Tensor.diag", "the number of dims on CPU", computes_on_cpu(), False)
@@ -295,7 +299,7 @@ def _matrix_diag(ops: Any, _: Any, x: Any, k: Any, rows: Any, columns: Any, padd
 
 @decomposition("MatrixBandPart")
 def _matrix_band_part(ops: Any, _: Any, x: Any, lower: Any, upper: Any) -> Any:
-    """A negative number of diagonals means all."""
+    """Keep ``lower`` diagonals below and ``upper`` above the main one; a negative number keeps all."""
     lower, upper = number(lower), number(upper)
     x = x if lower < 0 else ops.triu(x, -lower)
     return x if upper < 0 else ops.tril(x, upper)

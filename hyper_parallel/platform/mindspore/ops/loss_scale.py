@@ -27,7 +27,7 @@ __all__ = ["UNCOMPILED", "overflow_by_values", "scaled_step"]
 
 def _all_finite(inputs: Any, check_overflow_mode: Any = None, enable_allfinite: Any = None) -> Tensor:
     """Return True on every rank if no element overflowed on any rank; one collective per mesh."""
-    del check_overflow_mode, enable_allfinite  # of Ascend's status registers
+    del check_overflow_mode, enable_allfinite  # options for Ascend's status registers
     tensors = leaves((inputs,))
     meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
     finite_by_mesh = dict.fromkeys(meshes, True)
@@ -55,7 +55,7 @@ def _scaled(scale: Tensor, values: Any) -> Any:
 
 
 def _unscaled(scale: Tensor, values: Any) -> Any:
-    """Divide each tensor of a nest of tuples and lists, by a product with the reciprocal."""
+    """Divide each tensor of a nest of tuples and lists by ``scale``, as a product with the reciprocal."""
     return _scaled(ops.reciprocal(scale), values)
 
 
@@ -63,9 +63,10 @@ def _unscaled(scale: Tensor, values: Any) -> Any:
 
 
 def overflow_by_values(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the overflow check: on CPU, which lacks the status registers of NPUs, the gradients are checked.
+    """Wrap the overflow check, so that it reads gradients where it cannot read the status registers of an NPU.
 
-    Ranks agree if the parallel mode says that there are several, as on an NPU, and on the meshes of DTensors.
+    These are DTensors on any device, and all gradients on CPU. Ranks get the same result: it is reduced over the meshes
+    of DTensors and, if the parallel mode is distributed, over all ranks.
     """
 
     @wraps(plain)
@@ -85,7 +86,7 @@ def overflow_by_values(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scaled_step(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a training step with a loss scale, which is a plain tensor among DTensors."""
+    """Wrap a training step with a loss scale, so that it trains DTensors although the scale is a plain tensor."""
 
     @wraps(plain)
     def construct(self: Any, *inputs: Any) -> Any:

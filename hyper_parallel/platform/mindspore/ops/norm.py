@@ -1,4 +1,7 @@
-"""Normalizations of MindSpore: layer norm of float32 by its kernel, else composed of kernels that CPU has too."""
+"""Normalizations of MindSpore.
+
+Layer norm of float32 on CPU calls MindSpore's kernel; all others are composed of operators that every device has.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _layer_norm(
 def _native_layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Statistics are float32 whatever the input is, as MindSpore's are."""
+    """Return the normalised tensor, its mean and its reciprocal deviation, both in float32, as in MindSpore."""
     begin = x.ndim - len(normalized_shape)
     if _has_native(x, weight, bias, normalized_shape):
         out, mean, variance = _native(x, weight, bias, begin, eps)
@@ -70,7 +73,7 @@ def _native_layer_norm(
 def _with_variance(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with the variance in place of the reciprocal deviation."""
+    """Return the results of :func:`_native_layer_norm`, with the variance instead of the reciprocal deviation."""
     begin = x.ndim - len(normalized_shape)
     if _has_native(x, weight, bias, normalized_shape):
         return _native(x, weight, bias, begin, eps)
@@ -82,10 +85,10 @@ def _with_variance(
 
 
 def _has_native(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: Sequence[int]) -> bool:
-    """True where MindSpore's kernel is right.
+    """Return whether MindSpore's layer norm kernel is correct for these operands.
 
-    On CPU it computes float64 in float32 and means of float16 in float16, and does not support bfloat16. Its
-    counterpart for NPU, with other statistics, has never been run.
+    On CPU it computes float64 in float32 and means of float16 in float16, and does not support bfloat16. The NPU
+    kernel, which returns other statistics, has never been run.
     """
     for operand in (x, weight, bias):
         # Comparing MindSpore's dtypes takes ten times as long as finding the same object.
@@ -99,7 +102,7 @@ SINGLE = mindspore.float32
 
 @cache
 def _on_cpu() -> bool:
-    """As ``computes_on_cpu``; the device of a process is fixed from its first operator on."""
+    """Cache ``computes_on_cpu()``: the device of a process does not change after its first operator."""
     return computes_on_cpu()
 
 
@@ -129,13 +132,16 @@ _FORWARD, _BACKWARD = ops.LayerNorm(), LayerNormGrad()
 
 
 class _NativeLayerNorm(Function):
-    """MindSpore's kernel, its gradient by MindSpore's other one, which has none: a second gradient is composed."""
+    """Calls MindSpore's layer norm kernels for forward and backward.
+
+    The backward kernel has no gradient itself, so a backward that is differentiated again uses composed operators.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, begin: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the normalised tensor, and its mean and variance, which take no gradient."""
+        """Return the normalised tensor, and its mean and variance, which are not differentiable."""
         gamma, beta = _or_constant(x, weight, bias, begin)
         out, mean, variance = _run(_FORWARD, x, gamma, beta, begin, begin, eps)
         ctx.save_for_backward(x, gamma, mean, variance)
@@ -160,7 +166,7 @@ class _NativeLayerNorm(Function):
 
 
 BACKWARD_EPSILON = 1e-7
-"""What the kernel of the gradient adds to the variance; it takes no epsilon from Python.
+"""Epsilon that the gradient kernel adds to the variance; Python cannot set it.
 
 A larger epsilon is compensated by a larger variance. For a smaller one, about 1e-7 would be subtracted, which would
 cancel all digits of a small variance.
@@ -170,7 +176,7 @@ cancel all digits of a small variance.
 def _composed_gradients(
     x: Tensor, gamma: Tensor, grad: Tensor, begin: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, weight and bias, of operators that have gradients; none of them is a view."""
+    """Return the gradients of input, weight and bias by differentiable operators; none of them is a view."""
     dims, rows = tuple(range(begin, x.ndim)), tuple(range(begin))
     normal, _, scale = _standard(x, dims, eps)
     wide = grad * gamma
@@ -221,13 +227,13 @@ def _group_norm(
 
 
 # -- decompositions ----------------------------------------------------------------------------------------------------
-# Fused ones have kernels on NPU only. Here they are composed of operators that every device has, so that values and
-# placements can be verified; they have never run on a device, and their kernels are not called.
+# Fused operators have kernels on NPU only. Here they are composed of operators that every device has, so that values
+# and placements can be verified. The fused kernels are not called, and none of this has run on an NPU.
 
 
 @decomposition("LayerNorm", with_dispatcher=True)
 def _legacy_layer_norm(dispatcher: Any, primitive: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-    """Return what the primitive does: the normalised tensor, the mean, and the variance (on NPU 1 / the deviation)."""
+    """Return the normalised tensor, the mean and, as the primitive does, the variance (on NPU: 1 / the deviation)."""
     begin = rest[0] if rest else primitive.begin_norm_axis
     eps = rest[2] if len(rest) > MATRIX else getattr(primitive, "epsilon", 1e-7)
     shape = x.shape
@@ -248,7 +254,7 @@ def _variance_entry() -> OpEntry:
 def _layer_norm_ext(
     ops: Any, _: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """The mean and the deviation, which no caller in MindSpore uses, are not computed."""
+    """Return the normalised tensor; None for the mean and the deviation, which no caller in MindSpore uses."""
     return ops.layer_norm(x, tuple(shape), unless_constant(weight, 1), unless_constant(bias, 0), eps), None, None
 
 
@@ -256,19 +262,19 @@ def _layer_norm_ext(
 def _group_norm_ext(
     ops: Any, _: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """The mean and the deviation, which no caller in MindSpore uses, are not computed."""
+    """Return the normalised tensor; None for the mean and the deviation, which no caller in MindSpore uses."""
     return ops.group_norm(x, groups, unless_constant(weight, 1), unless_constant(bias, 0), eps), None, None
 
 
 @decomposition("RmsNorm")
 def _rms_norm_and_scale(ops: Any, _: Any, x: Any, gamma: Any, eps: float = 1e-6) -> Any:
-    """With the reciprocal root of the mean square, as MindSpore returns it."""
+    """Return the normalised tensor and the reciprocal root of its mean square, as MindSpore does."""
     return _by_mean_square(ops, x, gamma, eps)
 
 
 @decomposition("AddRmsNorm")
 def _add_rms_norm(ops: Any, _: Any, x: Any, y: Any, gamma: Any, eps: float = 1e-6) -> Any:
-    """With the reciprocal root of the mean square, and the sum."""
+    """Return the normalised sum, the reciprocal root of its mean square, and the sum."""
     total = ops.add(x, y)
     return *_by_mean_square(ops, total, gamma, eps), total
 
@@ -286,14 +292,14 @@ def _by_mean_square(ops: Any, x: Any, gamma: Any, eps: float) -> tuple[Any, Any]
 def _add_layer_norm(
     ops: Any, _: Any, x: Any, y: Any, gamma: Any, beta: Any, eps: float = 1e-5, additional_out: bool = False
 ) -> Any:
-    """With mean, reciprocal deviation, and the sum."""
+    """Return the normalised sum, its mean and reciprocal deviation, and the sum."""
     del additional_out  # the sum is returned whether it is asked for or not
     total = ops.add(x, y)
     out, mean, scale = ops.native_layer_norm(total, tuple(gamma.shape), gamma, beta, eps)
     return out, mean, scale, total
 
 
-# -- batch normalization: by fixed statistics, or in training by those of the whole batch, over all ranks --------------
+# -- batch normalization: with running statistics, or in training with those of the global batch -----------------------
 
 
 @decomposition("BatchNorm")
@@ -301,7 +307,7 @@ def _legacy_batch_norm(
     ops: Any, _: Any, x: Any, scale: Any, bias: Any, mean: Any, variance: Any, training: bool = False,
     eps: float = 1e-5, momentum: float = 0.1, layout: Any = 0,
 ) -> Any:  # fmt: skip
-    """With what the kernel keeps for its derivative, which nothing here needs."""
+    """Return the normalised tensor; None for the four tensors that the kernel saves for its gradient."""
     expect("BatchNorm", "data_format", layout, 0)
     return _batch_norm(ops, x, (scale, bias), (mean, variance), training, momentum, eps), None, None, None, None
 
@@ -311,7 +317,7 @@ def _batch_norm_ext(
     ops: Any, _: Any, x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Any:  # fmt: skip
-    """The same for ``mint``, which keeps less."""
+    """Return the normalised tensor, for ``mint``; None for the two tensors that the kernel saves for its gradient."""
     return _batch_norm(ops, x, (weight, bias), (running_mean, running_var), training, momentum, eps), None, None
 
 

@@ -57,10 +57,10 @@ class ForkedTask:
     """The one task of a rank process.
 
     Attributes:
-        task: the function, as for other rank processes.
-        state: of the parent's generators, switches and environment.
+        task: the function and its arguments, in the form that all rank processes use.
+        state: state of the parent's generators, switches and environment.
         threads: number of threads of an operator.
-        folder: for the memory of large tensors.
+        folder: folder for the memory of large tensors.
     """
 
     task: RankTask
@@ -73,8 +73,8 @@ class PostedElsewhere:
     """A send or receive that is posted in the parent process.
 
     Args:
-        endpoint: of the rank that posted it.
-        number: by which the parent knows it.
+        endpoint: endpoint of the rank that posted it.
+        number: its number in the parent.
         message: its fingerprint; the source of a receive from any rank is known once it is matched.
     """
 
@@ -93,7 +93,7 @@ class PipeToParent:
 
     Args:
         line: connection to the parent.
-        folder: for the memory of large tensors.
+        folder: folder for the memory of large tensors.
 
     Attributes:
         refused: error of a call that was refused in a thread of the rank; it becomes the error of the rank.
@@ -154,7 +154,7 @@ class PipeToParent:
         return Contribution(contribution.fingerprint, payloads, contribution.ticket, contribution.awaited)
 
     def ask(self, kind: str, content: Any) -> Any:
-        """Ask the parent; the other ranks may run before it answers.
+        """Send the parent a request and return its answer; other ranks may run before it answers.
 
         Raises:
             UnsupportedOnBackend: another thread of this rank asks at the same time.
@@ -164,7 +164,7 @@ class PipeToParent:
         if not self._asking.acquire(blocking=False):
             msg = (
                 f"thread {threading.current_thread().name!r} communicates while another thread of its simulated rank "
-                "does: the order of the two is not known; communicate in one thread (dcp.save for dcp.async_save)"
+                "does: their order is not defined; communicate in one thread (dcp.save instead of dcp.async_save)"
             )
             self.refused = UnsupportedOnBackend(msg)
             raise self.refused
@@ -270,7 +270,7 @@ def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) ->
     end_by_sigterm()
     for number in (1, 2):
         os.dup2(output.number, number)
-    # Not with the fork server, which outlives the parent as long as a forked process runs.
+    # Ends with ``parent``, which started the run. The fork server lives as long as any process that it forked.
     threading.Thread(target=RankFlight(0, 1, parent).leave_with_parent, args=(os._exit,), daemon=True).start()
     with Path(stack_path).open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

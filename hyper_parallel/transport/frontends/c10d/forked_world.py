@@ -54,23 +54,23 @@ class _NoState:
     framework = "torch"
 
     def save_state(self) -> None:
-        """There is none here."""
+        """Do nothing."""
 
     def restore_state(self, state: Any, now: Any = None) -> None:
-        """There is none here."""
+        """Do nothing."""
 
 
 def run_forked(
     fn: Callable[..., Any], args: Sequence[Any], world_size: int, timeout: float, packages: Sequence[str] = ()
 ) -> list[Any]:
-    """Run ``fn(*args)`` on ``world_size`` ranks, processes that end with the run; results in rank order.
+    """Run ``fn(*args)`` on ``world_size`` ranks, which are processes of this run only; return results in rank order.
 
     Args:
-        fn: what every rank runs; travels by value unless its module is installed.
+        fn: function that every rank runs; pickled by value unless its module is installed.
         args: its arguments, picklable.
         world_size: number of ranks, at least one.
-        timeout: seconds after which the run is given up; the processes are then ended.
-        packages: that the process from which they are forked has imported.
+        timeout: seconds after which the run is aborted and its processes are ended.
+        packages: packages that the process from which they are forked imports first.
 
     Raises:
         WorldFailedError: a rank raised, died, never finished, or left messages undelivered.
@@ -175,7 +175,7 @@ class _ForkedWorld:
 
     def _receive(self, rank: int, worker: Worker) -> tuple[str, Any]:
         try:
-            while not worker.line.poll(_STEP_SECONDS):  # a thread that is given up is interrupted here
+            while not worker.line.poll(_STEP_SECONDS):  # the thread of an aborted run is interrupted here
                 pass
             message: tuple[str, Any] = worker.line.recv()
         except (EOFError, OSError) as error:
@@ -189,12 +189,12 @@ class _ForkedWorld:
 
 
 class _Caller:
-    """Calls for one rank on the endpoint of its thread.
+    """Executes the requests of one rank's process on the endpoint of its thread.
 
     Args:
-        endpoint: of the thread.
-        store: of the world.
-        files: with the memory of payloads.
+        endpoint: endpoint of the thread.
+        store: key-value store of the world.
+        files: files that hold the payloads.
         sites: the location in the program of the current call.
     """
 
@@ -206,7 +206,7 @@ class _Caller:
         self._delivered: Sequence[Any] = ()
 
     def call(self, kind: str, content: Any) -> Resumption:
-        """Return what the call gives, or its error."""
+        """Return the result of the call, or its error."""
         try:
             return Resumption(getattr(self, f"_{kind}")(content))
         except (Exception, RankAbortedError) as error:  # noqa: BLE001 - of the rank that calls

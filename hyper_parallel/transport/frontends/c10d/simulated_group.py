@@ -309,7 +309,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         if transport is None:
             msg = (
                 f"thread {threading.current_thread().name!r}, which simulated rank {owner.rank} started, communicates: "
-                "only the rank's own thread may; do it there, without the other thread (dcp.save for dcp.async_save)"
+                "only the rank's own thread may; communicate there (dcp.save instead of dcp.async_save)"
             )
             owner.refused = UnsupportedOnBackend(msg)
             raise owner.refused

@@ -1,7 +1,7 @@
 """The collectives of MindSpore's world on host arrays: fingerprints, payloads, and results.
 
-They are named after MindSpore's primitives. All public functions for one of them (a primitive, a function of
-``comm_func`` or of ``mint.distributed``) have the same fingerprint, because devices match them with each other too.
+They are named after MindSpore's primitives. All public functions of one collective (a primitive, a function of
+``comm_func`` or of ``mint.distributed``) have the same fingerprint, because they match each other on devices too.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def all_to_all(world: World, group: Group, chunks: Sequence[Array], counts: Sequ
     expects = tuple((count,) for count in counts)
     for what, sizes in (("sends", sends), ("expects", expects)):
         if len(sizes) != len(group.ranks):
-            msg = f"AlltoAll in {group} {what} {len(sizes)} chunks; it takes one per member, {len(group.ranks)}"
+            msg = f"AlltoAll in {group} {what} {len(sizes)} chunks; expected one per member, {len(group.ranks)}"
             raise CollectiveMismatchError(msg)
     facts: Facts = (("dtype", _OPS.dtype(chunks[0])),)
     return _start(world, group, "AlltoAll", facts, chunks, sends, expects).then(_copies)
@@ -127,7 +127,7 @@ def barrier(world: World, group: Group) -> Work:
 
 
 def send(world: World, group: Group, x: Array, destination: int, tag: int) -> None:
-    """Send a copy of ``x`` to a global rank without waiting; only the number of elements must match."""
+    """Send a copy of ``x`` to a global rank without waiting; dtype and number of elements must match the receive's."""
     flat = _OPS.copy(x).reshape(-1)
     world.endpoint.send(_message(world.rank, destination, tag, _tensor(flat), group), flat)
 

@@ -67,8 +67,8 @@ def from_host(array: np.ndarray[Any, Any]) -> Tensor:
 
 def _without_bfloat16() -> UnsupportedOnBackend:
     return UnsupportedOnBackend(
-        f"MindSpore {mindspore.__version__} does not exchange bfloat16 with NumPy {np.__version__}, whose major "
-        "version is not the one that it was built with; pip install 'numpy<2', or convert the tensor to float32"
+        f"MindSpore {mindspore.__version__} cannot exchange bfloat16 with NumPy {np.__version__}: MindSpore was built "
+        "with another major version of NumPy; pip install 'numpy<2', or convert the tensor to float32"
     )
 
 
@@ -95,7 +95,7 @@ def write(tensor: Tensor, values: np.ndarray[Any, Any], operation: str) -> None:
     if not on_accelerator() and not np.shares_memory(to_host(tensor), to_host(tensor)):
         msg = (
             f"{operation} writes into a tensor of shape {list(tensor.shape)} that is a view of another; MindSpore's "
-            "CPU build loses such writes silently; pass a tensor of its own and copy from it"
+            "CPU build loses such writes silently; pass a separate tensor and copy the result from it"
         )
         raise UnsupportedOnBackend(msg)
     overwrite(tensor, values)

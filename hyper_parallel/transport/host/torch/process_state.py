@@ -146,7 +146,7 @@ def restore_generators(states: GeneratorStates) -> None:
     """Restore the states that :func:`save_generators` returned."""
     if _python_mark() != states.python.mark:
         random.setstate(states.python.value)
-    # Two states with equal marks may differ; a state's own mark is invalid once it advances.
+    # Equal marks do not prove that two states are equal, but they prove that one state has not advanced.
     if states.numpy is not _KNOWN.generators.numpy or states.numpy.mark is None or _numpy_mark() != states.numpy.mark:
         np.random.set_state(states.numpy.value)
     _KNOWN.generators = states

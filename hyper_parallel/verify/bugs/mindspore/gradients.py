@@ -51,7 +51,7 @@ def sequence_parallel_norm(bug: bool) -> None:
 
 
 def shared_norm_of_heads(bug: bool) -> None:
-    """One norm weight serves all heads, each rank sums its own heads' gradient only."""
+    """All heads share one norm weight, but each rank's gradient covers its own heads only."""
     TOKENS, WIDTH, HEADS, SIZE = 6, 5, 4, 3
 
     def part(full: Any, dim: int = 0) -> Any:
@@ -90,7 +90,7 @@ def shared_norm_of_heads(bug: bool) -> None:
 
 
 def projection_reduced_twice(bug: bool) -> None:
-    """Some rows of a projection get a gradient that was summed before and is summed again."""
+    """The gradient of some rows of a projection is summed over the ranks twice."""
     TOKENS, WIDTH, HEADS, SIZE, COMPRESSED = 6, 5, 4, 2, 3
 
     def part(full: Any, dim: int = 0) -> Any:
@@ -201,7 +201,7 @@ def router_weight(bug: bool) -> None:
 
 
 def experts_input_gradient(bug: bool) -> None:
-    """The input's gradient of sharded experts is cut instead of reduce-scattered."""
+    """The gradient of the sharded experts' input is sliced instead of reduce-scattered."""
     TOKENS, WIDTH, HIDDEN, EXPERTS = 9, 4, 7, 2
 
     class Model(nn.Cell):
@@ -232,7 +232,7 @@ def experts_input_gradient(bug: bool) -> None:
 
 
 def axis_of_size_one(bug: bool) -> None:
-    """Gradients are reduced over a shard axis of size one, so replicas never meet.
+    """Gradients are reduced only over a shard axis of size one, so replicas are never averaged.
 
     Hybrid sharding reduces over the shard axis, then over the replicas. With one shard it falls back to no sharding,
     and the fallback reduces only over the shard axis, which contains one rank.

@@ -14,7 +14,7 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, steps
 def sequence_parallel_norm(bug: bool) -> None:
     """The gradient of the final norm is not summed over the ranks of the sequence.
 
-    Norms inside the layers have a mark with which their gradients are summed; the norm after the last layer lacks it.
+    Gradients of marked norms are summed. Norms inside the layers are marked; the norm after the last layer is not.
     """
     TOKENS, WIDTH, HIDDEN = 7, 5, 8
 
@@ -54,10 +54,10 @@ def sequence_parallel_norm(bug: bool) -> None:
 
 
 def shared_norm_of_heads(bug: bool) -> None:
-    """One norm weight serves all heads, each rank sums its own heads' gradient only.
+    """All heads share one norm weight, but each rank's gradient covers its own heads only.
 
-    Heads are sharded, the weight is replicated. Its gradient is summed over the ranks under sequence parallelism
-    only.
+    Heads are sharded, and the weight is replicated. Its gradient is summed over the ranks only if sequence parallelism
+    is on, which it is not.
     """
     TOKENS, WIDTH, HEADS, SIZE = 6, 5, 4, 3
 
@@ -95,12 +95,12 @@ def shared_norm_of_heads(bug: bool) -> None:
 
 
 def projection_reduced_twice(bug: bool) -> None:
-    """Some rows of a projection get a gradient that was summed before and is summed again.
+    """The gradient of some rows of a projection is summed over the ranks twice.
 
     A replicated projection has a compressed output, which the sharded second projection reads, and a positional output,
-    which the heads read directly. The boundary whose backward sums is before the second projection, so the later sum
-    over the parameters' gradients counts the compressed rows twice. The fix is to place the boundary before the first
-    projection.
+    which the heads read directly. The operator that sums gradients over the ranks in backward is placed before the
+    second projection. So the later sum of the parameter's gradient over the ranks sums the compressed rows a second
+    time. The fix is to place the operator before the first projection.
     """
     TOKENS, WIDTH, HEADS, SIZE, COMPRESSED = 6, 5, 4, 2, 3
 
@@ -140,8 +140,8 @@ def one_kv_head(bug: bool) -> None:
     """Sharded queries read one key-value head, whose gradients stay partial.
 
     Every rank's queries contribute to the gradient of the shared head. The optimizer sums the weight's gradient over
-    the ranks, but not the bias's (11), and the gradient of the head's input is not summed (36). The fix is to sum
-    directly after the head (37).
+    the ranks, but not the bias's (#11), and the gradient of the head's input is not summed (#36). The fix is to sum
+    directly after the head (#37).
     """
     TOKENS, WIDTH, HEADS, SIZE = 7, 5, 4, 3
 
@@ -221,7 +221,7 @@ def router_weight(bug: bool) -> None:
 
 
 def experts_input_gradient(bug: bool) -> None:
-    """The input's gradient of sharded experts is cut instead of reduce-scattered.
+    """The gradient of the sharded experts' input is sliced instead of reduce-scattered.
 
     The experts read the local tensor of a gathered DTensor. Without `grad_placements`, its gradient is used as if it
     were complete, although it is a partial sum on every rank.
@@ -306,7 +306,7 @@ def all_reduce_without_backward(bug: bool) -> None:
 
 
 def axis_of_size_one(bug: bool) -> None:
-    """Gradients are reduced over a shard axis of size one, so replicas never meet.
+    """Gradients are reduced only over a shard axis of size one, so replicas are never averaged.
 
     Hybrid sharding reduces over the shard axis, then over the replicas. With one shard it falls back to no sharding,
     and the fallback reduces only over the shard axis, which contains one rank.
@@ -338,8 +338,8 @@ def axis_of_size_one(bug: bool) -> None:
 def branch_on_rank(bug: bool) -> None:
     """A branch leaves a parameter without gradient on some ranks, whose optimizers skip it.
 
-    Only ranks whose samples have a picture run the picture encoder. The others contribute zeros to the reduction, which
-    keeps the collectives equal, but they have no gradient to which the result could be copied.
+    Only ranks whose samples have a picture run the picture encoder. The others contribute zeros to the reduction, so
+    all ranks call the same collectives, but they have no gradient to which the result could be copied.
     """
     SAMPLES, WIDTH, PIXELS = 6, 5, 4
 

@@ -18,8 +18,8 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, steps
 def clipping_by_local_norm(bug: bool) -> None:
     """Every rank clips by the norm of what it holds, so replicas drift from the second step.
 
-    Linears are sharded, and norms are replicated. The right norm includes all shards, and each replicated gradient
-    once.
+    Linear layers are sharded, and layer norms are replicated. The correct gradient norm includes all shards, and each
+    replicated gradient once.
     """
     TOKENS, WIDTH, HIDDEN, LIMIT = 6, 5, 8, 0.5
 
@@ -50,7 +50,7 @@ def clipping_by_local_norm(bug: bool) -> None:
 
 
 def expert_norm_over_wrong_group(bug: bool) -> None:
-    """The gradient norm leaves out experts, which it takes for replicas over the dense weights' group.
+    """The gradient norm omits experts, because it treats them as replicas over the dense weights' group.
 
     Replicated values are counted on the first rank only. Every rank has different experts, but the test for replicas
     uses the tensor-parallel group of the dense weights, and drops the experts of all other ranks. So gradients are
@@ -231,8 +231,8 @@ def hooks_lost(bug: bool) -> None:
 def stage_local_names(bug: bool) -> None:
     """A checkpoint names layers by their index in the stage, so later stages load the layers of the first stage.
 
-    Finding 12: a checkpoint written without pipeline parallelism has all names that any stage loads, so the strict load
-    of a later stage succeeds. Names must count layers over the complete model.
+    A checkpoint written without pipeline parallelism has all names that any stage loads, so the strict load of a later
+    stage succeeds. Names must count layers over the complete model.
     """
     LAYERS, TOKENS, WIDTH = 5, 6, 4
 
@@ -289,7 +289,7 @@ def stage_local_names(bug: bool) -> None:
 def empty_shards_lost(bug: bool) -> None:
     """A checkpoint does not keep empty shards, and their rank does not take part in loading.
 
-    Seven rows on four ranks are shards of 2, 2, 2 and 1 rows, six rows are 2, 2, 2 and 0. Only shards with rows are
+    On four ranks, seven rows are sharded as 2, 2, 2 and 1, and six rows as 2, 2, 2 and 0. Only shards with rows are
     saved. The rank without rows finds no metadata for itself when it loads, while the others wait for it.
     """
     TOKENS, WIDTH, HIDDEN = 5, 7, 6
@@ -343,7 +343,7 @@ def empty_shards_lost(bug: bool) -> None:
 
 
 def implicit_redistribution(bug: bool) -> None:
-    """Copying a loaded tensor into a parameter redistributes it, on the ranks that copy.
+    """Copying a loaded tensor into a parameter redistributes it, and ranks copy in different orders.
 
     The loaded tensor is sharded along another dim than the parameter, so the copy between the two DTensors communicates
     implicitly. Ranks load the files in different orders, and wait in the copies of different parameters.

@@ -27,13 +27,13 @@ _REDUCTIONS = ("sum", "avg", "max", "min")
 
 
 def read_tensor(value: Any) -> LocalValue | None:
-    """Return a copy of a rank's shard of a tensor; None without a shard, or if its position is unknown.
+    """Return a copy of a rank's shard of a tensor, with its region in the global tensor.
 
-    A DTensor of PyTorch or this library has a region unless its local tensor is not a box of the global one (then the
-    region is None). A plain tensor has none.
+    The region is None for a plain tensor, and for a DTensor whose local tensor is not a box of the global one. Returns
+    None if ``value`` is not a tensor, if this rank is outside of its mesh, or if one of its placements is unknown.
 
     Args:
-        value: any object. bfloat16 and float16 become float32, sparse tensors dense.
+        value: any object. bfloat16 and float16 become float32, and sparse tensors become dense.
     """
     if isinstance(value, (DTensor, TorchDTensor)) and value.device_mesh.get_coordinate() is None:
         return None
@@ -55,16 +55,16 @@ def read_saved(path: Path) -> Any:
     try:
         tensor = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged pickles raise errors of any type
-        raise ValueError("the file does not have tensors alone") from error
+        raise ValueError("the file is damaged, or has other objects than tensors") from error
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError("the file does not have one tensor")  # noqa: TRY004 - the file is wrong, not an argument
+        raise ValueError("the file does not have exactly one tensor")  # noqa: TRY004 - the file is wrong, not an argument
     plain = tensor.detach()
     return np.array((plain.float() if plain.is_floating_point() and plain.dtype != torch.float64 else plain).numpy())
 
 
 @contextmanager
 def lent() -> Iterator[None]:
-    """Context in which read values are the program's own tensors, detached; read them before it continues."""
+    """Context in which values are read without a copy: they share memory, so use them before the program continues."""
     token = _LENT.set(True)
     try:
         yield

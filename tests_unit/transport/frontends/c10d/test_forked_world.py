@@ -155,8 +155,8 @@ def test_two_threads_that_communicate_at_once_are_refused():
     with pytest.raises(WorldFailedError) as caught:
         forked(body, 2)
     assert str(caught.value.failures[1]) == (
-        "thread 'second' communicates while another thread of its simulated rank does: the order of the two is not "
-        "known; communicate in one thread (dcp.save for dcp.async_save)"
+        "thread 'second' communicates while another thread of its simulated rank does: their order is not "
+        "defined; communicate in one thread (dcp.save instead of dcp.async_save)"
     )
 
 

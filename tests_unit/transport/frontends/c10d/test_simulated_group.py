@@ -430,8 +430,8 @@ def test_a_thread_that_a_rank_starts():
             thread.join()
 
     message = (
-        "thread 'helper', which simulated rank 1 started, communicates: only the rank's own thread may; do it there, "
-        "without the other thread (dcp.save for dcp.async_save)"
+        "thread 'helper', which simulated rank 1 started, communicates: only the rank's own thread may; "
+        "communicate there (dcp.save instead of dcp.async_save)"
     )
     with pytest.raises(RankFailedError) as caught:
         simulate(body, 2, "torch")

@@ -18,7 +18,7 @@ ARGUMENTS = {
     "ops.Broadcast names rank 5 of the world; there are 0..1",
     "ops.AlltoAll splits dim 0 of [3] in 3 for the world: split_count must be its size, and the dim a multiple of it",
     "ops.AlltoAllV sends chunks of [1, 1] elements from a tensor of 3",
-    "AlltoAll in the world sends 3 chunks; it takes one per member, 2",
+    "AlltoAll in the world sends 3 chunks; expected one per member, 2",
     "ops.AlltoAllVC in the world takes a matrix of 2 x 2 counts; it has 3",
     "ops.AllGatherV in the world: output_split_sizes [1, 2] do not name this rank's 3 elements",
     "ops.NeighborExchange sends a tensor of [3], but its send_shapes name [2]",
@@ -155,7 +155,7 @@ def test_what_is_not_served_is_refused_by_name():
             UnsupportedOnBackend,
             (
                 "all_reduce writes into a tensor of shape [2, 2] that is a view of another; MindSpore's CPU build "
-                "loses such writes silently; pass a tensor of its own and copy from it"
+                "loses such writes silently; pass a separate tensor and copy the result from it"
             ),
         ),
         (

@@ -77,7 +77,7 @@ def test_a_rank_needs_a_device_of_its_own(devices, monkeypatch):
     with pytest.raises(UnsupportedOnBackend) as caught:
         devices.require_devices(2)
     assert str(caught.value) == (
-        "--device npu: MS_SIMULATION_LEVEL=1: MindSpore runs dry, without values and without HCCL; "
+        "--device npu: MS_SIMULATION_LEVEL=1: MindSpore makes a dry run, without values and without HCCL; "
         "unset MS_SIMULATION_LEVEL"
     )
 
