@@ -29,7 +29,7 @@ def near_names(name: str, known: Iterable[str], most: int = 3, likeness: float =
     """Return the names that resemble ``name``, the nearest first.
 
     Args:
-        name: that is not known.
+        name: name that is not known.
         known: names to choose from.
         most: how many are returned at most.
         likeness: from 0 to 1; names that resemble it less are left out.

@@ -25,7 +25,7 @@ class Wanted:
     Attributes:
         paths: where versions have it, the first that is there counts.
         feature: what does not work without it.
-        versions: that have it; by default those that are tested.
+        versions: versions that have it; by default those that are tested.
         otherwise: what serves in versions that have neither the name nor the need for it.
     """
 

@@ -50,7 +50,7 @@ class WorldNotJoinedError(MeshError):
     """A launcher started this process as one of several ranks, and it uses a world without having joined that one.
 
     Attributes:
-        rank: that the launcher gave this process; None if it leaves the number to the framework.
+        rank: rank that the launcher gave this process; None if it leaves the number to the framework.
         world_size: number of ranks that it started.
 
     Args:

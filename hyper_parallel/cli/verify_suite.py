@@ -38,7 +38,7 @@ def add_options(parser: Any, parse: Callable[[list[str]], Any]) -> None:
     """Declare the options of ``verify`` without a command.
 
     Args:
-        parser: of ``verify``.
+        parser: parser of ``verify``.
         parse: parses a command line of the program; raises UsageError.
     """
     parser.add_argument("--config", metavar="FILE", help="settings (default: the nearest pyproject.toml that has them)")

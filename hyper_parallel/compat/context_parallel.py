@@ -65,7 +65,7 @@ class ContextParallel:
 
         Args:
             module: computes attention of its arguments.
-            mesh: of one axis, over which the sequence is sharded.
+            mesh: mesh of one axis, over which the sequence is sharded.
 
         Raises:
             PlanError: (a ValueError) ``ulysses_degree`` does not divide the size of the axis.
@@ -122,7 +122,7 @@ class AsyncContextParallel(ContextParallel):
 
         Args:
             module: computes attention of its arguments.
-            mesh: of one axis, over which the sequence is sharded.
+            mesh: mesh of one axis, over which the sequence is sharded.
             q_proj: module whose output is used only as the query of ``module``; without all three projections the
                 exchange is that of :class:`ContextParallel`.
             k_proj: the same for the key.

@@ -16,7 +16,7 @@ def atomic_write_text(path: Path, text: str) -> None:
     A path that is not a plain file, such as ``/dev/stdout`` or a link, is written to directly.
 
     Args:
-        path: of the file, in a folder that exists.
+        path: path of the file, in a folder that exists.
         text: all of it.
 
     Raises:

@@ -59,8 +59,8 @@ class Channel(NamedTuple):
     """The stream of a message between two ranks, in addition to its tag: messages of one stream arrive in order.
 
     Attributes:
-        kind: of the sending member, if receives by other functions must not match its messages; else empty.
-        ranks: of the group that the message is sent in, sorted; empty for the world.
+        kind: kind of the sending member, if receives by other functions must not match its messages; else empty.
+        ranks: ranks of the group that the message is sent in, sorted; empty for the world.
         build: distinguishes groups of the same ranks; see :meth:`Transport.build_of`.
     """
 
@@ -124,7 +124,7 @@ class HostOps(Protocol):
         """Restore the state that :meth:`save_state` returned.
 
         Args:
-            state: of the rank that goes on.
+            state: state of the rank that goes on.
             now: what :meth:`save_state` has just returned for another rank, if no rank has run since: parts that are
                 the same object are left alone.
         """
@@ -137,7 +137,7 @@ class Transport(RowCollectives):
         rank: this rank's number in the world.
         world_size: number of ranks.
         backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
-        framework: of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
+        framework: framework of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
         survives_mismatch: whether later calls are right after ranks disagreed in a message or an asynchronous
             collective. False for engines of devices, which start a call before ranks are compared: their order of calls
             is lost, and the world cannot be used any more.
@@ -237,7 +237,7 @@ class Transport(RowCollectives):
         """A name, equal on all members, that distinguishes groups of the same ``ranks``; empty for the default one.
 
         Args:
-            ranks: of the group, sorted.
+            ranks: ranks of the group, sorted.
             group: its handle; None for the cached one of these ranks, or the one that will be built.
         """
         del ranks, group

@@ -22,11 +22,11 @@ class OwnedFolder:
     """A new temporary folder, locked by this process until :meth:`close` removes it.
 
     Args:
-        prefix: of its name; folders with this prefix whose owner is gone are removed first.
+        prefix: prefix of its name; folders with this prefix whose owner is gone are removed first.
         parent: where it is made; by default the system's folder for temporary files.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
         removed: paths of folders of killed processes.
 
     Raises:

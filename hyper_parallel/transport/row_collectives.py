@@ -30,7 +30,7 @@ class Parts:
     A caller that repeats a collective keeps them: a call then computes nothing for each member.
 
     Attributes:
-        shapes: of the parts, as the caller sees them; checks compare them between members.
+        shapes: shapes of the parts, as the caller sees them; checks compare them between members.
         sizes: the number of elements of each, which is more than its shape has where it is padded.
     """
 

@@ -231,7 +231,7 @@ class Index:
     """The contents of a checkpoint's index.
 
     Attributes:
-        files: with the tensors.
+        files: files with the tensors.
         tree: the values; None in a folder that another program has written.
         pieces: by tensor, its parts as they were written; none in a folder that another program has written.
         ties: names of a tensor that has another name as well (tied), by that name.

@@ -26,7 +26,7 @@ class Compatibility:
 
     Args:
         named: the state's tensors as they are named in the folder.
-        index: of the checkpoint.
+        index: index of the checkpoint.
 
     Attributes:
         stored: per tensor of ``named``, the name under which the checkpoint stores it.
@@ -90,7 +90,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     Args:
         state: like the state that was saved. Tensors are written in place, objects with ``load_state_dict`` load
             theirs, and plain values are returned.
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         names: what tensors are named in the folder, as for :func:`save`.
 
     Returns:

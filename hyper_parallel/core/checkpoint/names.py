@@ -22,8 +22,8 @@ class Blocks:
     """A tensor of the state that is several tensors in the folder, such as a fused QKV or gate-up weight.
 
     Attributes:
-        names: of the tensors in the folder, in the order in which the fused tensor holds them.
-        sizes: of the blocks, in proportion: elements along ``dim``, heads, or 1 for each of equal blocks.
+        names: names of the tensors in the folder, in the order in which the fused tensor holds them.
+        sizes: sizes of the blocks, in proportion: elements along ``dim``, heads, or 1 for each of equal blocks.
         dim: along which the fused tensor holds them one after another.
         groups: how often the blocks alternate along ``dim``: 1 for [q, k, v], the number of groups of heads for
             [q0, k0, v0, q1, k1, v1, ...], the number of rows for gate and up in alternating rows.
@@ -51,7 +51,7 @@ class Block:
     """A tensor of the state that is a block of a fused tensor in the folder; the state has all blocks of it.
 
     Attributes:
-        name: of the fused tensor.
+        name: name of the fused tensor.
         index: which of its blocks.
         sizes: as for :class:`Blocks`.
         dim: as for :class:`Blocks`.
@@ -84,7 +84,7 @@ class Link(NamedTuple):
     """A part of a tensor of the state, and where it lies in a tensor of the folder.
 
     Attributes:
-        name: of the tensor in the folder.
+        name: name of the tensor in the folder.
         box: in the tensor of the state.
         shift: per dim, what to add for the index in the tensor of the folder.
     """

@@ -43,7 +43,7 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
             value, or a dictionary, list or tuple of these. Tensors are named by their paths: a module alone has the
             names of its own state dict. A run resumes from ``{"model": model, "optimizer": optimizer, "step": step,
             "random": get_rng_state()}``.
-        folder: of the checkpoint, on a file system that all ranks share; it is created.
+        folder: folder of the checkpoint, on a file system that all ranks share; it is created.
         names: what tensors are named in the folder: names of the state, or leading parts of them, and their
             replacements; a ``*`` on both sides stands for the same text. With :class:`Blocks` a tensor is cut into
             several, with :class:`Block` several become one. The first key that matches a name applies.
@@ -108,9 +108,9 @@ class _Writing:
     """A checkpoint whose data file is created, and not in the index yet.
 
     Args:
-        state: of :func:`save`.
-        folder: of the checkpoint.
-        names: of :func:`save`.
+        state: as in :func:`save`.
+        folder: folder of the checkpoint.
+        names: as in :func:`save`.
     """
 
     def __init__(self, state: Any, folder: Path, names: Names | None) -> None:

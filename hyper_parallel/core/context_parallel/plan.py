@@ -28,7 +28,7 @@ class Run:
     Attributes:
         offset: index of its first element in the shard.
         length: number of its elements.
-        position: of its first element in the sequence.
+        position: position of its first element in the sequence.
     """
 
     offset: int
@@ -49,9 +49,9 @@ class RingPlan:
     """What each rank of a ring holds.
 
     Attributes:
-        ranks: of the axis that shards the sequence, in order: each sends to the next, the last one to the first.
-        index: of this rank among them.
-        runs: of each rank's shard.
+        ranks: ranks of the axis that shards the sequence, in order: each sends to the next, the last one to the first.
+        index: index of this rank among them.
+        runs: runs of each rank's shard.
         causal: a query sees keys up to its own position only.
     """
 
@@ -114,7 +114,7 @@ def balanced_order(length: int, parts: int) -> list[int]:
     to :func:`context_parallel_attention` as ``positions``.
 
     Args:
-        length: of the sequence; ``2 * parts`` divides it.
+        length: length of the sequence; ``2 * parts`` divides it.
         parts: number of shards.
 
     Returns:

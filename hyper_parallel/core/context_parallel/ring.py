@@ -22,9 +22,9 @@ class Ring:
     """One call's plan with its numbers.
 
     Attributes:
-        platform: of the tensors.
+        platform: platform of the tensors.
         plan: which positions each rank holds.
-        scale: of the scores.
+        scale: scale of the scores.
         mask: local part of the mask, [B or 1, H or 1, Lq or 1, S], boolean (true: seen) or added to the scores; None
             for no mask.
     """

@@ -237,7 +237,7 @@ def placed(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -
     Args:
         place: ``shard_placement_fn`` of :func:`fully_shard`.
         axes: the data axes of parameters of which ``place`` names no others.
-        parameter: of the module.
+        parameter: parameter of the module.
 
     Raises:
         PlanError: (a ValueError) ``place`` returns no shard of one of its dims, or a shard although no axis shards.
@@ -271,7 +271,7 @@ def sharded_layout(path: str, parameter: Any, axes: DataAxes, dim: int = 0) -> L
         path: name of the parameter.
         parameter: a DTensor on a mesh of other axes; replicated along data axes that its mesh has.
         axes: the data axes.
-        dim: that the data axis splits, if there is one.
+        dim: dim that the data axis splits, if there is one.
 
     Raises:
         PlanError: (a ValueError) the parameter is partial or split along a data axis, or its mesh and that of ``axes``

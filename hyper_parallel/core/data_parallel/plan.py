@@ -114,8 +114,8 @@ def split_dim(layout: Layout, ranks: Sequence[int]) -> int:
     """Return the dim of a sharded parameter that the data axis splits; 0 if it splits none.
 
     Args:
-        layout: of the parameter.
-        ranks: of the data axis.
+        layout: layout of the parameter.
+        ranks: ranks of the data axis.
     """
     for dim, axes in enumerate(layout.dim_axes):
         if any(layout.mesh.ranks_along((axis,)) == tuple(ranks) for axis in axes):

@@ -228,7 +228,7 @@ def count_pieces(boxes: Bounds, pieces: Bounds, count: int) -> Any:
     """Return the number of pieces of a grid that each rank's box meets.
 
     Args:
-        boxes: of ranks.
+        boxes: boxes of ranks.
         pieces: non-empty boxes of a grid, one or more times each, and empty ones.
         count: number of pieces, repeated and empty ones included.
     """

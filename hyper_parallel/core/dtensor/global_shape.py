@@ -52,7 +52,7 @@ _SEEN_MOST = 64
 
 
 def note_rehearsed(layout: Layout) -> None:
-    """In a rehearsal, record a layout at a module's boundary: its local tensor may come back as a plain one."""
+    """Record a layout at a module's boundary in a rehearsal: its local tensor may return later as a plain tensor."""
     _SEEN.set((layout, *(other for other in _SEEN.get() if other is not layout))[:_SEEN_MOST])
 
 
@@ -70,7 +70,7 @@ def layout_from_gathered_shapes(
     Args:
         layout: placements, and global sizes of the other dims.
         local_shapes: local shapes by rank, at least of the ranks along the axes that split the dims ``unknown``.
-        dtype: for the message.
+        dtype: dtype for the message.
         where: start of the message.
         unknown: dims whose global size is not known.
 

@@ -370,7 +370,7 @@ def use_deterministic(seed: int = 0) -> None:
     ``hyper_parallel.platform.torch.pytorch_data_parallel.rank_order_hook`` has DDP average in the order of the ranks.
 
     Args:
-        seed: of all generators, from 0 up to 2**32 - 1. Ranks that shall draw different plain tensors (dropout of
+        seed: seed of all generators, from 0 up to 2**32 - 1. Ranks that shall draw different plain tensors (dropout of
             other samples) call the framework's own seed afterwards; DTensors need the same one everywhere.
 
     Raises:

@@ -43,7 +43,7 @@ class _Rows:
     """Parts along one dim, of which only the last may be shorter.
 
     Attributes:
-        shapes: of the parts, one per member.
+        shapes: shapes of the parts, one per member.
         dim: along which they follow one another.
         copied: False if the elements of each part are contiguous in the complete tensor, so that nothing is rearranged.
     """

@@ -361,7 +361,7 @@ class AllToAll(Step):
 
     @cached_property
     def load(self) -> tuple[int, float]:
-        """As for any step; few members are examined along the two dims that change."""
+        """Elements that the worst rank receives, and that a rank receives on average; fast for few members."""
         members = self.members
         if members > SMALL:
             return super().load

@@ -278,7 +278,7 @@ def _single_operand_call(func: Callable[..., Any], name: str, read: Run | None, 
 
     Args:
         func: the operator.
-        name: of the parameter that is the tensor.
+        name: name of the parameter that is the tensor.
         read: reads the local tensor from the caller's arguments; None: it is that of the first one.
         constants: all other arguments, by name.
     """

@@ -23,7 +23,7 @@ from hyper_parallel.platform.select import platform_of
 __all__ = ["STYLE_NAMES", "entries_of", "left_alone", "own_plan", "resolve_plan"]
 
 OWN = "auto"
-"""In place of a plan: use the model's own."""
+"""Value that stands for the model's own plan."""
 
 STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,

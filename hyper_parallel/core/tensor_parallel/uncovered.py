@@ -27,9 +27,9 @@ class Unit:
     """A module that a style could cover, with parameters that no style places.
 
     Attributes:
-        path: of the module.
+        path: path of the module.
         module: the module.
-        names: of the parameters, relative to the module.
+        names: names of the parameters, relative to the module.
     """
 
     path: str

@@ -30,9 +30,9 @@ class FullyShardedOptions:
         ranks: global ranks over which each parameter is sharded.
         replicas: global ranks that hold the same shards as this one, itself included.
         reshard: free the gathered parameters after forward; None: unless the group is outermost.
-        param_dtype: of the gathered parameters; None: that of the shards.
-        reduce_dtype: in which gradients are reduced; None: that of the gathered parameters.
-        output_dtype: of the module's floating outputs; None leaves them as they are.
+        param_dtype: dtype of the gathered parameters; None: that of the shards.
+        reduce_dtype: dtype in which gradients are reduced; None: that of the gathered parameters.
+        output_dtype: dtype of the module's floating outputs; None leaves them as they are.
         cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
         on_data_axes: parameters are DTensors on the data axes as well, so that gradients of values that are sharded
             over those are sums over all ranks before the reduction.

@@ -25,7 +25,7 @@ class LaunchedRank:
     """A rank as numbered by its launcher.
 
     Attributes:
-        rank: of this process; None if the launcher leaves the number to the framework.
+        rank: rank of this process; None if the launcher leaves the number to the framework.
         world_size: number of ranks that it started.
         variables: the environment variables that say so.
         init_method: URL where the ranks meet; None if the framework reads it from the environment.

@@ -110,7 +110,7 @@ class ModulesFacet(LedgerFacet):
         """Refuse to replace a parameter that has hooks, which would not be called.
 
         Args:
-            parameter: that is about to be replaced.
+            parameter: parameter that is about to be replaced.
             path: its name.
             event: after what hooks may be registered.
 

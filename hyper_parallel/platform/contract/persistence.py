@@ -122,7 +122,7 @@ class PersistenceFacet(IdentityFacet):
 
     @abc.abstractmethod
     def is_tensor(self, obj: Any) -> bool:
-        """As for facet *tensors*."""
+        """Return True for any tensor of the framework; see facet *tensors*."""
 
     def _attempt(
         self, state: dict[str, Any], path: Path, ckpt_format: str

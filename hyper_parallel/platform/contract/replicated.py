@@ -37,8 +37,8 @@ def bucketed(sizes: Sequence[tuple[Any, int]], bucket_bytes: int) -> list[list[i
     """Return the indices of the gradients in each bucket, in order.
 
     Args:
-        sizes: of each gradient its kind, such as its dtype, and its bytes; a bucket holds one kind.
-        bucket_bytes: of a bucket; a larger gradient has a bucket of its own.
+        sizes: per gradient, its kind (such as its dtype) and its bytes; a bucket holds one kind.
+        bucket_bytes: size of a bucket; a larger gradient has a bucket of its own.
     """
     buckets: list[list[int]] = []
     room = 0

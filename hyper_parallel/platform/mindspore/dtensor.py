@@ -43,7 +43,7 @@ class MindSporeDTensor(DTensor, Tensor):
     __fallback__ = intercept.fallback
 
     def __new__(cls, local: Any, device_mesh: Any = None, placements: Any = None) -> Any:
-        """As :class:`DTensor`; ``Parameter(dtensor)`` calls it with the DTensor alone."""
+        """Create a DTensor from a local tensor; ``Parameter(dtensor)`` calls this with the DTensor alone."""
         if isinstance(local, MindSporeDTensor):
             return wrap(local._local, local._layout, cls)
         return DTensor.from_local(local, device_mesh, placements)
@@ -152,14 +152,14 @@ class MindSporeDTensor(DTensor, Tensor):
     numpy = asnumpy
 
     def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
-        """As :meth:`asnumpy`."""
+        """Return the complete tensor as a NumPy array, as :meth:`asnumpy` does."""
         whole = self.asnumpy()
         return np.array(whole, dtype) if copy else whole.astype(whole.dtype if dtype is None else dtype, copy=False)
 
     # -- indexing and iteration ----------------------------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """By the rule of writing by index."""
+        """Write ``value`` at ``index``, by the operator's sharding rule."""
         intercept.call("__setitem__", (self, index, value))
 
     def __iter__(self) -> Iterator[Any]:
@@ -178,7 +178,7 @@ class MindSporeDTensor(DTensor, Tensor):
     # -- storage -------------------------------------------------------------------------------------------------
 
     def detach(self) -> Any:
-        """The same storage, off the graph."""
+        """Return a DTensor with the same storage, off the graph."""
         if open_blocks() and skipped(None, "detach"):
             return ops.stop_gradient(self._local)
         return self._alias(ops.stop_gradient(self._local))
@@ -218,7 +218,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return self
 
     def assign_value(self, value: Any) -> Any:
-        """As :meth:`set_data`."""
+        """Overwrite the values, as :meth:`set_data` does."""
         self._overwrite(value, "assign_value")
         return self
 
@@ -242,7 +242,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return intercept.call("ops.isreal", (self,))
 
     def drop_views(self) -> None:
-        """As :meth:`DTensor.drop_views`; views of other tensors with the same storage become invalid, too."""
+        """Drop the cached views, also those of other tensors with the same storage."""
         super().drop_views()
         self._platform.wrote(self._local)
 
@@ -299,7 +299,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return parameter
 
     def copy(self) -> Any:
-        """As :meth:`clone`."""
+        """Return a copy, as :meth:`clone` does."""
         return self.clone()
 
     def __copy__(self) -> Any:
@@ -341,7 +341,7 @@ class MindSporeDTensor(DTensor, Tensor):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        """As a number where the tensor has no dims."""
+        """Format a 0-d tensor as a number, others as objects."""
         return format(self.item(), spec) if not self.shape else object.__format__(self, spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -269,7 +269,7 @@ class FullyShardedGroup:
         """Return the gradients of the shards; zeros in a pass that accumulates, None for those on ``main_grad``.
 
         Args:
-            gradients: of the gathered trainable parameters.
+            gradients: gradients of the gathered trainable parameters.
         """
         totals = [
             gradient if member.accumulated is None else member.accumulated + gradient

@@ -68,7 +68,7 @@ def check_current(caller: str, parameters: Any) -> None:
     """Refuse parameters that were replaced by DTensors: changes to them do not reach the module.
 
     Args:
-        caller: for the message.
+        caller: caller for the message.
         parameters: one, or several; other values are skipped.
 
     Raises:

@@ -104,7 +104,7 @@ def at_once(name: str, args: Any, primitive: Any = None) -> Any:
     """Handle a registered function or legacy primitive without MindSpore's search for :func:`fallback`.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         args: positional arguments as MindSpore passes them on, with a DTensor among them.
         primitive: the legacy primitive, or None.
 

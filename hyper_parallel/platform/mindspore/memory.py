@@ -40,7 +40,7 @@ class MindSporeMemory(MemoryFacet):
     def create_selective_checkpoint_contexts(
         self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """By ``MsDispatchMode``; operators are identified by its names, for example ``MatMulExt``."""
+        """Return contexts based on ``MsDispatchMode``; operators have its names, for example ``MatMulExt``."""
         return selective.contexts(policy_fn_or_list, mutation=allow_cache_entry_mutation)
 
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:

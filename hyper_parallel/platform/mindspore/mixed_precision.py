@@ -83,7 +83,7 @@ def cast_operands(operators: Any, name: str, operands: Any, *, is_method: bool =
 
     Args:
         operators: the canonical operators, as functions of DTensors.
-        name: of MindSpore's operator.
+        name: name of MindSpore's operator.
         operands: positional or keyword arguments.
         is_method: whether it was called as a method of tensors; some methods differ from the function.
     """

@@ -36,7 +36,7 @@ class MindSporeModules(ModulesFacet):
         return type(cell).construct in (nn.CellList.construct, nn.CellDict.construct)
 
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
-        """By path, not by ``Parameter.name``; shared parameters once per path."""
+        """Return the parameters by path, not by ``Parameter.name``; a shared parameter is listed under every path."""
         return {
             f"{path}.{name}" if path else name: value
             for path, child in _walk(cell, "")
@@ -159,7 +159,7 @@ class MindSporeModules(ModulesFacet):
         return ReplicatedGradients(self, module, options)
 
     def init_parameters(self, module: Any, stage_index: int = 0) -> None:
-        """By the initializers that the parameters were declared with."""
+        """Initialise parameters by the initializers with which they were declared."""
         parameters = [
             delayed.Place(cell, name, parameter)
             for _, cell in _walk(module, "")

@@ -84,7 +84,7 @@ class Patch:
         places: owner (a module or class) and name of each attribute.
         replace: makes the replacement of the original.
         reason: why MindSpore's own does not serve.
-        versions: of MindSpore for which the reason was checked.
+        versions: versions of MindSpore for which the reason was checked.
         adds: MindSpore reads the attribute, and has none of its own.
     """
 

@@ -30,7 +30,7 @@ class MindSporePersistence(PersistenceFacet):
     get_cells_and_names: Callable[[Any], Iterable[tuple[str, Any]]]
 
     def _state(self, model: Any, *, ignore_frozen: bool) -> dict[str, Any]:
-        """By path, as PyTorch does it, not by ``Parameter.name``."""
+        """Return the parameters by path, as PyTorch does, not by ``Parameter.name``."""
         state: dict[str, Any] = {}
         for path, cell in self.get_cells_and_names(model):
             prefix = f"{path}." if path else ""

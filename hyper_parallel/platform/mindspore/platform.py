@@ -178,7 +178,7 @@ class MindSporePlatform(
         note_write(local)
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
-        """By a count of the writes to the base's storage, which aliases share."""
+        """Invalidate ``view`` when ``base`` is written, by a write counter that aliases of the storage share."""
         if not (is_copy or isinstance(base, MovedView)):
             share_count(view._local, base._local)
             return

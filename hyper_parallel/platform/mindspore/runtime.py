@@ -26,7 +26,7 @@ class MindSporeRuntime(RuntimeFacet):
     """Streams, events and profiling of MindSpore."""
 
     def device_type(self) -> str:
-        """As above."""
+        """Return the device type of new tensors."""
         return device_type()
 
     def new_stream(self) -> Any:
@@ -50,7 +50,7 @@ class MindSporeRuntime(RuntimeFacet):
         return no_grad()
 
     def enable_imperative_gradients(self) -> None:
-        """By MindSpore's private entry to its gradient engine; see :mod:`.imperative`."""
+        """Enable ``backward()`` through a private function of MindSpore's gradient engine; see :mod:`.imperative`."""
         imperative.enable()
 
     def profiler_record(self, name: str) -> AbstractContextManager[Any]:
@@ -69,7 +69,7 @@ class MindSporeRuntime(RuntimeFacet):
         mindspore.manual_seed(seed)
 
     def get_symmetric_memory_handler(self) -> Any:
-        """Not supported."""
+        """Raise: MindSpore does not support it."""
         raise self.unsupported("get_symmetric_memory_handler")
 
 

@@ -101,7 +101,7 @@ def _optimizer_message(args: tuple[Any, ...]) -> str:
     """Return why the compiled step of an optimizer is refused and what to use; empty if another reason applies.
 
     Args:
-        args: of the compiled function.
+        args: arguments of the compiled function.
     """
     optimizer: Any = getattr(args[0], "obj", None)
     if not isinstance(optimizer, nn.Optimizer):

@@ -28,7 +28,7 @@ class Member:
         sharded: the DTensor parameter.
         owners: cells and attribute names.
         slot: place in the rows.
-        dim: that the data axis splits.
+        dim: dim that the data axis splits.
     """
 
     def __init__(self, original: Any, sharded: Any, owners: Sequence[tuple[Any, str]], slot: Slot, dim: int) -> None:
@@ -107,7 +107,7 @@ class HeldTuple:
 
     Args:
         owner: the cell.
-        name: of its attribute.
+        name: name of its attribute.
         members: the group's parameters, by their place in the tuple.
     """
 

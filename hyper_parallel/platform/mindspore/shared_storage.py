@@ -31,7 +31,7 @@ class _Undecided:
     """Storage that a tensor may share with the one that it was made of.
 
     Attributes:
-        writes: of that tensor's storage.
+        writes: writes of that tensor's storage.
         pointer: where that storage is; it is not reused while the tensor that may share it lives.
     """
 
@@ -41,7 +41,7 @@ class _Undecided:
         self.writes, self.pointer = writes, pointer
 
     def __reduce__(self) -> tuple[type[int], tuple[()]]:
-        """As for :class:`_Writes`."""
+        """Pickle as 0, as :class:`_Writes` does."""
         return int, ()
 
 

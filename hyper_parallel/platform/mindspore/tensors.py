@@ -140,7 +140,7 @@ class MindSporeTensors(TensorsFacet):
         return mint.sum(size if p == 1 else mint.pow(size, p))
 
     def root(self, data: Any, p: float) -> Any:
-        """On the host: MindSpore takes an exponent in f32, whatever the base is."""
+        """Return the ``p``-th root, computed on the host: MindSpore rounds the exponent to f32 for every base."""
         return Tensor.from_numpy(np.asarray(data.asnumpy() ** (1.0 / p), data.asnumpy().dtype))
 
     def maximum(self, first: Any, second: Any) -> Any:
@@ -152,7 +152,7 @@ class MindSporeTensors(TensorsFacet):
         return mint.clamp(data, max=high)
 
     def scale_(self, data: Any, factor: Any) -> None:
-        """By writing the product into it: in-place arithmetic has no effect on the CPU build."""
+        """Write the product into ``data``: in-place arithmetic has no effect on the CPU build."""
         write_over(data, ops.stop_gradient(data) * factor.astype(data.dtype))
 
     def get_op_name(self, func: Any) -> str:

@@ -48,7 +48,7 @@ def end_graph_at(layout: str) -> None:
     """End the graph that is being traced, if there is one: the call that needs the DTensor then runs by itself.
 
     Args:
-        layout: of the DTensor, for the message of ``fullgraph=True``.
+        layout: layout of the DTensor, for the message of ``fullgraph=True``.
 
     Raises:
         Unsupported: PyTorch's own exception, by which its tracer ends a graph.

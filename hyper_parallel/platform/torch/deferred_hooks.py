@@ -144,7 +144,7 @@ def refuse_earlier_hooks(parameter: Any, path: str, event: str) -> None:
     """Refuse to replace a parameter that has hooks, which would not be called.
 
     Args:
-        parameter: that is about to be replaced.
+        parameter: parameter that is about to be replaced.
         path: its name.
         event: after what hooks may be registered.
 

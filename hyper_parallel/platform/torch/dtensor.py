@@ -63,7 +63,7 @@ class TorchDTensor(DTensor, Tensor):
     _uncounted: UncountedWrites | None = None
 
     def __new__(cls, local: Any, device_mesh: Any, placements: Any) -> Any:
-        """As :class:`DTensor`."""
+        """Create a DTensor from a local tensor."""
         return DTensor.from_local(local, device_mesh, placements)
 
     @classmethod
@@ -299,7 +299,7 @@ class TorchDTensor(DTensor, Tensor):
         return self._local.register_post_accumulate_grad_hook(lambda _: hook(self))
 
     def detach(self) -> Any:
-        """The same storage, off the graph."""
+        """Return a DTensor with the same storage, off the graph."""
         if open_blocks() and skipped(Tensor.detach, "detach"):
             return self._local.detach()
         return self._alias(self._local.detach())
@@ -341,7 +341,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def data(self) -> Any:
-        """The same storage, off the graph and off the version counter."""
+        """A DTensor with the same storage, off the graph; writes to it do not change the version counter."""
         self.drop_views()
         self._data_taken = True
         return self._alias(self._uncounted_writes().through(self._local))
@@ -401,7 +401,7 @@ class TorchDTensor(DTensor, Tensor):
         return self.detach().to_local()
 
     def to_torch(self) -> Any:
-        """The same tensor as ``torch.distributed.tensor.DTensor``: same storage, same graph.
+        """Return this tensor as a ``torch.distributed.tensor.DTensor`` with the same storage and graph.
 
         Raises:
             UnsupportedOnBackend: ``torch.distributed`` is not initialised.
@@ -486,7 +486,7 @@ class TorchDTensor(DTensor, Tensor):
         return f"DTensor({self._layout.notation(self.dtype)} on {self._layout.mesh!r}, local={self._local!r})"
 
     def __format__(self, spec: str) -> str:
-        """As a number where there is one."""
+        """Format a 0-d tensor as a number, others as objects."""
         return format(self.item(), spec) if not self._layout.shape else object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

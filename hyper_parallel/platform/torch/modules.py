@@ -123,7 +123,7 @@ class TorchModules(ModulesFacet):
         return nn.Parameter(torch.zeros(tuple(param_shape), dtype=param_type, device=device), requires_grad)
 
     def init_parameters(self, module: Any, stage_index: int = 0) -> None:
-        """By every module's own ``reset_parameters``."""
+        """Initialise parameters by the ``reset_parameters`` of every module."""
         delayed.materialise(module, stage_index)
 
     def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:

@@ -38,9 +38,9 @@ def set_unreduced(parameter: Any, reducer: str, reason: str | None, *, elsewhere
     """Note why the gradient of a parameter is not reduced.
 
     Args:
-        parameter: that an optimizer may step.
+        parameter: parameter that an optimizer may step.
         reducer: what reduces it: ``fully_shard`` or ``replicate``.
-        reason: for the message; None if it is reduced.
+        reason: reason for the message; None if it is reduced.
         elsewhere: the gradient is not in ``parameter.grad`` before it is reduced.
     """
     vars(parameter).setdefault(_UNREDUCED, {})[reducer] = (reason, elsewhere)
@@ -101,7 +101,7 @@ def on_local_tensors(step: Step) -> Step:
 
 
 def sparse_on_local_tensors(step: Step) -> Step:
-    """As :func:`on_local_tensors`, but sparse gradients are stepped one by one, since mixed ones cannot be dispatched.
+    """Wrap a step as :func:`on_local_tensors` does, but step sparse gradients one by one: mixed lists cannot dispatch.
 
     Args:
         step: a function of ``torch.optim`` that leaves its lists as they are; without the option ``has_sparse_grad``,

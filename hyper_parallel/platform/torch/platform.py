@@ -231,7 +231,7 @@ class TorchPlatform(
             return False
 
     def accumulate_grad(self, local: Any, grad: Any) -> None:
-        """By a separate backward; if the leaf is frozen or has hooks (of later passes), by adding to ``grad``."""
+        """Add a gradient to a leaf by a separate backward, or, if it is frozen or has hooks, directly to ``grad``."""
         if local.requires_grad and not _has_hooks(local):
             torch.autograd.backward(local, grad)
         elif local.grad is None:
@@ -262,7 +262,7 @@ class TorchPlatform(
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
-        """By the version of the base's storage, which aliases share."""
+        """Invalidate ``view`` when ``base`` is written, by the version counter that aliases of the storage share."""
         from hyper_parallel.platform.torch.dtensor import invalidate_with
 
         del is_copy

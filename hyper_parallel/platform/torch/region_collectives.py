@@ -22,7 +22,7 @@ class RecordedCall:
     """A collective of a graph, without its tensors.
 
     Attributes:
-        method: of the transport.
+        method: method of the transport.
         arguments: all but the first, which holds the tensors.
         outputs: local shapes of the results.
     """

@@ -39,7 +39,7 @@ class Region:
     """What runs a function by graphs, which are traced when it is called first.
 
     Args:
-        function: of local tensors; returns a list of them.
+        function: function of local tensors; returns a list of them.
         backend: compiles the graphs, or "inductor"; by default they run operator by operator.
         while_tracing: closed when the trace has ended.
     """

@@ -32,7 +32,7 @@ class Halves:
             requires one.
         inputs: their number.
         outputs: likewise.
-        strides: of the gradients of outputs that ``backward`` takes, as they were traced.
+        strides: strides of the gradients of outputs that ``backward`` takes, as they were traced.
     """
 
     forward: Run
@@ -46,9 +46,9 @@ def single_node(halves: Halves, inputs: Sequence[Any], outputs: Sequence[Any]) -
     """Return what runs the region, or None if it needs AOTAutograd's node.
 
     Args:
-        halves: of the region.
-        inputs: of its first call.
-        outputs: of its first call, by AOTAutograd's node.
+        halves: halves of the region.
+        inputs: inputs of its first call.
+        outputs: outputs of its first call, by AOTAutograd's node.
     """
     storages = {each.untyped_storage().data_ptr() for each in inputs}
     apart = len(storages) + len(outputs) == len(storages | {each.untyped_storage().data_ptr() for each in outputs})

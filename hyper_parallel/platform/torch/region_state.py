@@ -48,7 +48,7 @@ class HookRefusal(TorchFunctionMode):
     """While a forward is traced, hooks of tensors are refused: graphs would replay their operators and not call them.
 
     Args:
-        name: of the class of the module that is traced.
+        name: name of the class of the module that is traced.
     """
 
     def __init__(self, name: str) -> None:
@@ -157,7 +157,7 @@ class ModuleTensors:
         tied: dictionary and name of a tied one, and of its first place.
         absent: dictionary and name of those that are None.
         homes: the dictionaries.
-        count: of their entries.
+        count: count of their entries.
     """
 
     places: list[tuple[str, dict[str, Any], str]]

@@ -26,7 +26,7 @@ def remove_idle_views(graph: fx.Graph, outputs: int, backward: Collection[fx.Nod
     """Change each operator of ``graph`` to read the first of equal tensors, and to reshape in one step.
 
     Args:
-        graph: of forward and backward; its outputs are those of forward, and the gradients.
+        graph: graph of forward and backward; its outputs are those of forward, and the gradients.
         outputs: number of those of forward, which stay the views that they are.
         backward: what backward computes; a gradient may be one of these instead of a view of it.
     """

@@ -30,7 +30,7 @@ class _Bucket:
 
     Args:
         name: equal on all ranks.
-        parameters: of one dtype and device.
+        parameters: parameters of one dtype and device.
         ranks: number of ranks.
     """
 
@@ -107,7 +107,7 @@ class ReplicatedGradients:
 
     Attributes:
         reduces: whether backward reduces gradients; False to accumulate.
-        buckets: in the order in which they are reduced.
+        buckets: buckets in the order in which they are reduced.
     """
 
     def __init__(self, platform: Any, module: Any, options: ReplicatedOptions) -> None:

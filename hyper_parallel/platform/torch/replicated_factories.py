@@ -38,7 +38,7 @@ class ReplicatedFactories(TorchFunctionMode):
     Those that an operator of this library makes inside stay plain.
 
     Args:
-        mesh: of the replicated DTensors.
+        mesh: mesh of the replicated DTensors.
     """
 
     def __init__(self, mesh: Any) -> None:

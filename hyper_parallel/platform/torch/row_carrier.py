@@ -19,7 +19,7 @@ class RowCarrier:
 
     Args:
         platform: PyTorch's platform.
-        device: of the rows.
+        device: device of the rows.
         caller: for error messages: the function whose rows they are.
     """
 

@@ -37,8 +37,8 @@ class ShardedSchedule:
 
     Args:
         platform: PyTorch's platform.
-        device: of the parameters; None if the first group has none.
-        ranks: of the data axis.
+        device: device of the parameters; None if the first group has none.
+        ranks: ranks of the data axis.
     """
 
     def __init__(self, platform: Any, device: torch.device | None, ranks: Ranks) -> None:

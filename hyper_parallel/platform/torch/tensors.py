@@ -52,7 +52,7 @@ class TorchTensors(TensorsFacet):
         return materialized(data).contiguous()
 
     def rearranged(self, data: Any, how: Rearrangement) -> Any:
-        """A dense tensor is read by the strides of the result: one call instead of three."""
+        """Return the elements in another order; a dense tensor is read by strides, in one call instead of three."""
         values = materialized(data)
         if values.is_contiguous():
             dense = torch.as_strided_copy(values, how.sizes, how.strides)
@@ -64,23 +64,23 @@ class TorchTensors(TensorsFacet):
         return data.detach().clone()
 
     def dense_by_chance(self, local: Any, layout: Any) -> bool:
-        """By strides: a shard of length 1 or 0 along a dim is contiguous in several orders of its dims."""
+        """Compare strides: a shard of length 1 or 0 along a dim is contiguous in several orders of its dims."""
         if not any(size <= 1 and size < whole for size, whole in zip(local.shape, layout.shape, strict=True)):
             return False
         return not _is_contiguous(tuple(layout.shape), global_strides(local, layout.shape))
 
     def dense_copy(self, local: Any) -> Any:
-        """Also of a tensor that is contiguous in several orders."""
+        """Return a row-major copy, also of a tensor that is contiguous in several orders."""
         return local.clone(memory_format=torch.contiguous_format)
 
     def can_view(self, local: Any, shape: Sequence[int], target: Sequence[int]) -> bool:
-        """By strides; if ``local`` is contiguous, so is the global tensor."""
+        """Decide by strides; if ``local`` is contiguous, so is the global tensor."""
         return _can_view(local.shape, local.stride(), tuple(shape), tuple(target))
 
     def storing_like(
         self, part: Sequence[int], shapes: Sequence[Sequence[int]], stays: Sequence[bool]
     ) -> Callable[[Any, Sequence[Any]], Any]:
-        """By strides, whose order PyTorch takes from the operands; if all are row-major, so is the result."""
+        """Return a function that sets strides in PyTorch's order for the operands; row-major if all operands are."""
         wholes = [tuple(shape) for shape in shapes]
         usual = _dense_strides(part) if all(stays) and len(set(wholes)) == 1 else None
 
@@ -322,7 +322,7 @@ def global_strides(local: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]
 
 @lru_cache(maxsize=4096)
 def _global_strides(part: tuple[int, ...], part_strides: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """As :func:`global_strides`, from the shape and the strides of the local tensor."""
+    """Compute :func:`global_strides` from the shape and the strides of the local tensor."""
     strides = list(part_strides)
     order = sorted(range(len(part)), key=lambda dim: (strides[dim], part[dim] > 1, -dim))
     grown, shrunk = 1, 1

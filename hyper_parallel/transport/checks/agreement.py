@@ -56,7 +56,7 @@ class Proposal(NamedTuple):
     """The collective that a member is about to call.
 
     Attributes:
-        position: of the member among the sorted ranks.
+        position: position of the member among the sorted ranks.
         operation: name of the transport's method, :data:`BARRIER`, or "" for facts that are compared only. An
             all-to-all of rows has chunks in its fingerprint, whose facts then hold their dtype.
         fingerprint: its facts give dtype, shape, and reduction or source.

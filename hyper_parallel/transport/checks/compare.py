@@ -32,9 +32,9 @@ def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFi
 
     Args:
         joined: fingerprints of earlier members by rank.
-        rank: of the member that joins.
+        rank: rank of the member that joins.
         fingerprint: its fingerprint.
-        number: of the collective among those of its ranks.
+        number: number of the collective among those of its ranks.
 
     Returns:
         the text of the error, or None.
@@ -51,8 +51,8 @@ def joined_mismatch(fingerprints: _Fingerprints, number: int) -> str | None:
     """The text of the error for members of which some call another operation, or with other facts; else None.
 
     Args:
-        fingerprints: of all members that have joined, by rank.
-        number: of the collective among those of its ranks.
+        fingerprints: fingerprints of all members that have joined, by rank.
+        number: number of the collective among those of its ranks.
     """
     who = _difference(fingerprints)
     name = _title_of(next(iter(fingerprints.values())), number)

@@ -86,8 +86,8 @@ class MessageFingerprint:
     Attributes:
         source: rank that sends it.
         destination: rank that receives it.
-        tag: by which it is matched.
-        facts: on which both sides must agree.
+        tag: tag by which it is matched.
+        facts: facts on which both sides must agree.
         site: where it was called.
         channel: through which it travels.
         counted: whether the number of elements must agree, and not the shape: engines see no shapes.
@@ -125,7 +125,7 @@ class TransportFingerprints:
     """Makes the fingerprints of the methods of :class:`Transport`, and refuses invalid arguments.
 
     Args:
-        rank: of the caller.
+        rank: rank of the caller.
         world_size: number of ranks of the world.
         ops: describes tensors.
     """

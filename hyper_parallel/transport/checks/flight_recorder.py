@@ -55,7 +55,7 @@ class FlightRecorder:
 
     Args:
         world_size: number of ranks.
-        folder: that receives one file per rank when the world has failed.
+        folder: folder that receives one file per rank when the world has failed.
     """
 
     def __init__(self, world_size: int, folder: Path) -> None:

@@ -32,7 +32,7 @@ class Step(NamedTuple):
         operation: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
         owner: name of the module group or bucket that calls it, equal on all ranks.
         width: elements of a rank's row, one flag per rank at its end included.
-        dtype: of the row.
+        dtype: dtype of the row.
     """
 
     operation: str

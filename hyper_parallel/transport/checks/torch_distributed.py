@@ -70,7 +70,7 @@ def replace_function(
     """Replace a function of ``torch.distributed``, in this process, until it ends.
 
     Args:
-        name: of the function.
+        name: name of the function.
         replacement: called with the plain function and the arguments of a call, defaults included.
         own_callers: beginnings of the names of modules that go on calling the plain function.
     """

@@ -213,7 +213,7 @@ def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Trans
 
     Args:
         real: from :func:`real_world`.
-        framework: of the rank's tensors.
+        framework: framework of the rank's tensors.
         endpoint: connection to the coordinator.
     """
     if real.framework == "mindspore":

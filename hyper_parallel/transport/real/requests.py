@@ -17,7 +17,7 @@ class Requests:
     """The requests of the ranks of one world.
 
     Args:
-        coordinator: of the world.
+        coordinator: coordinator of the world.
 
     Attributes:
         recorder: keeps the last calls, if the user requested it.

@@ -18,7 +18,7 @@ TENSOR_SHARE = 0.9
 """Minimum share of bugs whose first wrong tensor is named correctly, in a run of the complete corpus."""
 
 CAUSE_SHARE = 0.8
-"""The same for the class of the cause."""
+"""Minimum share of bugs whose class of cause is named correctly, in a run of the complete corpus."""
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class DTensors(DistributedTensors):
 
     Args:
         platform: the framework.
-        mesh: of the operands.
+        mesh: mesh of the operands.
         outputs: number of outputs of the function.
     """
 
@@ -223,7 +223,7 @@ class PlacementChecker:
         call: function of a sequence of operands, plain or distributed, that returns a list of tensors.
         arrays: global values of the operands.
         expected: results of one device.
-        mesh: of the operands; its axes may have any sizes.
+        mesh: mesh of the operands; its axes may have any sizes.
         tensors: the kind of distributed tensor.
         integral: whether values, partial ones included, are small integers.
         values: whether to compare values; False compares only shapes and dtypes of outputs.

@@ -39,7 +39,7 @@ one ULP.
 """
 
 ROUNDED = "half-precision outputs in the last place"
-"""The same setting of a repeat that moved outputs of bfloat16 and float16, and their gradients, by one ULP."""
+"""``Run.settings["perturbation"]`` of a repeat that moved half-precision outputs, and their gradients, by one ULP."""
 
 _KIND_OF: dict[str | None, MovementKind] = {DISPLACED: "displaced", ROUNDED: "rounded"}
 

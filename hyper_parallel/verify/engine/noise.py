@@ -61,7 +61,7 @@ MULTIPLE = 64.0
 """Number of scales of rounding by which a correct run may be off."""
 
 HALF_MULTIPLE = 16.0
-"""The same for values of bfloat16 and float16, whose sums are computed in float32."""
+"""That number for values of bfloat16 and float16, whose sums are computed in float32."""
 
 DISPLACED_MULTIPLE = 2.0
 """Factor of the movements in repeats with displaced gradients: one each for the reference and the parallel run."""

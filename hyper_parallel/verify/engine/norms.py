@@ -20,7 +20,7 @@ _TOLERANCE = 1e-4
 """Largest misfit of norms of other shards, in units of the error that they explain."""
 
 _COARSE = 0.02
-"""The same for gradients in half precision, which are known no better."""
+"""Largest misfit for gradients in half precision, whose rounding allows no smaller one."""
 
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:

@@ -41,7 +41,7 @@ def source_of(program: Program, outcome: Outcome, framework: str, language: Lang
 
     Args:
         program: what to run.
-        outcome: of the program.
+        outcome: outcome of the program.
         framework: name of the framework.
         language: its language.
     """

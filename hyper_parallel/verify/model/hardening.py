@@ -101,7 +101,7 @@ class CaseInspection:
         platform: framework.
         attempt: what may be changed.
         axes: sizes of the mesh by name.
-        seed: of the random values.
+        seed: seed of the random values.
         rows_over: sizes of the axes over which the batches are uneven now.
         changes: changes made, in words.
         blind: changes that were not possible, with the reason.

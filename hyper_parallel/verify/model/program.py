@@ -109,7 +109,7 @@ class ModelProgram:
         names: names of the axes.
         steps: number of training steps.
         fault: injected into the parallel run, if any.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         device: device of both models: ``cpu``, ``cuda`` or ``npu``.
         facts: facts about the case; None until it has been inspected.
         shapes: shapes that the single device drew for, as in :class:`Trained`.

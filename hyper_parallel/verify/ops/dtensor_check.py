@@ -42,7 +42,7 @@ class DTensorJob:
         filled: its values.
         expected: results of the reference.
         mesh: shape of the mesh.
-        seed: of the partial values.
+        seed: seed of the partial values.
         device: device that ranks compute on.
     """
 

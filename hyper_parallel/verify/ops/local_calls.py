@@ -85,7 +85,7 @@ class CallCache:
         platform: the framework.
         reference: results and gradients of one device.
         filled: values of the sample.
-        seed: of the partial values.
+        seed: seed of the partial values.
     """
 
     def __init__(self, platform: Platform, reference: Reference, filled: FilledSample, seed: int) -> None:

@@ -103,7 +103,7 @@ class Case:
         sample: as declared.
         filled: its values.
         reference: results and gradients of one device.
-        seed: of the values.
+        seed: seed of the values.
         first: whether these are the first sizes of the sample.
     """
 

@@ -24,7 +24,7 @@ class FailedCheck:
     Attributes:
         where: ``rule`` for plain tensors per rank, ``public`` for DTensors in the simulated cluster.
         sample: number of the sample, and its arguments.
-        sizes: of the sample's letters.
+        sizes: sizes of the sample's letters.
         mesh: shape.
         places: placements of the operands.
         problem: the difference, or the error.

@@ -126,7 +126,7 @@ class PlacementChooser:
 
         Args:
             case: the values.
-            shape: of the mesh.
+            shape: shape of the mesh.
             again: whether these are the second values of the same sizes.
         """
         rows = list(dict.fromkeys(self._row_places(case, shape, again=again)))

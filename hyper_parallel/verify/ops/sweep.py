@@ -97,7 +97,7 @@ def check_one(
         platform: ``torch`` or ``mindspore``.
         op: canonical name, or that of a function of ``file``.
         sample: number of the sample.
-        sizes: of the sample's letters.
+        sizes: sizes of the sample's letters.
         mesh: shape.
         places: one placement per axis, for each operand.
         integral: use small integers instead of real numbers.
@@ -126,7 +126,7 @@ class Sweep:
         report: receives the results.
         platform: name of the framework.
         op: canonical name, or a user's function.
-        rule: of the operator, None for a user's function.
+        rule: rule of the operator, None for a user's function.
         samples: as declared.
         effort: amount of checking.
     """

@@ -31,7 +31,7 @@ class UserOperator:
 
     Attributes:
         file: path.
-        name: of the function, unique in the file.
+        name: name of the function, unique in the file.
     """
 
     file: str

@@ -49,7 +49,7 @@ class FilledSample:
         kwargs: keyword arguments likewise.
         arrays: values of the operands.
         requires_grad: per operand, whether its gradient is compared.
-        sizes: of the letters, for messages.
+        sizes: sizes of the letters, for messages.
         integral: whether all floating-point values are small integers.
     """
 
@@ -102,9 +102,9 @@ def fill(
 
     Args:
         sample: the call.
-        sizes: of its letters.
+        sizes: sizes of its letters.
         dtype: NumPy's name of the floating dtype.
-        seed: of the values.
+        seed: seed of the values.
         integral: small integers instead of real numbers.
         to_dtype: converts the name of a dtype to the framework's dtype.
         rng: generator to use instead of ``seed``, with the methods of NumPy's generators.

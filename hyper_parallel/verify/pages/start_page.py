@@ -56,7 +56,7 @@ def reports_in(folder: Path, without: Path | None = None) -> list[FoundReport]:
     """Return the pages and JSON reports in a folder and its subfolders, failed ones first.
 
     Args:
-        folder: of the reports.
+        folder: folder of the reports.
         without: file to leave out, the start page itself.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix in {".html", ".json"} and path.is_file()]
@@ -69,7 +69,7 @@ def start_page(folder: Path, reports: Sequence[FoundReport], page: Path) -> str:
     """Return the start page as an HTML document.
 
     Args:
-        folder: of the reports.
+        folder: folder of the reports.
         reports: reports in the folder.
         page: file of the start page; links are relative to it.
     """

@@ -34,7 +34,7 @@ _COST = re.compile(
 """Words directly before a number that mark it as a time, a rate, a count or a size."""
 
 _UNIT = re.compile(r"\s*(?:[muµn]?s|min|h|sec\w*|\w*/\w+|[kmgt]?i?b|tok\w*|samples)\b", re.IGNORECASE)
-"""The same for words after a number."""
+"""Words directly after a number that mark it as a time, a rate, a count or a size."""
 
 _WINDOWS = 32
 """Number of losses over which a mean may be logged; the mean of all losses so far is tried as well."""

@@ -17,7 +17,7 @@ PRINTED = "printed lines"
 """The note of a rank: pairs of the number of completed optimizer steps and a line that it printed then."""
 
 WRITTEN = "written lines"
-"""The same for the lines that all ranks wrote to text files, by path; the steps are not known."""
+"""The note of the lines that all ranks wrote to text files, by path; their steps are not known."""
 
 _MOST = 1 << 20
 """Largest number of characters of a run's lines that are kept."""

@@ -19,7 +19,7 @@ class ProofReport(Report):
     """The rows of some operators, each with its level.
 
     Attributes:
-        rows: of all operators.
+        rows: rows of all operators.
         composed: operators without rows of their own, which are composed of other operators.
         detailed: whether the text lists every row.
     """

@@ -81,11 +81,11 @@ class OpSchema:
         return (self.op, positional, named)
 
     def __hash__(self) -> int:
-        """By :attr:`key`."""
+        """Hash :attr:`key`."""
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        """By :attr:`key`."""
+        """Compare :attr:`key`."""
         return isinstance(other, OpSchema) and self.key == other.key
 
 
@@ -155,7 +155,7 @@ class TensorMeta:
 
     Attributes:
         shape: the global shape.
-        dtype: of the framework.
+        dtype: dtype of the framework.
     """
 
     shape: tuple[int, ...]

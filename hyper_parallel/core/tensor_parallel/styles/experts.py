@@ -166,7 +166,7 @@ class _Call:
     """One call of a module of experts.
 
     Args:
-        edge: of the module.
+        edge: edge of the module.
         x: the hidden states [T, D], replicated over the style's axis.
         tokens: the token of each row that this rank computes, integers [R].
         local: whether the output is to be a local tensor.

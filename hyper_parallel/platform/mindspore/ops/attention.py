@@ -139,7 +139,7 @@ def _fused_attention(
     ops: Any, operator: str, qkv: tuple[Any, Any, Any], heads: int, scale: float, layout: Any, sparse: int, mask: Any,
     shift: Any,
 ) -> Any:  # fmt: skip
-    """By ``scaled_dot_product_attention`` on ``BNSD``; MindSpore's masks are true where scores are left out."""
+    """Call ``scaled_dot_product_attention`` on ``BNSD``; MindSpore's masks are true where scores are masked out."""
     name = LAYOUTS.get(layout, layout)
     expect(
         operator,

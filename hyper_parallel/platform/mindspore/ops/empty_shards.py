@@ -311,7 +311,10 @@ def _computed(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _extrapolated(compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same without calling the kernel on empty operands: sizes are linear in the size that is zero."""
+    """Return shape and dtype of the result for empty operands, without calling the kernel on them.
+
+    They are extrapolated from sizes 1 and 2: the result's shape is linear in the size that is zero.
+    """
     first, second = (_computed(compute, _resized(args, size), _resized(kwargs, size)) for size in (1, 2))
     if isinstance(first, list):
         return [_at_zero(*pair) for pair in zip(first, second, strict=True)]

@@ -39,7 +39,7 @@ def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
 
 @kernel("matrix_power")
 def _matrix_power(x: Tensor, n: int) -> Tensor:
-    """By squaring: the kernel's gradient is wrong in float64."""
+    """Return the matrix power, computed by squaring, because the gradient of MindSpore's kernel is wrong in float64."""
     if n < 0:
         return _matrix_power(ops.inverse(x), -n)
     power, square = None, x
@@ -59,7 +59,7 @@ def _matrix_power(x: Tensor, n: int) -> Tensor:
 
 @decomposition("Cross")
 def _cross_along(ops: Any, _: Any, x: Any, y: Any, dim: int = -65530) -> Any:
-    """Without a dim, along the first of size 3."""
+    """Return the cross product along ``dim``, by default the first dim of size 3."""
     return ops.cross(x, y, next(axis for axis, size in enumerate(x.shape) if size == 3) if dim == -65530 else dim)
 
 

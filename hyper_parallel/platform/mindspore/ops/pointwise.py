@@ -521,7 +521,7 @@ def _logit_of(ops: Any, primitive: Any, x: Any, eps: float | None = None) -> Any
 
 @decomposition("LogSigmoid")
 def _log_sigmoid(ops: Any, _: Any, x: Any) -> Any:
-    """With the buffer that MindSpore keeps for backward, which nothing here needs."""
+    """Return the log-sigmoid; None for the buffer that MindSpore saves for backward."""
     return ops.logsigmoid(x), None
 
 

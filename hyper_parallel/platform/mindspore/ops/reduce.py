@@ -337,7 +337,7 @@ def _argmin_along(ops: Any, _: Any, x: Any, axis: int | None = None, keepdims: b
 def _running_total(
     ops: Any, primitive: Any, x: Any, dim: Any, exclusive: bool | None = None, reverse: bool | None = None
 ) -> Any:
-    """In the dtype of ``x``; exclusive of each element itself, and from the end on, where that is asked for."""
+    """Return the cumulative sum or product in the dtype of ``x``; ``exclusive`` and ``reverse`` as in MindSpore."""
     own = primitive.init_attrs
     exclusive, reverse = (
         own[name] if given is None else given for name, given in (("exclusive", exclusive), ("reverse", reverse))
@@ -365,7 +365,7 @@ _SMALL = (mindspore.bool_, mindspore.int8, mindspore.uint8, mindspore.int16)
 
 @decomposition("DeprecatedCumsum", METHOD + "CumsumExt")
 def _cumsum(ops: Any, _: Any, x: Any, axis: int | None = None, dtype: Any = None) -> Any:
-    """Without an axis, of all elements in a row; booleans and small integers are added up in int32."""
+    """Return the cumulative sum, without an axis of the flattened ``x``; booleans and small integers become int32."""
     dtype = mindspore.int32 if dtype is None and x.dtype in _SMALL else dtype
     x = x if dtype is None else ops.cast(x, dtype=dtype)
     return ops.cumsum(ops.view(x, (-1,)), 0) if axis is None else ops.cumsum(x, axis)
@@ -373,14 +373,14 @@ def _cumsum(ops: Any, _: Any, x: Any, axis: int | None = None, dtype: Any = None
 
 @decomposition("Cummin")
 def _cummin(ops: Any, _: Any, x: Any, dim: int) -> Any:
-    """The indices are 32-bit numbers."""
+    """Return the cumulative minimum and its indices, as 32-bit numbers."""
     values, indices = ops.cummin(x, dim)
     return values, ops.cast(indices, dtype=mindspore.int32)
 
 
 @decomposition("Median")
 def _median(ops: Any, primitive: Any, x: Any) -> Any:
-    """With the index along a dim; over all elements without one, since no caller reads it."""
+    """Return the median with its index along a dim; over all elements, None for the index, which no caller reads."""
     whole, axis, keep, skip = (
         primitive.init_attrs[name] for name in ("global_median", "axis", "keep_dims", "ignore_nan")
     )
@@ -415,7 +415,7 @@ def _square_sums(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 @decomposition("Trace")
 def _legacy_trace(ops: Any, _: Any, x: Any) -> Any:
-    """In the dtype of ``x``."""
+    """Return the trace in the dtype of ``x``."""
     return ops.cast(ops.sum(ops.diagonal(x)), dtype=x.dtype)
 
 
@@ -455,28 +455,28 @@ def _only_dim(name: str, dim: Any) -> Any:
 
 @decomposition(METHOD + "Std")
 def _method_std(ops: Any, _: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    """On CPU nothing is subtracted from the count by default."""
+    """Return the standard deviation; the default correction is 0 on CPU, and 1 elsewhere."""
     chosen = (0 if computes_on_cpu() else 1) if correction is None else correction
     return ops.std(x, dim, correction=chosen, keepdim=keepdim)
 
 
 @decomposition(METHOD + "ArgMinExt")
 def _method_argmin(ops: Any, _: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """On CPU indices are 32-bit numbers."""
+    """Return the indices of the minima, on CPU as 32-bit numbers."""
     indices = ops.argmin(x, dim, keepdim)
     return ops.cast(indices, dtype=mindspore.int32) if computes_on_cpu() else indices
 
 
 @decomposition(METHOD + "CountNonZero")
 def _method_count_nonzero(ops: Any, _: Any, x: Any, dim: Any = None) -> Any:
-    """On CPU counts are 32-bit numbers."""
+    """Return the number of nonzero elements, on CPU as 32-bit numbers."""
     counts = ops.count_nonzero(x, dim)
     return ops.cast(counts, dtype=mindspore.int32) if computes_on_cpu() else counts
 
 
 @decomposition(METHOD + "MedianExt", "DeprecatedMedian")
 def _method_median(ops: Any, _: Any, x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
-    """On CPU along the last dim by default, and with the indices."""
+    """Return the median and its indices; without an axis, on CPU along the last dim, elsewhere over all elements."""
     if axis is None and not computes_on_cpu():
         return ops.median_all(x)
     return ops.median_along(x, -1 if axis is None else axis, keepdims)

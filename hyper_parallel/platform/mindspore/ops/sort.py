@@ -213,7 +213,7 @@ def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
 
 @decomposition(METHOD + "HistcExt")
 def _method_histc(ops: Any, _: Any, x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    """On CPU counts of float16 are float32."""
+    """Return the histogram; on CPU the counts of float16 are float32."""
     counts = ops.histc(x, bins, min, max)
     return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 and computes_on_cpu() else counts
 
@@ -228,7 +228,7 @@ def _search_sorted(
 
 @decomposition(METHOD + "BincountExt")
 def _method_bincount(ops: Any, _: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """On CPU counts are float32, and so are sums of weights, which are added in float32."""
+    """Count the occurrences of each integer, or sum their weights; on CPU in float32."""
     if weights is not None and computes_on_cpu():
         weights = ops.cast(weights, dtype=mindspore.float32)
     counts = ops.bincount(ops.cast(x, dtype=mindspore.int64), weights, minlength)

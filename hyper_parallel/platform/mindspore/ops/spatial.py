@@ -53,7 +53,7 @@ def _convolution_of_batches(
     ops: Any, _: Any, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
     groups: int = 1,
 ) -> Any:  # fmt: skip
-    """Without a dim of samples there is one sample."""
+    """Return the convolution of a batch, or of a single sample without a batch dim."""
     single = len(x.shape) < len(weight.shape)
     x = ops.unsqueeze(x, 0) if single else x
     out = ops.convolution(x, weight, bias, stride, padding, dilation, False, 0, groups)
@@ -116,7 +116,7 @@ def _average(count: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
-        """By the kernel for three dims."""
+        """Return the average pool, computed by the kernel for three dims."""
         sizes = spread(kernel_size, count)
         more, lead = (1,) * (3 - count), tuple(x.shape[: x.ndim - count])
         channels = (1, *lead)[-2:] if len(lead) < 2 else lead
@@ -172,7 +172,7 @@ def _average_pool_1d(
     ops: Any, _: Any, x: Any, kernel: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Any:  # fmt: skip
-    """By two dims, the first of size 1."""
+    """Return the average pool over one dim, as a pool over two dims of which the first has size 1."""
     size, step, pad = (_first(value) for value in (kernel, stride if stride is not None else kernel, padding))
     out = ops.avg_pool2d(ops.unsqueeze(x, -2), (1, size), (1, step), (0, pad), ceil_mode, count_include_pad)
     return ops.squeeze(out, -2)
@@ -206,14 +206,14 @@ def _max_pool(
     ops: Any, _: Any, x: Any, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """With the indices, whether they are asked for or not."""
+    """Return the max pool and the indices, also without ``return_indices``."""
     del return_indices
     return tuple(ops.max_pool2d(x, kernel, stride or (), padding, dilation, ceil_mode))
 
 
 @decomposition("MaxPoolWithArgmaxV2")
 def _legacy_max_pool(ops: Any, primitive: Any, x: Any) -> Any:
-    """With the indices."""
+    """Return the max pool and the indices; all options are attributes of the primitive."""
     attrs = primitive.attrs
     kernel, stride, pads, dilation = (
         tuple(attrs[name])[-2:] for name in ("kernel_size", "strides", "pads", "dilation")
@@ -338,7 +338,7 @@ def _repeating(ops: Any, x: Any, pads: Sequence[tuple[int, int]], mode: Any) -> 
 
 @decomposition("Pad")
 def _legacy_pad(ops: Any, primitive: Any, x: Any) -> Any:
-    """With zeros; a negative number cuts off."""
+    """Pad with zeros; negative paddings remove elements."""
     return ops.pad(x, [size for sides in reversed(primitive.init_attrs["paddings"]) for size in sides], 0)
 
 
@@ -350,7 +350,10 @@ def _mirror_pad(ops: Any, primitive: Any, x: Any, pads: Any) -> Any:
 
 @decomposition("UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D")
 def _nearest(ops: Any, _: Any, x: Any, size: Sequence[int] | None = None, scales: Sequence[float] | None = None) -> Any:
-    """By a size, or by scales that give whole sizes: otherwise positions would be counted by the scale."""
+    """Upsample to ``size``, or by scales that give integer sizes.
+
+    Other scales are rejected, because MindSpore then maps positions by the scale instead of by the sizes.
+    """
     if size is None:
         exact = [length * scale for length, scale in zip(x.shape[2:], scales or (), strict=True)]
         if any(length != int(length) for length in exact):

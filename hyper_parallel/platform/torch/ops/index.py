@@ -149,7 +149,7 @@ def _where(ops: Any, condition: Any, x: Any = None, y: Any = None) -> Any:
 
 @decomposition(F.one_hot, signature="x, num_classes=-1")
 def _one_hot(ops: Any, x: Any, num_classes: int = -1) -> Any:
-    """Without ``num_classes`` the largest class is searched in the gathered ``x``."""
+    """One-hot encode ``x``; without ``num_classes``, the largest class is read from the gathered ``x``."""
     if num_classes == -1:
         num_classes = int(gathered(x, "one_hot").max()) + 1
     return ops.one_hot(x, num_classes)

@@ -75,7 +75,7 @@ class EngineRules:
 
         Args:
             operation: name of the process group's method.
-            arguments: of the call, by position.
+            arguments: arguments of the call, by position.
 
         Raises:
             UnsupportedOnBackend: the engine refuses the call; the message has the fix.

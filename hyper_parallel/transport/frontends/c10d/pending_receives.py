@@ -86,7 +86,7 @@ def watch_receive(x: torch.Tensor, site: Site) -> Callable[[], None]:
 
     Args:
         x: the tensor that is received into; a subclass, or one with gaps, is not watched.
-        site: of the receive.
+        site: site of the receive.
     """
     if type(x.detach()) is not torch.Tensor or not x.numel() or not x.is_contiguous():
         return lambda: None

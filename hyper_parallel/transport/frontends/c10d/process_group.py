@@ -91,11 +91,11 @@ class SimulatedProcessGroup(_DescribedGroup):
     """One rank's handle of one group.
 
     Args:
-        transport: of the simulated rank.
+        transport: transport of the simulated rank.
         ranks: global ranks of the members, in the order of their group ranks.
-        store: of the group.
+        store: store of the group.
         name: PyTorch's name of the group.
-        description: that the program gave.
+        description: description that the program gave.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ class _TCPStore(_Part):
     """What ``TCPStore`` makes: one store per port.
 
     Args:
-        host_name: of the server; not used.
-        port: of the store; 0 takes a new one.
+        host_name: name of the server; not used.
+        port: port of the store; 0 takes a new one.
         world_size: number of ranks that make the store; the server waits for all of them.
         is_master: whether the rank is the server.
         timeout: not used: the simulation detects hangs without a time limit.
@@ -75,7 +75,7 @@ class _FileStore(_Part):
     """What ``FileStore`` makes: one store per file, which is not written.
 
     Args:
-        file_name: of the file.
+        file_name: name of the file.
         world_size: not used: nothing waits for it.
     """
 

@@ -59,8 +59,8 @@ class RankGroups:
     """The fields of PyTorch's world object, for one rank.
 
     Args:
-        transport: of the simulated rank.
-        store: of the world.
+        transport: transport of the simulated rank.
+        store: store of the world.
     """
 
     def __init__(self, transport: SimulatedTransport, store: Store) -> None:

@@ -34,8 +34,8 @@ def reduce_parts(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:
     """Fold equal-shaped ``parts`` from the left; a new tensor of their dtype.
 
     Args:
-        parts: of the members, in their order; dense, or all sparse.
-        name: of the reduction, as :func:`reduction_name` gives it.
+        parts: parts of the members, in their order; dense, or all sparse.
+        name: name of the reduction, as :func:`reduction_name` gives it.
 
     Raises:
         CollectiveMismatchError: the dtype or the layout has no such reduction.

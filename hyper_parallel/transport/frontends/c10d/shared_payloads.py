@@ -30,9 +30,9 @@ class Packed:
 
     Attributes:
         data: its pickle, without the memory of tensors.
-        sizes: of the memory of each tensor, in bytes.
-        memory: of all tensors; empty if it is in ``path``.
-        path: of the file that holds it; empty for none.
+        sizes: sizes of the memory of each tensor, in bytes.
+        memory: memory of all tensors; empty if it is in ``path``.
+        path: path of the file that holds it; empty for none.
     """
 
     data: bytes

@@ -59,7 +59,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
     """The collectives of one rank in one group.
 
     Attributes:
-        transport: of the simulated rank.
+        transport: transport of the simulated rank.
         ranks: global ranks of the members, in the order of their group ranks.
     """
 

@@ -112,7 +112,7 @@ def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: Site) -
     Args:
         x: the tensor, when its send is waited for; a subclass, of which the receiver may refuse the type, is not read.
         sent: a copy of it, or of its bytes, from the start.
-        site: of the send.
+        site: site of the send.
     """
     if type(x.detach()) is not torch.Tensor:
         return

@@ -56,7 +56,7 @@ class LostPeers:
 
         Args:
             what: operation of gloo and its ranks, for the message.
-            ranks: that take part.
+            ranks: ranks that take part.
 
         Raises:
             RankFailedError: gloo gave up or lost its connection; it says which ranks answer and which do not. It takes
@@ -77,7 +77,7 @@ class LostPeers:
 
         Args:
             what: what it is asked for, for the message.
-            ranks: that take part.
+            ranks: ranks that take part.
             ask: called in a thread of its own.
 
         Raises:

@@ -156,7 +156,7 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
         device: ``npu``: rank i takes device i of those that MindSpore sees. Or ``cpu``.
         rank: which one this is.
         world_size: number of ranks.
-        port: of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.
+        port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.
         store: file where the ranks of a rehearsal meet.
 
     Raises:

@@ -160,7 +160,7 @@ class Regression(nn.Cell):
 
     Args:
         inputs, hidden, outputs: sizes of the layers.
-        dtype: of their parameters.
+        dtype: dtype of their parameters.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, dtype: Any) -> None:

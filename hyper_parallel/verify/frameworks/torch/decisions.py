@@ -43,8 +43,8 @@ def decided(
         plain: the operator.
         name: a name in ``OPERATORS``.
         record: called with the name, the scores, the indices and their dim.
-        args: of the call.
-        kwargs: of the call.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
     """
     result = plain(*args, **kwargs)
     scores = args[0] if args else kwargs.get("input")
@@ -90,8 +90,8 @@ def pooled(
         plain: the operator.
         name: a name in ``POOLS``.
         record: called with the name, one row of numbers per sample, the indices of the maxima in it, and dim 1.
-        args: of the call.
-        kwargs: of the call.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
     """
     numbers = args[0] if args else kwargs.get("input")
     if (

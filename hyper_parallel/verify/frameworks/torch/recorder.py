@@ -449,7 +449,7 @@ class Recorder:
         they are float32 weights that a program keeps in addition to the model's.
 
         Args:
-            optimizer: that makes a step.
+            optimizer: optimizer that makes a step.
             named: parameters of the models.
         """
         own = {id(value) for value in _held(optimizer)}

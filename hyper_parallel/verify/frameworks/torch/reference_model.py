@@ -140,7 +140,7 @@ class Regression(nn.Module):
 
     Args:
         inputs, hidden, outputs: sizes of the layers.
-        dtype: of their parameters.
+        dtype: dtype of their parameters.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, dtype: Any) -> None:

@@ -16,7 +16,7 @@ class Clipping(NamedTuple):
     Attributes:
         owner: the module or class that has it.
         name: its name there.
-        parameters: of the function, by name: DeepSpeed's decorators hide its signature.
+        parameters: parameters of the function, by name: DeepSpeed's decorators hide its signature.
         read: returns, of a call's arguments by name, the tensors whose gradients are clipped, the largest norm (0 if
             nothing is clipped) and the norm.
     """

@@ -45,10 +45,10 @@ def sided(
 
     Args:
         plain: the operator.
-        name: of ``OPERATORS``.
+        name: a name in ``OPERATORS``.
         record: gets the name, the distances from the nearest threshold, and which numbers are above it.
-        args: of the call.
-        kwargs: of the call.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
     """
     numbers: Any = args[0] if args else None
     if (

@@ -62,7 +62,7 @@ def public_calls(
 
     Args:
         op: canonical name.
-        arguments: of the call, in canonical names, defaults included.
+        arguments: arguments of the call, in canonical names, defaults included.
         canonical: the operator's parameters.
         writes: spellings that write their first operand.
 

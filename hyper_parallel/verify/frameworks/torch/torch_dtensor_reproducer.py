@@ -61,7 +61,7 @@ class Draws:
     """Draws values as a generator of NumPy does, long ones so that a short expression of PyTorch draws them again.
 
     Args:
-        seed: of the values.
+        seed: seed of the values.
     """
 
     def __init__(self, *seed: int) -> None:
