@@ -50,7 +50,7 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
 
 
 def keep_dims_linear(kept: Sequence[int | None]) -> tuple[Row, ...]:
-    """Return those rows of :func:`keep_dims` that hold if elements are added or dropped: of Partial, only sum and avg."""
+    """Return the rows of :func:`keep_dims` that hold if elements are added or dropped: of Partial, only sum and avg."""
     return tuple(row for row in keep_dims(kept) if all(_is_sum(placement) for placement in row.inputs))
 
 

@@ -66,7 +66,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def _added(x: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """Add ``values`` at ``places``; booleans and complex numbers, which the kernel lacks, are converted for the call."""
+    """Add ``values`` at ``places``; booleans and complex numbers, which the kernel lacks, are converted first."""
     if x.dtype == mindspore.bool_:
         return ops.cast(_added(ops.cast(x, mindspore.int32), places, ops.cast(values, mindspore.int32)), x.dtype)
     if x.is_complex():
