@@ -74,7 +74,7 @@ def _flash_attention(
     lengths: Any, key_lengths: Any, heads: int, keep: float, scale: float, before: int, after: int, precise: int,
     layout: Any, sparse: int,
 ) -> Any:  # fmt: skip
-    """The attention is the last of four results; MindSpore uses the others in its own backward only."""
+    """Return the attention as the last of four results; the others, which only MindSpore's backward uses, are None."""
     del precise
     absent = {"drop_mask": drop, "padding_mask": padding, "prefix": prefix, "actual_seq_qlen": lengths,
               "actual_seq_kvlen": key_lengths}  # fmt: skip
@@ -93,7 +93,7 @@ def _fusion_attention(
     mask: Any, scale: float, keep: float, before: int, after: int, precise: int, prefix: Any, lengths: Any,
     key_lengths: Any, sparse: int, parallel: bool, sync: bool, kind: int, start: Any, key_start: Any,
 ) -> Any:  # fmt: skip
-    """The attention is the first result."""
+    """Return the attention as the first of seven results; the others are None."""
     del seed, offset, precise, parallel, sync
     absent = {"padding_mask": padding, "prefix": prefix, "actual_seq_qlen": lengths, "actual_seq_kvlen": key_lengths,
               "q_start_idx": start, "kv_start_idx": key_start}  # fmt: skip

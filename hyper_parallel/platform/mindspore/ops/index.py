@@ -156,7 +156,7 @@ def _getitem(dispatcher: Any, _: Any, x: Any, index: Any) -> Any:
 
 @decomposition("Gather", "DeprecatedGather")
 def _gather_rows(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
-    """Rows along ``axis``; ``nn.Embedding`` looks up its table this way."""
+    """Return rows along ``axis``; ``nn.Embedding`` looks up its table by this operator."""
     if batch_dims:
         msg = f"Gather: batch_dims={batch_dims} has no sharding rule; use mint.gather"
         raise UnsupportedOperatorError(msg)
@@ -171,13 +171,13 @@ def _gather_rows(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: in
 
 @decomposition("GatherNd")
 def _gather_nd(ops: Any, _: Any, x: Any, index: Any) -> Any:
-    """The last dim of the index is a position in the first dims of ``x``."""
+    """Return elements of ``x``; each row of ``index`` along its last dim is a position in the first dims of ``x``."""
     return ops.index(x, tuple(select_column(ops, index, dim, x.shape[dim]) for dim in range(index.shape[-1])))
 
 
 @decomposition("MaskedSelect")
 def _masked_select(ops: Any, _: Any, x: Any, mask: Any) -> Any:
-    """The mask's values determine the size of the result, so it is gathered."""
+    """Return the elements where ``mask`` is true; the mask is gathered, since its values determine the size."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(mask.shape))
     like = x if isinstance(x, DTensor) else mask
     x, mask = ops.expand(x, shape), ops.expand(mask, shape)
@@ -191,7 +191,7 @@ def _take(ops: Any, _: Any, x: Any, index: Any) -> Any:
 
 @decomposition("DeprecatedTake")
 def _take_along(ops: Any, _: Any, x: Any, index: Any, axis: int | None = None, mode: str = "clip") -> Any:
-    """Positions outside are the nearest inside, or counted from the start again; negative ones count from the end.
+    """Return elements along ``axis``; positions out of range are clipped, or wrapped; negative ones count from the end.
 
     Raises:
         NotImplementedError: ``mode`` is "raise", which MindSpore does not have.
@@ -222,7 +222,7 @@ def _legacy_one_hot(ops: Any, _: Any, x: Any, depth: int, on: Any, off: Any, axi
 
 @decomposition("OneHotExt")
 def _one_hot_ext(ops: Any, _: Any, x: Any, classes: int, on: Any = 1, off: Any = 0, axis: int = -1) -> Any:
-    """Behind ``mint.nn.functional.one_hot``, which passes one and zero."""
+    """One-hot encode for ``mint.nn.functional.one_hot``, which passes the values one and zero."""
     values = [number(value) for value in (on, off)]
     expect("OneHotExt", "on_value, off_value, axis", [*values, axis], [1, 0, -1])
     return ops.one_hot(x, classes)

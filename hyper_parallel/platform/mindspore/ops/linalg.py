@@ -26,7 +26,7 @@ kernel("cdist")(lambda x, y, p=2.0, compute_mode=None: ops.cdist(x, y, float(p))
 
 @kernel("cross")
 def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
-    """Composed: MindSpore's own kernel reads uninitialised memory. The result has the dtype of the first operand."""
+    """Return the cross product, composed: MindSpore's kernel reads uninitialised memory. The dtype is that of ``x``."""
     y = ops.cast(y, x.dtype)
 
     def rotated(operand: Tensor, by: int) -> Tensor:

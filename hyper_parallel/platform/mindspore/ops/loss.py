@@ -127,7 +127,7 @@ def _reduced(ops: Any, rows: Any, reduction: Any) -> Any:
 
 @decomposition("NLLLoss")
 def _nll_loss(ops: Any, _: Any, x: Any, target: Any, weight: Any, reduction: Any = 1, ignore_index: int = -100) -> Any:
-    """The loss; the second result, the total weight, is None, since no caller in MindSpore uses it."""
+    """Return the loss, and None for the total weight, which no caller in MindSpore uses."""
     weight = unless_constant(weight, 1)
     loss = ops.nll_loss(x, target, weight, ignore_index=ignore_index, reduction=_reduction_name(reduction))
     return loss, None
@@ -178,9 +178,9 @@ def _soft_margin(ops: Any, primitive: Any, x: Any, target: Any, reduction: Any =
 
 @decomposition("KLDivLoss")
 def _legacy_kl_divergence(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
-    """The target is a constant to MindSpore's derivative.
+    """Return the KL divergence; as in MindSpore, no gradient flows to the target.
 
-    Where it is not positive the kernel adds no loss, but has the usual derivative.
+    Where the target is not positive, the kernel adds no loss, but has the usual derivative.
     """
     name, target = primitive.init_attrs["reduction"], ops.detach(target)
     rows = ops.where(ops.gt(target, 0), ops.kl_div(x, target, reduction="none"), 0)
@@ -194,7 +194,7 @@ def _legacy_kl_divergence(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
 
 @decomposition("SigmoidCrossEntropyWithLogits")
 def _legacy_with_logits(ops: Any, _: Any, x: Any, target: Any) -> Any:
-    """The target is a constant to MindSpore's derivative."""
+    """Return the binary cross entropy of logits; as in MindSpore, no gradient flows to the target."""
     return ops.binary_cross_entropy_with_logits(x, ops.detach(target), reduction="none")
 
 

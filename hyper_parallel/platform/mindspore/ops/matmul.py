@@ -166,7 +166,7 @@ def _matrix(labels: str, x: Tensor, groups: Sequence[Sequence[str]], sizes: dict
 
 @decomposition("MatMul", "BatchMatMul")
 def _legacy_matmul(ops: Any, _: Any, x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
-    """``nn.Dense`` multiplies with ``transpose_y``, which is what ``linear`` means."""
+    """Multiply matrices; with ``transpose_y``, as in ``nn.Dense``, this is ``linear``."""
     if transpose_y and not transpose_x and len(y.shape) == MATRIX:
         return ops.linear(x, y)
     x = ops.matrix_transpose(x) if transpose_x else x
@@ -176,7 +176,7 @@ def _legacy_matmul(ops: Any, _: Any, x: Any, y: Any, transpose_x: bool = False, 
 
 @decomposition("BiasAdd")
 def _bias_add(ops: Any, primitive: Any, x: Any, bias: Any, *__: Any) -> Any:
-    """``nn.Dense`` adds its bias this way; the channel of more than two dims is dim 1."""
+    """Add a bias per channel, as ``nn.Dense`` does; the channel is dim 1."""
     expect("BiasAdd", "data_format", primitive.init_attrs["data_format"], "NCHW")
     if len(x.shape) != MATRIX:
         bias = ops.view(bias, (-1, *(1,) * (len(x.shape) - MATRIX)))

@@ -380,7 +380,7 @@ ROUNDING = {0: None, 1: "trunc", 2: "floor"}
 
 @decomposition("DivMod", "DivMods")
 def _rounded_quotient(ops: Any, _: Any, x: Any, y: Any, rounding_mode: Any = None) -> Any:
-    """The rounding comes as a number from MindSpore's Python layer."""
+    """Divide; the rounding mode may be a number, as MindSpore's Python layer passes it."""
     return ops.div(x, y, rounding_mode=ROUNDING.get(rounding_mode, rounding_mode))
 
 
@@ -391,14 +391,14 @@ def _truncated_quotient(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 @decomposition("RealDiv")
 def _quotient_of_one_dtype(ops: Any, _: Any, x: Any, y: Any) -> Any:
-    """Integers by integers are rounded towards zero, unlike by ``Div``."""
+    """Divide; unlike ``Div``, integers divided by integers are rounded towards zero."""
     whole = all(_is_integral(operand) for operand in (x, y))
     return ops.div(x, y, rounding_mode="trunc") if whole else ops.div(x, y)
 
 
 @decomposition("Inv")
 def _inverse(ops: Any, _: Any, x: Any) -> Any:
-    """Of floating-point numbers; MindSpore's quotient of integers has no rule.
+    """Return the reciprocal of floating-point or complex numbers; that of integers has no rule.
 
     Raises:
         UnsupportedOperatorError: ``x`` is not floating-point or complex.
@@ -421,7 +421,7 @@ def _truncated_remainder(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 
 def _alike(ops: Any, x: Any, y: Any) -> list[Any]:
-    """Both operands as tensors of their common dtype."""
+    """Return both operands as tensors of their common dtype."""
     dtype = promoted(x, y)
     like = x if isinstance(x, DTensor) else y
     tensors = (each if isinstance(each, Tensor) else ops.full_like(like, each, dtype=dtype) for each in (x, y))
@@ -430,7 +430,7 @@ def _alike(ops: Any, x: Any, y: Any) -> list[Any]:
 
 @decomposition("Xdivy")
 def _xdivy(ops: Any, _: Any, x: Any, y: Any) -> Any:
-    """Of floating-point tensors; a number is one of the tensor's dtype."""
+    """Return ``x / y``, but 0 where ``x`` is 0; a Python number gets the dtype of the tensor."""
     x, y = _alike(ops, x, y)
     return _safe_quotient(ops, x, y, ops.eq(x, 0))
 
@@ -479,18 +479,18 @@ def _allclose(
 
 @decomposition("Addcmul")
 def addcmul(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
-    """The factor may be a tensor; the result has the dtype of the tensors."""
+    """Return ``x + first * second * value`` in the dtype of the tensors; ``value`` may be a tensor."""
     return ops.add(x, _whole_as(ops, x, ops.mul(ops.mul(first, second), value)))
 
 
 @decomposition("Addcdiv")
 def addcdiv(ops: Any, _: Any, x: Any, first: Any, second: Any, value: Any = 1) -> Any:
-    """The factor may be a tensor; the result has the dtype of the tensors."""
+    """Return ``x + first / second * value`` in the dtype of the tensors; ``value`` may be a tensor."""
     return ops.add(x, _whole_as(ops, x, ops.mul(ops.div(first, second), value)))
 
 
 def _whole_as(ops: Any, x: Any, term: Any) -> Any:
-    """``term`` in the dtype of ``x`` where that is an integer."""
+    """Return ``term``, cast to the dtype of ``x`` if ``x`` is integral."""
     return ops.cast(term, dtype=x.dtype) if _is_integral(x) else term
 
 
@@ -506,7 +506,7 @@ def _add_n(ops: Any, primitive: Any, tensors: Any, *__: Any) -> Any:
 
 @decomposition("Polygamma")
 def _polygamma(ops: Any, _: Any, order: Any, x: Any) -> Any:
-    """The order comes as a tensor, and is one number."""
+    """Return the polygamma function of ``x``; ``order`` is a tensor of one element."""
     whole = order.full_tensor() if isinstance(order, DTensor) else order
     expect("Polygamma", "the number of orders", whole.size, 1)
     return ops.polygamma(x, int(whole.asnumpy().item()))
@@ -514,7 +514,7 @@ def _polygamma(ops: Any, _: Any, order: Any, x: Any) -> Any:
 
 @decomposition("Logit")
 def _logit_of(ops: Any, primitive: Any, x: Any, eps: float | None = None) -> Any:
-    """A negative bound means none."""
+    """Return the logit of ``x``; a negative ``eps`` means no clamping."""
     eps = primitive.init_attrs["eps"] if eps is None and primitive is not None else eps
     return ops.logit(x, None if eps is not None and eps < 0 else eps)
 
@@ -552,7 +552,7 @@ def _npu_gelu(ops: Any, _: Any, x: Any, approximate: str = "none") -> Any:
 
 @decomposition("Swiglu")
 def _swiglu(ops: Any, _: Any, x: Any, dim: int = -1) -> Any:
-    """Gated linear unit: half of the dim gates the other half."""
+    """Return SwiGLU: the SiLU of the first half of ``dim`` times the second half."""
     expect("Swiglu", f"the rest of size {x.shape[dim]} in halves", x.shape[dim] % 2, 0)
     gate, value = ops.chunk(x, 2, dim)
     return ops.mul(ops.silu(gate), value)
@@ -560,7 +560,7 @@ def _swiglu(ops: Any, _: Any, x: Any, dim: int = -1) -> Any:
 
 @decomposition("PReLU")
 def _prelu_per_channel(ops: Any, _: Any, x: Any, weight: Any) -> Any:
-    """The weight as it broadcasts: one number, or one per channel, which is the second dim."""
+    """Return PReLU, with one weight, or one weight per channel (the second dim)."""
     channels = x.shape[1] if len(x.shape) > 1 else 1
     count = math.prod(weight.shape)
     if count not in (1, channels):
@@ -577,7 +577,7 @@ def _type_as(ops: Any, _: Any, x: Any, other: Any) -> Any:
 
 @decomposition("ToDevice")
 def _to_device(ops: Any, _: Any, x: Any, *__: Any, **___: Any) -> Any:
-    """Local tensors stay on the device of the mesh."""
+    """Return ``x``: local tensors stay on the device of the mesh."""
     del ops
     return x
 
@@ -596,7 +596,7 @@ def into(x: Any, result: Any) -> Any:
 
 @decomposition("Assign", "AssignAdd", "AssignSub")
 def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
-    """MindSpore writes without recording: correct for parameters and buffers, wrong for results.
+    """Write into ``x`` off the graph, as MindSpore does: correct for parameters and buffers, wrong for results.
 
     Raises:
         UnsupportedOperatorError: gradients flow through ``x``.

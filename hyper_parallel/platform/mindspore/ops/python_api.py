@@ -148,14 +148,14 @@ def _min(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial:
 
 @replacement("count_nonzero")
 def _count_nonzero(ops: Any, x: Any, axis: Any = (), keep_dims: bool = False, dtype: Any = mindspore.int32) -> Any:
-    """Sums of 32-bit numbers are wider, so the result is cast."""
+    """Count nonzero elements; sums of 32-bit numbers are wider, so the result is cast."""
     counts = ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
     return ops.cast(counts, dtype=dtype)
 
 
 @replacement("nanmean")
 def _nanmean(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
-    """MindSpore gives it a derivative of its own, which would count the elements of one rank."""
+    """Return the mean without NaN, composed: MindSpore's own gradient would count the elements of one rank."""
     count = ops.sum(ops.cast(ops.eq(x, x), dtype=x.dtype), axis, keepdims)
     return ops.div(ops.nansum(x, axis, keepdims, dtype=dtype), count)
 
@@ -168,7 +168,7 @@ def _move_to(ops: Any, x: Any, to: Any, blocking: bool = True) -> Any:
 
 @replacement("diff")
 def _diff(ops: Any, x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """Neighbours' differences along ``axis``, ``n`` times."""
+    """Return the differences of neighbours along ``axis``, computed ``n`` times."""
     parts = [part for part in (prepend, x, append) if part is not None]
     x = ops.cat(parts, axis) if len(parts) > 1 else x
     for _ in range(n):
@@ -183,7 +183,7 @@ def _neighbours(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
 
 @replacement("trapz")
 def _trapz(ops: Any, y: Any, x: Any = None, *, dx: float = 1.0, dim: int = -1) -> Any:
-    """The area under a polygon, in float32 of what is neither float16 nor float32."""
+    """Integrate by the trapezoidal rule, in float32 unless ``y`` is float16."""
     y = y if y.dtype in (mindspore.float16, mindspore.float32) else ops.cast(y, dtype=mindspore.float32)
     heights = ops.div(ops.add(*_neighbours(ops, y, dim)), 2)
     if x is None:
@@ -259,7 +259,7 @@ def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, er
 
 @replacement("diag_embed")
 def _diag_embed(ops: Any, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    """The last dim on a diagonal of two new dims."""
+    """Return the last dim on a diagonal of two new dims."""
     count = len(x.shape) + 1
     first, second = dim1 % count, dim2 % count
     if first > second:
@@ -280,7 +280,7 @@ def _bucketize(ops: Any, x: Any, boundaries: Any, *, right: bool = False) -> Any
 
 @replacement("bincount")
 def _bincount(ops: Any, x: Any, weights: Any = None, minlength: int = 0) -> Any:
-    """Counts are float32, and so are sums of weights, which are added in float32."""
+    """Count the occurrences of each integer, or sum their weights; in float32."""
     weights = weights if weights is None else ops.cast(weights, dtype=mindspore.float32)
     return ops.cast(ops.bincount(ops.cast(x, dtype=mindspore.int64), weights, minlength), dtype=mindspore.float32)
 

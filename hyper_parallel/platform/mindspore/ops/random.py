@@ -31,7 +31,7 @@ spelling("bernoulli_fill", "InplaceBernoulliScalar", signature="x, p=0.5, seed=N
     "randint_like", "bernoulli", reliable_on_empty=True, writes=True,
 )  # fmt: skip
 def _sampled_by_rule(*_: Any, **__: Any) -> Any:
-    """The rule samples these itself, by the kernels below."""
+    """Raise: the rules of these operators sample by the kernels below."""
     msg = "random operators are sampled by their rule, which needs a DTensor"
     raise UnsupportedOperatorError(msg)
 
@@ -72,14 +72,14 @@ def _pick(x: Tensor, drawn: Tensor, num_samples: int, replacement: bool) -> Tens
 
 @decomposition("FuncDropoutExt")
 def _dropout(ops: Any, _: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *__: Any) -> Any:
-    """MindSpore's seed and offset play no part: the numbers depend on the global index of the element."""
+    """Drop elements by numbers that depend on their global index; MindSpore's seed and offset are not used."""
     dropped = ops.dropout(x, p, training)
     return x.copy_(dropped) if inplace else dropped
 
 
 @decomposition("Dropout")
 def _dropout_with_mask(ops: Any, primitive: Any, x: Any, *_: Any) -> Any:
-    """The legacy primitive returns the mask as well, which layers ignore."""
+    """Return the result of dropout and its mask, as the legacy primitive does; layers ignore the mask."""
     mask = ops.dropout(ops.ones_like(x), 1 - primitive.keep_prob, True)
     return ops.mul(x, mask), ops.cast(ops.ne(mask, 0), dtype=x.dtype)
 
@@ -92,14 +92,14 @@ def _dropout_by_bits(*_: Any, **__: Any) -> Any:
 
 @decomposition("Dropout2dExt")
 def _dropout2d(ops: Any, _: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False, *__: Any) -> Any:
-    """Whole channels at once."""
+    """Drop complete channels."""
     dropped = ops.mul(x, _channel_factors(ops, x, p)) if training else x
     return x.copy_(dropped) if inplace else dropped
 
 
 @decomposition("Dropout2D", "Dropout3D")
 def _channel_dropout_with_mask(ops: Any, primitive: Any, x: Any, *_: Any) -> Any:
-    """The legacy primitives return the mask as well."""
+    """Drop complete channels; return the mask as well, as the legacy primitives do."""
     kept = _channel_factors(ops, x, 1 - primitive.keep_prob)
     return ops.mul(x, kept), ops.expand(ops.ne(kept, 0), tuple(x.shape))
 

@@ -90,7 +90,7 @@ def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 
 
 def _over_dims(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Adapt ``func``, which takes dims as a tuple."""
+    """Adapt ``func``, which expects dims as a tuple."""
 
     def compute(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         dims = normalized_dims(x, dim)
@@ -104,7 +104,7 @@ kernel("amin")(_over_dims(mint.amin))
 
 
 def _of_booleans(func: Callable[..., Tensor], *kept: Any) -> Callable[..., Tensor]:
-    """``func`` takes booleans and one dim at a time; the result is boolean, but for operands of dtypes ``kept``."""
+    """Adapt ``func``, which reduces booleans over one dim; results are boolean, but dtypes ``kept`` are kept."""
 
     def compute(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         truth = x if x.dtype == mindspore.bool_ else single_precision(x) != 0
@@ -120,7 +120,7 @@ kernel("all", empty=True)(_of_booleans(mint.all))
 
 
 def _index_of(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``func`` takes one dim and returns 32-bit indices."""
+    """Adapt ``func``, which expects one dim and returns 32-bit indices, to all dims and 64-bit indices."""
 
     def compute(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
@@ -277,7 +277,7 @@ kernel("log_softmax")(lambda x, dim, dtype=None: ops.log_softmax(_converted(x, d
 
 @decomposition("ReduceSum", "ReduceMean", "ReduceProd")
 def _legacy_reduction(ops: Any, primitive: Any, x: Any, dim: Any = (), keepdim: bool | None = None, *_: Any) -> Any:
-    """Legacy reductions carry ``keep_dims`` as an attribute; sums and products keep the dtype, booleans too."""
+    """Reduce; ``keep_dims`` may be an attribute. Sums and products keep the dtype, also of booleans."""
     if getattr(primitive, "skip_mode", False) and dim == ():
         return x
     keep = bool(getattr(primitive, "keep_dims", False) if keepdim is None else keepdim)
@@ -294,13 +294,13 @@ def _std_and_mean(ops: Any, _: Any, x: Any, dim: Any = (), unbiased: bool = True
 
 @decomposition("ArgMaxWithValue")
 def _argmax_with_value(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """``ops.max(x, axis)``: the index first, then the value."""
+    """Return the index of the maximum, then its value, as ``ops.max(x, axis)`` does."""
     return _index_and_value(ops.max_along, primitive, x, args)
 
 
 @decomposition("ArgMinWithValue")
 def _argmin_with_value(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """``ops.min(x, axis)`` likewise."""
+    """Return the index of the minimum, then its value, as ``ops.min(x, axis)`` does."""
     return _index_and_value(ops.min_along, primitive, x, args)
 
 
@@ -321,7 +321,7 @@ def _argmin(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
 
 
 def _legacy_index(ops: Any, op: Any, primitive: Any, x: Any, args: tuple[Any, ...]) -> Any:
-    """The legacy primitives give int32."""
+    """Return the index, in int32 unless the primitive's ``output_type`` is int64."""
     axis = args[0] if args else primitive.axis
     dtype = args[1] if len(args) > 1 else getattr(primitive, "output_type", mindspore.int32)
     indices = op(x, axis, False)
@@ -391,7 +391,7 @@ def _median(ops: Any, primitive: Any, x: Any) -> Any:
 
 @decomposition("LpNorm")
 def _norm(ops: Any, primitive: Any, x: Any) -> Any:
-    """The smallest norm is ``epsilon``."""
+    """Return the norm, at least ``epsilon``."""
     p, keep, epsilon = (getattr(primitive, name) for name in ("p", "keep_dims", "epsilon"))
     dims = primitive.axis if isinstance(primitive.axis, (list, tuple)) else (primitive.axis,)
     return ops.clamp(ops.vector_norm(x, p, tuple(dims), keep), min=epsilon)
@@ -426,7 +426,7 @@ def _trace(ops: Any, _: Any, x: Any) -> Any:
 
 @decomposition("TraceV2")
 def _trace_of(ops: Any, _: Any, x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
-    """Integers are added up in int64, booleans as booleans."""
+    """Return the trace; without ``dtype``, that of integers is int64 and that of booleans boolean."""
     total = ops.sum(ops.diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
     return ops.cast(total, dtype=x.dtype) if dtype is None and x.dtype == mindspore.bool_ else total
 
@@ -442,7 +442,7 @@ def _log_softmax(ops: Any, _: Any, x: Any, dim: Any = -1) -> Any:
 
 
 def _only_dim(name: str, dim: Any) -> Any:
-    """The dim, which may come as a sequence of one."""
+    """Return the dim, which may be given as a sequence of one."""
     if not isinstance(dim, (list, tuple)):
         return dim
     expect(name, "the number of dims", len(dim), 1)

@@ -86,7 +86,7 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: flo
 
 @kernel("setitem", reliable_on_empty=True, writes=True)
 def _setitem(x: Tensor, index: Any, value: Any) -> None:
-    """An empty shard is written, too: every rank must have the same graph."""
+    """Write ``value`` at ``index``, into an empty shard too: every rank must have the same graph."""
     if 0 in x.shape:
         x.copy_(no_elements(tuple(x.shape), x, *([value] if isinstance(value, Tensor) else [])))
     else:
@@ -102,7 +102,7 @@ def _setitem_of(dispatcher: Dispatcher, _: Any, x: Any, index: Any, value: Any) 
 
 
 def _rows(ops: Any, x: Any, index: Any, updates: Any) -> tuple[Any, Any, Any]:
-    """``x`` with the dims that the index names merged into one, the index into that dim, and the updates likewise."""
+    """Return ``x`` with its indexed dims merged into one, the index into that dim, and the updates in that shape."""
     depth = index.shape[-1]
     places = None
     for dim in range(depth):
@@ -125,7 +125,7 @@ def _scatter_nd_sub(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
 
 @decomposition("ScatterNd")
 def _scatter_nd(ops: Any, _: Any, index: Any, updates: Any, shape: Sequence[int]) -> Any:
-    """Added into zeros."""
+    """Add ``updates`` into zeros at ``index``."""
     return _scatter_nd_add(ops, _, ops.new_zeros(updates, tuple(shape)), index, updates)
 
 
@@ -141,7 +141,7 @@ def _scatter_along(
     ops: Any, _: Any, x: Any, dim: Any = None, index: Any = None, src: Any = None, reduction: Any = 0,
     *, reduce: Any = None, axis: int = 0,
 ) -> Any:  # fmt: skip
-    """Writing along a dim, or adding (1, ``add``); methods pass ``reduce``, functions a number."""
+    """Write along a dim, or add if the reduction is 1 or ``add``; methods pass ``reduce``, functions a number."""
     dim, reduction = axis if dim is None else dim, reduction if reduce is None else reduce
     if reduction in (0, "none"):
         return ops.scatter(x, dim, index, src)
@@ -152,14 +152,14 @@ def _scatter_along(
 
 @decomposition("TensorScatterElements")
 def _scatter_elements(ops: Any, _: Any, x: Any, index: Any, updates: Any, axis: int = 0, reduction: Any = 0) -> Any:
-    """Writing, or adding (1); the index may have been made by MindSpore's Python layer."""
+    """Write along ``axis``, or add; the index may be a plain tensor that MindSpore's Python layer created."""
     index = index if isinstance(index, DTensor) else replicated(index, x)
     return (ops.scatter_add if reduction in (1, "add") else ops.scatter)(x, axis, index, updates)
 
 
 @decomposition("UnsortedSegmentSum")
 def _segment_sum(ops: Any, _: Any, x: Any, segments: Any, count: int) -> Any:
-    """Rows added into numbered segments; those of negative numbers are left out."""
+    """Add rows into numbered segments; rows with negative numbers are omitted."""
     rest = tuple(x.shape[len(segments.shape) :])
     zeros = ops.new_zeros(x, (count, *rest))
     numbers, rows = ops.view(segments, (-1,)), ops.view(x, (-1, *rest))
@@ -169,7 +169,7 @@ def _segment_sum(ops: Any, _: Any, x: Any, segments: Any, count: int) -> Any:
 
 @decomposition("IndexFill")
 def _index_fill(ops: Any, _: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
-    """Rows along ``dim`` become ``value``."""
+    """Set the rows at ``index`` along ``dim`` to ``value``."""
     axis = number(dim) % len(x.shape)
     if isinstance(value, DTensor):
         msg = "operator IndexFill: a DTensor as value has no sharding rule; pass a Python number"
@@ -180,20 +180,20 @@ def _index_fill(ops: Any, _: Any, x: Any, dim: Any, index: Any, value: Any) -> A
 
 
 def _along(ops: Any, x: Any, dim: int, index: Any, shape: tuple[int, ...]) -> Any:
-    """A vector of indices along ``dim``, stretched to ``shape``."""
+    """Return a vector of indices along ``dim``, expanded to ``shape``."""
     axis = dim % len(x.shape)
     return ops.expand(ops.view(index, tuple(-1 if own == axis else 1 for own in range(len(shape)))), shape)
 
 
 @decomposition("IndexAdd")
 def _legacy_index_add(ops: Any, primitive: Any, x: Any, index: Any, updates: Any) -> Any:
-    """Added in place, as MindSpore does to parameters and to results of operators."""
+    """Add rows in place, as MindSpore does to parameters and to results of operators."""
     return into(x, ops.index_add(x, primitive.init_attrs["axis"], index, ops.cast(updates, dtype=x.dtype)))
 
 
 @decomposition("ScatterUpdate")
 def _rows_replaced(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
-    """Rows are replaced in place.
+    """Replace rows in place.
 
     Raises:
         UnsupportedOperatorError: gradients flow through ``x``.

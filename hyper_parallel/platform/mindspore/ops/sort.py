@@ -70,14 +70,14 @@ def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
 
 @decomposition("Sort")
 def _legacy_sort(ops: Any, primitive: Any, x: Any) -> Any:
-    """The indices are 32-bit numbers."""
+    """Return the sorted elements, and their indices as 32-bit numbers."""
     values, indices = ops.sort(x, primitive.init_attrs["axis"], primitive.init_attrs["descending"])
     return values, ops.cast(indices, dtype=mindspore.int32)
 
 
 @decomposition("TopK")
 def _legacy_topk(ops: Any, _: Any, x: Any, k: int) -> Any:
-    """Along the last dim; the indices are 32-bit numbers."""
+    """Return the largest elements along the last dim, and their indices as 32-bit numbers."""
     values, indices = ops.topk(x, k)
     return values, ops.cast(indices, dtype=mindspore.int32)
 
@@ -94,7 +94,7 @@ def _argsort_along(ops: Any, _: Any, x: Any, axis: int = -1, descending: bool = 
 
 
 def _index_dtype() -> Any:
-    """The dtype of a method's indices: on CPU 32-bit numbers."""
+    """Return the dtype of the indices that methods return: int32 on CPU, else int64."""
     return mindspore.int32 if computes_on_cpu() else mindspore.int64
 
 
@@ -205,7 +205,7 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
 
 @decomposition("Histogram")
 def _histogram(ops: Any, primitive: Any, x: Any) -> Any:
-    """Counts in the dtype of ``x``; those of float16 in float32."""
+    """Return counts in the dtype of ``x``, or in float32 for float16."""
     bins, low, high = (primitive.init_attrs[name] for name in ("bins", "min", "max"))
     counts = ops.histc(x, bins, low, high)
     return ops.cast(counts, dtype=mindspore.float32) if x.dtype == mindspore.float16 else counts

@@ -232,7 +232,7 @@ def _same(x: Any, kernel: Sequence[int], stride: Sequence[int]) -> list[int]:
 
 @decomposition("MaxPool3DWithArgmax")
 def _max_pool_of_padded_layer(ops: Any, primitive: Any, x: Any) -> Any:
-    """Behind ``nn.MaxPool2d(pad_mode="pad")``, which gives its input a depth of one."""
+    """Return the max pool and indices; ``nn.MaxPool2d(pad_mode="pad")`` calls this on an input of depth one."""
     attrs = primitive.init_attrs
     sizes = {"ksize": 1, "strides": 1, "pads": 0, "dilation": 1}
     kernel, stride, pads, dilation = (spread(attrs.get(name, default), 3) for name, default in sizes.items())
@@ -241,7 +241,7 @@ def _max_pool_of_padded_layer(ops: Any, primitive: Any, x: Any) -> Any:
 
 @decomposition("MaxPool", "AvgPool")
 def _pool_of_layer(ops: Any, primitive: Any, x: Any, *repeated: Any) -> Any:
-    """Behind ``nn.MaxPool2d`` and ``nn.AvgPool2d``."""
+    """Return the pool of ``nn.MaxPool2d`` or ``nn.AvgPool2d``."""
     del repeated  # the attributes once more
     attrs = primitive.init_attrs
     kernel, stride = (spread(attrs[name], 2)[-2:] for name in ("kernel_size", "strides"))

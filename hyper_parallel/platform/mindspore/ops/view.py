@@ -22,7 +22,7 @@ kernel("view_as_real")(lambda x: mint.cat([ops.real(x)[..., None], ops.imag(x)[.
 
 @decomposition("Flatten")
 def _flatten(ops: Any, _: Any, x: Any, *__: Any) -> Any:
-    """A copy, as MindSpore's own is."""
+    """Return a flattened copy; MindSpore's own operator copies too."""
     return ops.clone(ops.view(x, (x.shape[0], -1)))
 
 
@@ -39,7 +39,7 @@ def _size(ops: Any, _: Any, x: Any) -> Any:
 
 @decomposition("TensorShape", "DynamicShape")
 def _shape(ops: Any, _: Any, x: Any) -> Any:
-    """The global sizes, as a tensor that every rank has."""
+    """Return the global shape as a replicated tensor."""
     del ops
     return replicated(Tensor(list(x.shape), mindspore.int64), x)
 
@@ -78,7 +78,7 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor
 
 @kernel("chunk", empty_shape=COMPUTED)
 def _chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Equal parts but the last, by views; of an empty dim as many as asked for."""
+    """Return views of equal size, except the last; an empty dim gives ``chunks`` empty views."""
     size = x.shape[dim]
     return _split(x, -(-size // chunks) if size else [0] * chunks, dim)
 
@@ -93,7 +93,7 @@ def _stack(ops: Any, primitive: Any, tensors: Any, *__: Any) -> Any:
 
 @decomposition("Split")
 def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
-    """``ops.Split(axis, output_num)`` splits into equal parts, or fails."""
+    """Split into equal parts; reject sizes that are not divisible, as ``ops.Split(axis, output_num)`` does."""
     axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
     expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
     return ops.split(x, x.shape[axis] // count, axis)
@@ -101,7 +101,7 @@ def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
 
 @decomposition(METHOD + "Chunk")
 def _method_chunk(ops: Any, _: Any, x: Any, chunks: int, dim: int = 0) -> Any:
-    """An empty dim is one chunk; the function makes as many as it is asked for."""
+    """Return chunks; unlike for the function, an empty dim gives one chunk."""
     return ops.chunk(x, chunks if x.shape[dim] or chunks < 1 else 1, dim)
 
 
