@@ -183,7 +183,7 @@ def array_of_numbers(item: Any, index: int) -> Any:
     """Return entry ``index`` of a batch as a NumPy array.
 
     Raises:
-        InputError: it is not an array of numbers.
+        InputError: the entry is not an array of numbers.
     """
     try:
         array = np.asarray(item)

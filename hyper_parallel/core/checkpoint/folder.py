@@ -340,7 +340,7 @@ def _box_in(name: str, box: Any, shape: Sequence[int]) -> Box:
     """Return the box of a piece.
 
     Raises:
-        ValueError: it is not within a tensor of ``shape``.
+        ValueError: the box is not within a tensor of ``shape``.
     """
     edges = tuple((low, high) for low, high in box)
     for (low, high), size in zip(edges, shape, strict=True):

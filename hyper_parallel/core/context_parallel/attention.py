@@ -67,8 +67,8 @@ def context_parallel_attention(
         [B, H, S, F], in the layout of ``query``.
 
     Raises:
-        LayoutError: (a ValueError) layouts other than those above; the message has the line that fixes it.
-        PlanError: (a ValueError) shapes, an axis, a form, a mask or positions that do not fit.
+        LayoutError: (a ValueError) layouts other than those above; the message contains the line that fixes it.
+        PlanError: (a ValueError) shapes, an axis, a form, a mask or positions do not match.
         UnsupportedOnBackend: a second gradient of ``ring``.
     """
     platform = platform_of_argument(query, f"{_NAME}: query")

@@ -83,8 +83,8 @@ def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> An
     over all, and so do the gradients.
 
     Args:
-        loss_sum: the sum of this rank's losses in this pass, a plain tensor of no dims.
-        count: this rank's tokens, in all passes before the next step: a number, or a tensor of no dims.
+        loss_sum: the sum of this rank's losses in this pass, a plain 0-d tensor.
+        count: this rank's tokens, in all passes before the next step: a number, or a 0-d tensor.
         mesh: the ranks over which gradients are averaged, by default those of the current mesh; all of them call this.
             Ranks that hold parts of a sequence are counted as ranks, too.
 

@@ -571,7 +571,7 @@ def _require_device(platform: Platform, local: Any, mesh: DeviceMesh) -> None:
     """Check that a plain tensor is on the device type of its mesh.
 
     Raises:
-        MeshMismatchError: it is not.
+        MeshMismatchError: the tensor is on another device type.
     """
     device = platform.device_beside(local, mesh.device_type)
     if device:

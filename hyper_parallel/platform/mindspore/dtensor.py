@@ -206,7 +206,7 @@ class MindSporeDTensor(DTensor, Tensor):
         """Return the tensor itself, whose shard has values.
 
         Raises:
-            PlanError: it has none yet.
+            PlanError: its shard has no values yet.
         """
         del layout, set_sliced
         if self._local.has_init:

@@ -171,7 +171,7 @@ def refuse_unreduced(roots: Iterable[Any], parameters: Iterable[Any]) -> None:
 
     Args:
         roots: tensors at which backward begins.
-        parameters: whose gradients are asked for.
+        parameters: parameters whose gradients are requested.
 
     Raises:
         UnsupportedOperatorError: ``roots`` were computed with one of ``parameters``, a shard of ``fully_shard``.

@@ -610,7 +610,7 @@ def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:
     """Make a DTensor of data from a file or another process, which may be anything that ``torch.load`` allows.
 
     Raises:
-        LayoutError: it is not the local tensor of that layout.
+        LayoutError: ``local`` is not a local tensor of ``layout``.
     """
     plain = isinstance(local, Tensor) and not isinstance(local, DTensor)
     if not plain or not isinstance(layout, Layout) or not _OWN.isdisjoint(extras):

@@ -178,7 +178,7 @@ class FullyShardedGroup:
         return None if local is None or (local.is_meta and self.is_meta) else local.device
 
     def _materialize(self) -> None:
-        """Take the parameters that a program has made on a device after they were sharded on the meta device."""
+        """Replace shards on the meta device by the parameters that the program has since materialized on a device."""
         for member in self.members:
             if member.local.is_meta:
                 member.materialize()

@@ -166,7 +166,7 @@ class GuardedTransport(ForwardingTransport):
         """Wait until both sides of a message are posted, and compare them; return its source and the sender's payload.
 
         Raises:
-            CollectiveMismatchError: they do not match, or no rank is left that could post the other side.
+            CollectiveMismatchError: the sides do not match, or no rank is left that could post the other side.
         """
         return self._endpoint.settle(ticket)
 

@@ -54,7 +54,7 @@ class Interpreter:
         """Find the interpreter.
 
         Raises:
-            InputError: it does not exist.
+            InputError: the interpreter does not exist.
         """
         if shutil.which(self.python) is None:
             msg = f"{self.option} {self.python}: there is no such program"

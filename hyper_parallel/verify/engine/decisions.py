@@ -95,7 +95,7 @@ def calls_of(
 
     Args:
         records: records of one rank.
-        modules: whose names are mapped to the reference's.
+        modules: modules whose names are mapped to the reference's.
         kinds: kinds of the records of scores and of choices.
     """
     scores: dict[Any, Record] = {}

@@ -76,7 +76,7 @@ class Scratch:
         """Check that ``size`` more bytes fit.
 
         Raises:
-            ScratchError: they do not fit; the message names the size and possible fixes.
+            ScratchError: the disk is too full; the message names the size and possible fixes.
         """
         taken = self.written
         if taken + size > self.limit:

@@ -253,7 +253,7 @@ class PrivateFiles:
         """Return the names in a folder.
 
         Raises:
-            OSError: it is not a folder.
+            OSError: ``place`` is not a folder.
         """
         if place.written and not os.path.isdir(place.upper):
             return os.listdir(place.upper)  # raises

@@ -46,7 +46,7 @@ def _scatter(
     # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes out of place.
     source = value if src is None else src
     updates = source if isinstance(source, Tensor) else ops.full(tuple(index.shape), source, dtype=x.dtype)
-    if x.is_complex():  # which the kernel does not take
+    if x.is_complex():  # not supported by the kernel
         parts = (ops.tensor_scatter_elements(part(x), index, part(updates), dim) for part in (ops.real, ops.imag))
         return ops.Complex()(*parts)
     return ops.tensor_scatter_elements(x, index, updates, dim)

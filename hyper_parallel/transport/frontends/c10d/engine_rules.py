@@ -139,7 +139,7 @@ def rules_of(name: str) -> EngineRules | None:
     """The rules of the engine ``name``; None if it is empty.
 
     Raises:
-        ValueError: it is not an engine.
+        ValueError: ``name`` is not an engine.
     """
     if not name:
         return None

@@ -224,7 +224,7 @@ class Recorder:
         """Clip gradients; record them before, the norm that they are clipped by, and the factor.
 
         Args:
-            parameters: whose gradients are clipped.
+            parameters: parameters whose gradients are clipped.
             clip: function that clips them; its inner calls are not recorded again.
             largest: the norm to clip to.
             total: the norm; None is what ``clip`` returns.
