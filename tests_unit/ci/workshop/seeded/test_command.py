@@ -25,7 +25,7 @@ def test_reduced_models_have_the_structure_that_bugs_need():
     assert small["experts"].mesh["dp"] == 2 * small["experts"].mesh["ep"]
 
 
-# The two verifications of a day; the others run at night.
+@pytest.mark.sweep  # two runs of eight ranks
 @pytest.mark.platforms("torch")
 @pytest.mark.parametrize("bug, status", [("", 0), ("window-of-one-part", 1)])
 def test_a_bug_is_found_in_a_reduced_model(bug, status):
