@@ -71,6 +71,7 @@ from hyper_parallel.platform.mindspore.versions import (
     pynative_executor,
     update_param,
 )
+from hyper_parallel.platform.mindspore.versions.older_gradients import offer_functions
 from hyper_parallel.platform.tested import TESTED
 
 __all__ = ["PATCHES", "Patch", "differentiating", "install", "places_of"]
@@ -117,6 +118,7 @@ class Patch:
 
 def install() -> None:
     """Install every patch; called once, by the platform's construction."""
+    offer_functions()
     for patch in PATCHES:
         patch.install()
     if not differentiating():

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, ops
 from mindspore.ops import Primitive
-from mindspore.utils import MsDispatchMode
 
 from hyper_parallel._tree import CONTAINERS, leaves, tree_map
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -25,6 +24,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.mindspore.intercept import LEGACY_PARTS
 from hyper_parallel.platform.mindspore.ops.kernels import requires_grad
 from hyper_parallel.platform.mindspore.runtime import device_type
+from hyper_parallel.platform.mindspore.versions import MsDispatchMode
 from hyper_parallel.transport.real.mindspore.transport import to_host
 
 __all__ = ["Selection", "contexts", "fingerprint"]

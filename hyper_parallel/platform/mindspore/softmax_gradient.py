@@ -13,10 +13,9 @@ from functools import wraps
 from typing import Any
 
 from mindspore import Tensor, mint
-from mindspore.graph.jit_context import jit_context
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
-from hyper_parallel.platform.mindspore.versions import pynative_executor
+from hyper_parallel.platform.mindspore.versions import jit_context, pynative_executor
 
 __all__ = ["forget_gradients", "primitive_without_size_one", "without_size_one"]
 

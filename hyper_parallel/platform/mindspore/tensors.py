@@ -7,13 +7,14 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import DeviceCtx, Tensor, mint, ops
+from mindspore import Tensor, mint, ops
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.contract.tensors import TensorsFacet, dtype_name
 from hyper_parallel.platform.mindspore.delayed import is_delayed, without_values
 from hyper_parallel.platform.mindspore.ops.kernels import DTYPES, filled, write_over
 from hyper_parallel.platform.mindspore.runtime import device_type
+from hyper_parallel.platform.mindspore.versions import DeviceCtx
 
 __all__ = ["MindSporeTensors"]
 

@@ -51,12 +51,17 @@ NAMES = Names(
         "pynative_executor": _of_api("_pynative_executor", _GRADIENTS),
         # dispatch
         "MixedPrecisionType": _name("mindspore._c_expression.MixedPrecisionType", "mixed precision of DTensors"),
+        "MsDispatchMode": _name("mindspore.utils.MsDispatchMode", "selective checkpointing", "2.9 and newer"),
         "NoFallbackGuard": _name("mindspore._c_expression.NoFallbackGuard", "DTensors"),
         "TensorOverloadCall": _name("mindspore._c_expression.TensorOverloadCall", "methods of DTensors"),
         "cell_base": _name("mindspore._c_expression.Cell_", "offloaded modules"),
         "make_subclass": _name("mindspore.Tensor._make_subclass", "DTensors"),
         "op_enum": _name("mindspore._c_expression.op_enum", "Fourier transforms of DTensors"),
+        "DeviceCtx": _name("mindspore.DeviceCtx", "tensors on the meta device", "2.9 and newer"),
         # the graph compiler
+        "jit_context": Wanted(
+            ("mindspore.graph.jit_context.jit_context", "mindspore.common.jit_context.jit_context"), _GUARD
+        ),
         "CellGraphExecutor": _of_api("_CellGraphExecutor", _GUARD),
         "JitExecutor": _of_api("_JitExecutor", _GUARD),
         "PIJitCaptureContext": Wanted(

@@ -92,12 +92,9 @@ VERSIONS = ("2.10",)
 """The MindSpore releases that the replacements were tested with."""
 
 _BACKENDS = ("hccl", "nccl", "mccl")
-_MISSPELT = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE")
-_CACHES = (
-    (comm_func, _MISSPELT),
-    (ops_comm_func, _MISSPELT),
-    (distributed, ("_GROUP_SIZE_CACHE", "_GROUP_RANK_CACHE")),
-)
+_CACHES = ("_GROPU_SIZE_CACHE", "_GROPU_RANK_CACHE", "_GROUP_SIZE_CACHE", "_GROUP_RANK_CACHE")
+"""MindSpore's caches of groups in three modules; the spelling depends on the module and the version."""
+
 _PLAIN = (Tensor, Parameter)
 
 
@@ -119,7 +116,12 @@ def begin(rank: int, size: int, endpoint: Endpoint) -> None:
     for remembered in (
         ExistingGroup.ITEMS,
         ExistingGroup.GROUP_RANKS,
-        *(vars(module)[name] for module, names in _CACHES for name in names),
+        *(
+            vars(module)[name]
+            for module in (comm_func, ops_comm_func, distributed)
+            for name in _CACHES
+            if name in vars(module)
+        ),
         primitive_cache,
     ):
         remembered.clear()
