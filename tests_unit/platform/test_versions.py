@@ -17,7 +17,7 @@ from hyper_parallel.platform.tested import OLDEST, TESTED, newer_than_tested, ol
 ROOT = Path(__file__).resolve().parents[2] / "hyper_parallel"
 FRAMEWORKS = ("torch", "mindspore")
 HOMES = {f"platform/{name}/{file}.py" for name in FRAMEWORKS for file in ("versions/__init__", "patches")}
-HOMES.add("platform/mindspore/versions/older_gradients.py")
+HOMES.add("platform/mindspore/versions/older.py")
 # Attributes that PyTorch reads itself, so that they are set where they are: the number of places only falls.
 SET_IN_PLACE = {
     "transport/real/c10d/groups.py": 3,  # _hash_ranks_to_str, by which PyTorch names a new group

@@ -71,7 +71,11 @@ from hyper_parallel.platform.mindspore.versions import (
     pynative_executor,
     update_param,
 )
-from hyper_parallel.platform.mindspore.versions.older_gradients import offer_functions
+from hyper_parallel.platform.mindspore.versions.older import (
+    accepting_always_call,
+    calling_hooks_after_failures,
+    offer_functions,
+)
 from hyper_parallel.platform.tested import TESTED
 
 __all__ = ["PATCHES", "Patch", "differentiating", "install", "places_of"]
@@ -284,6 +288,14 @@ PATCHES: tuple[Patch, ...] = (
         _SEES_LOCAL_TENSORS,
     ),
     Patch(((nn.Cell, "compile_and_run"),), cells_uncompiled, _SEES_LOCAL_TENSORS),
+    *(
+        Patch(((nn.Cell, name),), replace, "a hook does not run if the forward raises", versions=("2.8", "2.9"))
+        for name, replace in (
+            ("register_forward_hook", accepting_always_call),
+            ("__call__", calling_hooks_after_failures),
+        )
+        if "always_call" not in inspect.signature(nn.Cell.register_forward_hook).parameters
+    ),
     Patch(((base.GradOperation, "__call__"), (Grad, "__call__")), gradients_uncompiled, _SEES_LOCAL_TENSORS),
     Patch(
         ((PyNativeExecutor, "call_custom_bprop"),),

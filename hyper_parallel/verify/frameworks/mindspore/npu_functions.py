@@ -185,4 +185,4 @@ def to_empty(self: nn.Cell, *, device: str | None = None, **options: Any) -> Any
     return _TO_EMPTY(self, device=device or "CPU", **options)
 
 
-_TO_EMPTY = nn.Cell.to_empty
+_TO_EMPTY: Any = getattr(nn.Cell, "to_empty", None)  # 2.10 and newer

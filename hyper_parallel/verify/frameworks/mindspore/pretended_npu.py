@@ -56,7 +56,8 @@ def _stand_ins() -> Iterator[tuple[Any, str, str, Callable[..., Any]]]:
         yield ops, name, f"ops.{name}", getattr(npu_kernels, name)
     yield GroupedMatmul, "__call__", "GroupedMatmul", npu_kernels.grouped_matmul
     yield FlashAttentionScore, "__call__", "FlashAttentionScore", npu_kernels.attention
-    yield nn.Cell, "to_empty", "Cell.to_empty", npu_functions.to_empty
+    if hasattr(nn.Cell, "to_empty"):
+        yield nn.Cell, "to_empty", "Cell.to_empty", npu_functions.to_empty
 
 
 def _counted(own: Any, stand_in: Callable[..., Any], label: str, counts: Counter[str]) -> Callable[..., Any]:

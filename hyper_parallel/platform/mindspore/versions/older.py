@@ -1,13 +1,16 @@
-"""Gives MindSpore before 2.9 the functions by which newer versions differentiate, so that patches are the same.
+"""Gives older versions of MindSpore what newer ones have, so that patches and hooks are the same.
 
-From 2.9 on, ``GradOperation``, ``mindspore.grad`` and ``value_and_grad`` call three functions of
-``mindspore.ops.composite.base``: the forward, the forward with a seed, the backward. Before, they call methods of the
-operation and of the executor. Here, these methods call the three functions, and the functions what the methods were.
+Before 2.10, a hook of a Cell's forward does not run if the forward raises: ``always_call`` is added. From 2.9 on,
+``GradOperation``, ``mindspore.grad`` and ``value_and_grad`` call three functions of ``mindspore.ops.composite.base``:
+the forward, the forward with a seed, the backward. Before, they call methods of the operation and of the executor:
+these methods call the three functions, which do what the methods did.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 from mindspore import nn
@@ -17,12 +20,14 @@ from mindspore.ops.function.grad import grad_func
 
 from hyper_parallel.platform.mindspore.versions import Grad, PyNativeExecutor, pynative_executor
 
-__all__ = ["offer_functions"]
+__all__ = ["accepting_always_call", "calling_hooks_after_failures", "offer_functions"]
 
 _NAMES = ("_pynative_func_grad_forward", "_pynative_forward_run", "_pynative_func_grad_backward")
 _CURRENT: ContextVar[tuple[Any, Any, Any]] = ContextVar("the differentiation: operation, inner operation, weights")
 _Base: Any = base
 _PLAIN: dict[bool, Any] = {}
+_ALWAYS = "_hyper_parallel_always_called"
+_RAN: ContextVar[tuple[set[int], ...]] = ContextVar("the hooks that have run in each open call of a Cell", default=())
 
 
 def offer_functions() -> None:
@@ -91,3 +96,48 @@ def _executed(*, has_aux: bool) -> Any:
         return _Base._pynative_func_grad_backward(obj, grad, weights, grad_position, has_aux, *args)  # noqa: SLF001
 
     return grad
+
+
+def accepting_always_call(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``Cell.register_forward_hook`` the argument ``always_call``: the hook runs also if the forward raises."""
+
+    @wraps(register)
+    def run(self: Any, hook_fn: Callable[..., Any], *, always_call: bool = False, **options: Any) -> Any:
+        if not always_call:
+            return register(self, hook_fn, **options)
+
+        @wraps(hook_fn)
+        def noted(*args: Any) -> Any:
+            for ran in _RAN.get()[-1:]:
+                ran.add(id(noted))
+            return hook_fn(*args)
+
+        always: dict[int, Any] = {**vars(self).get(_ALWAYS, {})}
+        handle = register(self, noted, **options)
+        object.__setattr__(self, _ALWAYS, {**always, handle.handle_id: noted})
+        return handle
+
+    return run
+
+
+def calling_hooks_after_failures(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``Cell.__call__`` run the hooks of ``always_call`` that have not run when it raises, with None as output."""
+
+    @wraps(call)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ALWAYS not in vars(self):
+            return call(self, *args, **kwargs)
+        ran: set[int] = set()
+        token = _RAN.set((*_RAN.get(), ran))
+        try:
+            return call(self, *args, **kwargs)
+        except BaseException:
+            for number, hook in vars(self)[_ALWAYS].items():
+                if number in self._forward_hook and id(hook) not in ran:
+                    named = (kwargs,) if number in self._forward_hook_with_kwargs else ()
+                    hook(self, args, *named, None)
+            raise
+        finally:
+            _RAN.reset(token)
+
+    return run
