@@ -90,15 +90,26 @@ def _leave_to_python() -> None:
         trace_rules.add(_PACKAGE)
         rules.update(dict.fromkeys(_TRACED, UserFunctionVariable))
         trace_rules.clear_lru_cache()
-    if _require_own_code not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_require_own_code)
+    if "install_callbacks" not in vars(callback_handler):
+        callback_handler.install_callbacks = _requiring_own_code(callback_handler.install_callbacks)
 
 
-def _require_own_code(event: Any) -> None:
+def _requiring_own_code(install: Callable[..., Any]) -> Callable[..., Any]:
+    """Check every compilation as it begins; PyTorch's own callbacks leave out those that begin while another runs."""
+
+    @wraps(install)
+    def run(trigger: Any, *args: Any, **kwargs: Any) -> Any:
+        _require_own_code(trigger)
+        return install(trigger, *args, **kwargs)
+
+    return run
+
+
+def _require_own_code(trigger: Any) -> None:
     """Refuse to trace code that simulated ranks would share: constants such as their rank are part of it."""
     running = get_isolation()
     # Backward is compiled later, from a graph that was traced for its rank.
-    if event.callback_trigger.name == "DYNAMO" and running < 0 and _simulated():
+    if trigger.name == "DYNAMO" and running < 0 and _simulated():
         msg = (
             "torch.compile was called outside of the function that each simulated rank runs, so that ranks would share "
             "compiled code, in which the rank is a constant; call torch.compile in that function, or run the program "

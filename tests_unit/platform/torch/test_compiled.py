@@ -23,6 +23,9 @@ from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
 pytestmark = pytest.mark.platforms("torch")
+on_simulated_ranks = pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="[no-tool] torch.compile on simulated ranks needs PyTorch 2.13"
+)
 
 
 class Block(nn.Module):
@@ -116,6 +119,7 @@ def trained(parallelize, backend):
     return counter.frame_count
 
 
+@on_simulated_ranks
 @pytest.mark.parametrize("parallelize", [styles, dtensors, pytest.param(sharded, marks=pytest.mark.sweep)])
 def test_compiled_models_are_equal_to_eager_ones(parallelize):
     """Outputs, losses, gradients and weights of steps of several batch sizes are those without a compiler, bit by bit.
@@ -156,6 +160,7 @@ def refusal():
     return str(caught.value)
 
 
+@on_simulated_ranks
 def test_a_graph_that_may_not_end_is_refused():
     """``fullgraph=True`` on a DTensor names its layout and what to write; local functions may be one graph."""
     assert (
@@ -175,6 +180,7 @@ def in_world(x):
     return scaled(x) if dist.is_initialized() else x * 100
 
 
+@on_simulated_ranks
 def test_code_that_was_compiled_outside_is_compiled_again_on_ranks():
     """What ranks compile does not use the code of a call outside of them, in which there is no world."""
     assert torch.compile(in_world, backend="eager")(torch.ones(1)).tolist() == [100.0]
@@ -186,6 +192,7 @@ def test_code_that_was_compiled_outside_is_compiled_again_on_ranks():
     assert torch.compile(in_world, backend="eager")(torch.ones(1)).tolist() == [100.0]
 
 
+@on_simulated_ranks
 def test_functional_collectives_are_part_of_a_graph():
     """With PyTorch's own group, functional collectives are traced as without this package, and equal to eager ones."""
 
@@ -201,6 +208,7 @@ def test_functional_collectives_are_part_of_a_graph():
     assert simulate(on_rank, 3, "torch", timeout=600) == [True] * 3
 
 
+@on_simulated_ranks
 def test_simulated_ranks_have_compiled_code_of_their_own():
     """The rank is a constant of compiled code, so each simulated rank has its own, also after a collective inside."""
 
@@ -217,6 +225,20 @@ def test_simulated_ranks_have_compiled_code_of_their_own():
     assert simulate(on_rank, 3, "torch", timeout=600) == [
         ([1.0, 1.0], [3.0, 3.0]), ([2.0, 2.0], [6.0, 6.0]), ([3.0, 3.0], [9.0, 9.0])
     ]  # fmt: skip
+
+
+def test_code_that_is_compiled_while_other_code_is_is_refused_too():
+    """A rank whose compilation begins during another one, of which PyTorch's callbacks hear nothing, is refused."""
+    shared = torch.compile(lambda x: in_world(x) + 3, backend="eager")
+
+    def on_rank():
+        with pytest.raises(Exception, match="was called outside"):
+            shared(torch.ones(2))
+
+    torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
+    callbacks = torch._dynamo.callback.callback_handler
+    with callbacks.install_callbacks(torch._dynamo.callback.CallbackTrigger.DYNAMO, "0"):
+        simulate(on_rank, 2, "torch", timeout=600)
 
 
 def test_compiled_code_that_ranks_would_share_is_refused():
@@ -245,15 +267,14 @@ def test_compiled_code_that_ranks_would_share_is_refused():
 
 
 def test_a_compiler_that_is_loaded_first(monkeypatch):
-    """The compiler is told of this package where it is loaded already, once, and is not loaded for that."""
+    """The compiler gets this package's check once if it is loaded already, and is not loaded for that."""
     from torch._dynamo import callback_handler
 
     know_loaded_compiler()
-    count = len(callback_handler.start_callbacks)
+    check = vars(callback_handler)["install_callbacks"]
     know_loaded_compiler()
-    assert len(callback_handler.start_callbacks) == count > 0
-    callback = callback_handler.start_callbacks.pop()
+    assert callback_handler.install_callbacks is check
+    monkeypatch.delattr(callback_handler, "install_callbacks")
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     know_loaded_compiler()
-    assert len(callback_handler.start_callbacks) == count - 1
-    callback_handler.start_callbacks.append(callback)
+    assert "install_callbacks" not in vars(callback_handler)
