@@ -195,7 +195,9 @@ class _StepLog(EventLog):
     def _add(self, collective: str, ranks: Ranks, result: Any) -> None:
         platform = current_platform()
         parts = result if isinstance(result, list) else [result]
-        size = sum(math.prod(part.shape) * platform.itemsize(part) for part in parts)
+        distinct = {id(part): part for part in parts}.items()  # in a rehearsal the same zeros come from many ranks
+        sizes = {key: math.prod(part.shape) * platform.itemsize(part) for key, part in distinct}
+        size = sum(sizes[id(part)] for part in parts)
         # All except the rank's own shard is received; in a reduction, each element once per other rank, or in two
         # rounds.
         others = len(ranks) - 1

@@ -70,6 +70,7 @@ class DeviceMesh:
     rank: int
     coordinate: tuple[int, ...] | None
     _ranks_along_cache: dict[tuple[int, ...], tuple[int, ...]]
+    _positions: dict[int, int] | None
 
     def __new__(  # noqa: PYI034 - meshes are interned and the class is never subclassed
         cls,
@@ -117,7 +118,7 @@ class DeviceMesh:
         self.names = self.mesh_dim_names or tuple(str(axis) for axis in range(len(self.shape)))
         index = self.ranks.index(self.rank) if self.rank in self.ranks else None
         self.coordinate = None if index is None else unravel(index, self.shape)
-        self._ranks_along_cache = {}
+        self._ranks_along_cache, self._positions = {}, None
         return self
 
     @classmethod
@@ -207,9 +208,12 @@ class DeviceMesh:
         Raises:
             MeshLookupError: (a MeshError) the rank is not in the mesh.
         """
-        if rank not in self.ranks:
+        if self._positions is None:
+            self._positions = {each: position for position, each in enumerate(self.ranks)}
+        position = self._positions.get(rank)
+        if position is None:
             raise self._not_in_mesh_error(rank)
-        return unravel(self.ranks.index(rank), self.shape)
+        return unravel(position, self.shape)
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Global ranks that differ from this one along ``axes`` only, row-major in the order of ``axes``."""
@@ -348,7 +352,8 @@ class DeviceMesh:
         parts = list(dict.fromkeys(group_of.get(axis, (axis,)) for axis in range(self.ndim)))
         shape = tuple(math.prod(self.shape[axis] for axis in part) for part in parts)
         names = tuple("_".join(self.names[axis] for axis in part) for part in parts)
-        ranks = self._ranks_along(tuple(axis for part in parts for axis in part), (0,) * self.ndim)
+        order = tuple(axis for part in parts for axis in part)
+        ranks = self.ranks if order == tuple(range(self.ndim)) else self._ranks_along(order, (0,) * self.ndim)
         _check(self.device_type, shape, ranks, names)
         return self._interned(self.device_type, shape, ranks, names, self.rank)
 

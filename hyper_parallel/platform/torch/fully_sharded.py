@@ -502,6 +502,8 @@ class _Structure:
 
 def _scatter_into(columns: torch.Tensor, gradient: torch.Tensor, slot: Slot) -> None:
     """Write the elements of a parameter to the ``columns`` (ranks, slot.size) of the rows, and zeros to the padding."""
+    if columns.is_meta:
+        return  # there are no values
     if slot.dim != 0:
         parts = gradient.split([slot.length(rank) for rank in range(slot.ranks)], slot.dim)
         for column, part, size in zip(columns.unbind(), parts, slot.sizes, strict=True):
@@ -512,8 +514,7 @@ def _scatter_into(columns: torch.Tensor, gradient: torch.Tensor, slot: Slot) -> 
     if flat.numel() == columns.numel():
         columns.copy_(flat.view(columns.shape))
         return
-    start = 0
-    for column, size in zip(columns.unbind(), slot.sizes, strict=True):
-        column[:size] = flat[start : start + size]
-        column[size:] = 0
-        start += size
+    full, rest = divmod(flat.numel(), slot.size)
+    columns[:full] = flat[: full * slot.size].view(full, slot.size)
+    columns[full:] = 0
+    columns[full, :rest] = flat[full * slot.size :]

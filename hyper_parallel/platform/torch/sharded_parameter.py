@@ -119,12 +119,13 @@ class ShardedParameter:
         """
         whole, offset = self.whole, self.slot.offset
         whole.untyped_storage().resize_(whole.numel() * whole.element_size())
-        parts = [row[offset : offset + size] for row, size in zip(rows, self.slot.sizes, strict=True)]
-        if self.slot.dim == 0:
-            torch.cat(parts, out=self.flat)
-        else:
-            shaped = [part.view(self.slot.local_shape(rank)) for rank, part in enumerate(parts)]
-            torch.cat(shaped, self.slot.dim, out=self.flat.view(self.slot.shape))
+        if not whole.is_meta:  # otherwise there are no values
+            parts = [row[offset : offset + size] for row, size in zip(rows, self.slot.sizes, strict=True)]
+            if self.slot.dim == 0:
+                torch.cat(parts, out=self.flat)
+            else:
+                shaped = [part.view(self.slot.local_shape(rank)) for rank, part in enumerate(parts)]
+                torch.cat(shaped, self.slot.dim, out=self.flat.view(self.slot.shape))
         self._version += 0 if unchanged else 2
         set_version_counter((whole,), (self._version,))
 

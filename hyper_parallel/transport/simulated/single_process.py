@@ -49,13 +49,15 @@ class FakeTransport(SimulatedTransport):
         return self._all_reduce(x, op, ranks).contribution.payloads[0]
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """Return this rank's part, and zeros for the others'."""
+        """Return this rank's part, and zeros for the others': one tensor for all parts of the same shape."""
         own = self._all_gather(x, ranks, shapes).contribution.payloads[0]
-        return [own if rank == self.rank else self._zeros(x, shape) for rank, shape in zip(ranks, shapes, strict=True)]
+        zeros = {shape: self._zeros(x, shape) for shape in dict.fromkeys(map(tuple, shapes))}
+        return [own if rank == self.rank else zeros[tuple(shape)] for rank, shape in zip(ranks, shapes, strict=True)]
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
         """Return this rank's own chunk for itself."""
-        return self._reduce_scatter(chunks, op, ranks).contribution.payloads[ranks.index(self.rank)]
+        self._fingerprints.reduce_scatter(chunks, op, ranks)
+        return self._ops.copy(chunks[ranks.index(self.rank)])
 
     def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
         """Return this rank's own part for itself, and zeros for the others'."""

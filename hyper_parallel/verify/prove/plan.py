@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import resource
 import time
@@ -176,7 +177,7 @@ def certify(
     make_case, make_plan = user_function(spec, "SPEC"), user_function(plan, "PLAN")
     found = Certificate(name or str(spec), dict(zip(names, shape, strict=True)))
     planned: list[tuple[str, OpPlan]] = []
-    with use_platform("torch"):
+    with use_platform("torch"), _uncollected():
         empty_layout_caches()
         with (
             observing_plans(lambda each: planned.append((module_path(), each))),
@@ -207,6 +208,18 @@ def certify(
     found.seconds = time.monotonic() - started
     found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Run without the garbage collector, which would look at every recorded event again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _run(

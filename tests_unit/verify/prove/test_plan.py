@@ -57,6 +57,36 @@ def test_a_reduction_that_is_left_out():
     assert f"no certificate: {certificate.wrong[0]}" in certificate.text()
 
 
+@pytest.mark.parametrize("odd", [0, 2, 4])
+def test_one_layer_of_many_that_deviates(odd):
+    """A fault in one of several equal layers is found, wherever it is, and its layer is named."""
+    import torch
+
+    def layers():
+        pairs = ((torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(5))
+        return torch.nn.Sequential(*(torch.nn.Sequential(*each) for each in pairs))
+
+    def plan(faults):
+        down = [{"output_layouts": Partial()} if layer in faults else {} for layer in range(5)]
+        return {f"{layer}.0": ColwiseParallel() for layer in range(5)} | {
+            f"{layer}.2": RowwiseParallel(**options) for layer, options in enumerate(down)
+        }
+
+    certificates = [
+        certify(
+            lambda: ModelCase(layers, [(torch.ones(4, 8), torch.ones(4, 8))], lambda out, _: (out**2).sum()),
+            lambda _, faults=faults: ParallelPlan(plan(faults), batch={}),
+            (2,),
+            ("tp",),
+        )
+        for faults in ((), (odd,))
+    ]
+    assert certificates[0].ok, certificates[0].text()
+    wrong = certificates[1].wrong
+    assert wrong[0] == f"{odd}.2: a value that is a pending sum over tp leaves as a plain tensor, not reduced"
+    assert not [line for line in wrong for layer in range(odd) if line.startswith(f"{layer}.")]
+
+
 def test_of_the_command(tmp_path, capsys):
     """The example of two axes is certified; only a look-up is tested, not proven."""
     words = ["prove", "plan", "examples/two_axes.py:case", "--plan", "examples/two_axes.py:plan"]

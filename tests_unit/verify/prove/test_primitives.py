@@ -359,7 +359,8 @@ def test_gradients_divided_by_counts_are_opaque():
 def test_refusals_of_the_table():
     """The larger of two tensors is not a reduction, and sizes that differ do not broadcast."""
     from hyper_parallel.verify.frameworks.contract.sizes import Size
-    from hyper_parallel.verify.frameworks.torch.primitive_table import broadcast, describe
+    from hyper_parallel.verify.frameworks.torch.primitive_labels import broadcast
+    from hyper_parallel.verify.frameworks.torch.primitive_table import describe
 
     x = _torch().ones(3, 5)
     with pytest.raises(LookupError, match=r"^not a reduction$"):
@@ -402,8 +403,12 @@ def test_sizes_as_numbers():
         lambda x: x.roll(x.shape[0], 1),
         lambda x: x.select(1, x.shape[0] - 1),
         lambda x: x.narrow(1, 0, x.shape[0]),
+        lambda x: _torch().ops.aten.constant_pad_nd(x, [0, 1], x.shape[0]),
+        lambda x: _torch().ops.aten.histc(x, 4, 0, x.shape[0]),
+        lambda x: x.index_fill(1, _torch().zeros(2, dtype=_torch().int64), x.shape[0]),
     ):
-        (does,) = (step.does for step in with_symbols(call).steps if step.name in {"roll", "select", "slice"})
+        names = {"roll", "select", "slice", "constant_pad_nd", "histc", "index_fill"}
+        (does,) = (step.does for step in with_symbols(call).steps if step.name in names)
         assert {symbol for each in does.values for symbol in each.symbols} == set(size.symbols)
     (does,) = of(with_symbols(lambda x: x.narrow(1, 0, x.shape[1])), "slice")
     assert (does.values, does.whole) == ((), frozenset())

@@ -16,10 +16,17 @@ from torch import Tensor
 from hyper_parallel.platform.torch.versions import trilinear
 from hyper_parallel.verify.frameworks.contract.primitives import Constant, Primitive, Reshape
 from hyper_parallel.verify.frameworks.contract.sizes import Size
+from hyper_parallel.verify.frameworks.torch.primitive_indexing import INDEXED, SCATTERED
+from hyper_parallel.verify.frameworks.torch.primitive_labels import (
+    Describe,
+    Labels,
+    argument,
+    broadcast,
+    shape_of,
+    size_of,
+)
 
-__all__ = ["REWRITTEN", "SIZED", "broadcast", "describe", "is_kept", "name_of", "shape_of", "unread"]
-
-Labels = tuple[int | None, ...]
+__all__ = ["REWRITTEN", "SIZED", "describe", "is_kept", "name_of", "unread"]
 
 # Their numeric arguments are sizes of the result, which are compared as sizes.
 SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
@@ -79,12 +86,10 @@ _UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
     "grid_sampler_3d_backward": ((1,), ()),
 }  # fmt: skip
 _TRANSFORMED = ("_fft_c2c", "_fft_r2c", "_fft_c2r")
-_SCATTERED = ("scatter_add", "scatter", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_reduce")
-_PARTS = ("slice_scatter", "select_scatter", "diagonal_scatter")
-_LOOKED_UP = ("bucketize", "searchsorted")
-# Their numeric arguments are positions: if one of them is a size, the result's values depend on that size.
-_PLACED = ("select", "roll", "tril", "triu", "diagonal", "kthvalue", "topk", "select_backward", "slice_scatter",
-           "select_scatter", "diagonal_scatter")  # fmt: skip
+# Their numeric arguments decide values: if one of them is a size, the result's values depend on that size.
+_VALUED = ("select", "roll", "tril", "triu", "diagonal", "kthvalue", "topk", "select_backward", "slice_scatter",
+           "select_scatter", "diagonal_scatter", "constant_pad_nd", "histc", "linalg_vector_norm", "var", "std",
+           "var_mean", "std_mean", "renorm", "_cdist_forward", "_cdist_backward", *SCATTERED)  # fmt: skip
 # Decomposed although they are elementwise, because their decompositions show in which operands they are linear.
 _TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "masked_fill", "tanh_backward",
                 "sigmoid_backward", "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward",
@@ -92,14 +97,14 @@ _TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "mas
                 "hardsigmoid_backward", "native_dropout_backward", "softshrink_backward",
                 "hardshrink_backward", "mish_backward", "log_sigmoid_backward", "glu", "glu_backward",
                 "masked_scale", "_prelu_kernel_backward")  # fmt: skip
-_KEPT = (*_CONSTANTS, *_COPIES, *_REDUCED, *_WHOLE_REDUCED, *_ALONG, *_BATCHED, *_LEADING, "view", "_unsafe_view",
-         "reshape", "expand", "permute", "t", "transpose", "squeeze", "unsqueeze", "select", "cat", "gather", "mm",
-         "bmm", "embedding", "index_select", "constant_pad_nd", "slice_backward", "select_backward", "split",
-         "split_with_sizes", "unbind", "diagonal", "convolution", "topk", "_to_copy", "where",
-         "embedding_dense_backward", "index", "view_as_real", "view_as_complex", "arange", "iota", "unfold",
-         "unfold_backward", *_RESHAPING, *_UNREAD, *_TRANSFORMED, *_SCATTERED, *_PARTS, *_LOOKED_UP, "complex", "polar",
-         "index_put", "put", "take", "histc", "_cdist_forward", "_cdist_backward", "grid_sampler_2d",
-         "grid_sampler_3d")  # fmt: skip
+_KEPT = frozenset((
+    *_CONSTANTS, *_COPIES, *_REDUCED, *_WHOLE_REDUCED, *_ALONG, *_BATCHED, *_LEADING, "view", "_unsafe_view", "reshape",
+    "expand", "permute", "t", "transpose", "squeeze", "unsqueeze", "select", "cat", "mm", "bmm", "constant_pad_nd",
+    "slice_backward", "select_backward", "split", "split_with_sizes", "unbind", "diagonal", "convolution", "topk",
+    "_to_copy", "where", "view_as_real", "view_as_complex", "arange", "iota", "unfold", "unfold_backward",
+    *_RESHAPING, *_UNREAD, *_TRANSFORMED, *INDEXED, "complex", "polar", "_cdist_forward", "_cdist_backward",
+    "grid_sampler_2d", "grid_sampler_3d",
+))  # fmt: skip
 
 
 def is_kept(function: Any) -> bool:
@@ -120,31 +125,6 @@ def unread(function: Any, index: int) -> tuple[int, ...]:
     """Return the operands on whose values result number ``index`` does not depend."""
     of_results = _UNREAD.get(name_of(function), ((),))
     return of_results[min(index, len(of_results) - 1)]
-
-
-def shape_of(value: Any) -> tuple[Size, ...]:
-    """Return the shape of a tensor; empty for other arguments."""
-    return tuple(map(size_of, value.shape)) if isinstance(value, Tensor) else ()
-
-
-def size_of(value: Any) -> Size:
-    if isinstance(value, torch.fx.Node):
-        value = value.meta["val"]
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):
-        return _of_expression(value.node.expr)
-    return Size(int(value))
-
-
-def _of_expression(expression: Any) -> Size:
-    if type(expression).__name__ == "ToFloat":
-        expression = expression.args[0]
-    number, rest = expression.as_coeff_Mul()
-    powers = rest.as_powers_dict()
-    if number.is_Integer and all((base.is_Symbol and power.is_Integer and power > 0) or base == 1
-                                 for base, power in powers.items()):  # fmt: skip
-        names = [str(base) for base, power in powers.items() if base != 1 for _ in range(int(power))]
-        return Size(int(number), tuple(sorted(names)))
-    return Size(0, tuple(sorted(map(str, expression.free_symbols))), str(expression))
 
 
 # -- functions as primitives -------------------------------------------------------------------------------------------
@@ -173,12 +153,13 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
             raise LookupError("the bytes of numbers as numbers of another dtype")
         return Reshape()
     if name in {"iota", "arange", "eye"}:
-        return Primitive((), tuple(range(len(shape))), whole=frozenset(range(len(shape))))
+        numbers = tuple(map(size_of, _sizes_in(args)))
+        return Primitive((), tuple(range(len(shape))), whole=frozenset(range(len(shape))), values=numbers)
     described = _DESCRIBED.get(name)
     if described is not None:
         does = described(name, args, kwargs, operands, shapes, shape, index)
         numbers = args[3:] if name == "select_backward" else args  # the sizes before it are those of the result
-        places = tuple(map(size_of, _sizes_in(numbers))) if name in _PLACED else ()
+        places = tuple(map(size_of, _sizes_in([*numbers, *kwargs.values()]))) if name in _VALUED else ()
         return replace(does, values=places) if places else does
     if torch.Tag.pointwise in function.tags or name in _ELEMENTWISE:
         return _elementwise(name, args, kwargs, operands, shapes, out)
@@ -194,20 +175,6 @@ def _constant(name: str, args: Any, shape: Sequence[Size]) -> Constant | Primiti
         labels = tuple(range(len(shape)))
         return Primitive((), labels, frozenset(labels), values=(size_of(value),))
     return Constant(name in _ZEROS or (fill is not None and value == 0), "" if fill is None else str(value))
-
-
-def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
-    """Return the labels of an operand that broadcasts to ``out``, whose dims are numbered."""
-    first = len(out) - len(shape)
-    labels: list[int | None] = []
-    for dim, size in enumerate(shape):
-        if size == out[first + dim]:
-            labels.append(first + dim)
-        elif size == Size(1):
-            labels.append(None)
-        else:
-            raise LookupError(f"size {size} where {out[first + dim]} is")
-    return tuple(labels)
 
 
 def _elementwise(
@@ -254,12 +221,11 @@ def _sizes_in(tree: Any) -> list[Any]:
     return [tree] if _is_size(tree) else []
 
 
-_Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
-_DESCRIBED: dict[str, _Describe] = {}
+_DESCRIBED: dict[str, Describe] = dict(INDEXED)
 
 
-def _of(*names: str) -> Callable[[_Describe], _Describe]:
-    def declare(run: _Describe) -> _Describe:
+def _of(*names: str) -> Callable[[Describe], Describe]:
+    def declare(run: Describe) -> Describe:
         _DESCRIBED.update(dict.fromkeys(names, run))
         return run
 
@@ -351,10 +317,6 @@ def _along(shapes: Any, shape: Any, changed: Sequence[int], **facts: Any) -> Pri
     return Primitive(tuple(labels for _ in shapes), labels, whole=frozenset(changed), **facts)
 
 
-def _argument(args: Any, kwargs: Any, position: int, name: str, default: Any) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)
-
-
 @_of("cat", "split", "split_with_sizes", "slice", "flip", "roll", "constant_pad_nd")
 def _moved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del index
@@ -363,12 +325,12 @@ def _moved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
     if name == "constant_pad_nd":
         pads = args[1]
         dims: Sequence[int] = [ndim - 1 - pair for pair in range(len(pads) // 2) if any(pads[2 * pair : 2 * pair + 2])]
-        moves = {"joint": (0,)} if _argument(args, kwargs, 2, "value", 0) == 0 else {}
+        moves = {"joint": (0,)} if argument(args, kwargs, 2, "value", 0) == 0 else {}
     elif name == "flip":
         dims = _dims(args[1], ndim)
     else:
         position, default = {"cat": (1, 0), "slice": (1, 0), "roll": (2, None)}.get(name, (2, 0))
-        dims = _dims(_argument(args, kwargs, position, "dim", default), ndim)
+        dims = _dims(argument(args, kwargs, position, "dim", default), ndim)
     if name == "slice":
         dims = [dim for dim in dims if shapes[0][dim] != shape[dim]]
         moves["values"] = tuple(map(size_of, filter(_is_size, args))) if dims else ()
@@ -378,7 +340,7 @@ def _moved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 @_of("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "topk")
 def _one_dim(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del index
-    dim = _argument(args, kwargs, 2 if name == "topk" else 1, "dim", -1)
+    dim = argument(args, kwargs, 2 if name == "topk" else 1, "dim", -1)
     floats = operands[0].is_floating_point() or operands[0].is_complex()
     return _along(shapes, shape, _dims(dim, len(shape)), joint=(0,) if name == "cumsum" and floats else ())
 
@@ -443,165 +405,6 @@ def _product(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 def _transformed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del name, kwargs, operands, index
     return _along(shapes, shape, _dims(args[1], len(shape)), joint=(0,))
-
-
-# -- reads and writes by index -----------------------------------------------------------------------------------------
-
-
-@_of("embedding", "index_select")
-def _looked_up(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del kwargs, operands, index
-    dim = 0 if name == "embedding" else args[1] % len(shapes[0])
-    ids = tuple(100 + at for at in range(len(shapes[1])))
-    source = tuple(range(len(shapes[0])))
-    out = (*source[:dim], *ids, *source[dim + 1 :])
-    if len(out) != len(shape):
-        raise LookupError("dims that were not understood")
-    return Primitive((source, ids), out, whole=frozenset({dim}), each=(0,), moves=True)
-
-
-@_of("embedding_dense_backward")
-def _summed_rows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del name, kwargs, operands, shape, index
-    if args[4]:
-        raise LookupError("gradients divided by counts")
-    ids = tuple(100 + at for at in range(len(shapes[1])))
-    return Primitive(((*ids, 1), ids), (0, 1), whole=frozenset({0}), reduce="sum", each=(0,))
-
-
-@_of("gather")
-def _gathered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del name, kwargs, operands, index
-    dim = args[1] % len(shape)
-    own = dim + 100
-    source = tuple(label if label != dim else own for label in range(len(shape)))
-    if any(shapes[0][at] != shape[at] for at in range(len(shape)) if at != dim):
-        raise LookupError("an index of fewer rows")
-    labels = tuple(range(len(shape)))
-    return Primitive((source, labels), labels, whole=frozenset({own}), each=(0,), moves=True)
-
-
-@_of("take")
-def _taken(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del name, args, kwargs, operands, index
-    source, ids = tuple(range(100, 100 + len(shapes[0]))), tuple(range(len(shape)))
-    return Primitive((source, ids), ids, whole=frozenset(source), each=(0,), moves=True)
-
-
-@_of("index", "index_put")
-def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe reads and writes by index tensors; their common dims replace adjacent dims, or are first otherwise."""
-    del kwargs, index
-    ids = [dim for dim, each in enumerate(args[1]) if each is not None]
-    indices = operands[1 : 1 + len(ids)]
-    if any(each.dtype in {torch.bool, torch.uint8} for each in indices):
-        raise LookupError("a mask as index")
-    labels = tuple(range(len(shapes[0])))
-    common = max((shape_of(each) for each in indices), key=len)
-    sizes = list(common)
-    for each in indices:
-        for at, size in enumerate(reversed(shape_of(each)), 1):
-            sizes[-at] = size if sizes[-at] == Size(1) else sizes[-at]
-    first = ids[0] if ids == list(range(ids[0], ids[0] + len(ids))) else 0
-    of_indices = tuple(100 + at for at in range(len(sizes)))
-    rest = [dim for dim in labels if dim not in ids]
-    part = (*rest[:first], *of_indices, *rest[first:])
-    part_shape = tuple(sizes[label - 100] if label >= 100 else shapes[0][label] for label in part)
-    inputs = [tuple(None if at is None else of_indices[at] for at in broadcast(shape_of(each), sizes))
-              for each in indices]  # fmt: skip
-    if name == "index":
-        if part_shape != shape:
-            raise LookupError("dims that were not understood")
-        return Primitive((labels, *inputs), part, whole=frozenset(ids), each=(0,), moves=True)
-    value = tuple(None if at is None else part[at] for at in broadcast(shapes[-1], part_shape))
-    return _written((labels, *inputs, value), of_indices, ids, adds=len(args) > 3 and bool(args[3]))
-
-
-def _written(inputs: tuple[Labels, ...], ids: Sequence[int], dims: Sequence[int], *, adds: bool) -> Primitive:
-    """Return the description of a write of the last operand into the first, at indices along ``dims``.
-
-    Args:
-        inputs: labels of the operands; those of the first are the result's.
-        ids: labels of the written values.
-        dims: labels that are written to.
-        adds: whether values are added to the first operand, so that shards of them can be added in turn.
-    """
-    whole = frozenset(dims) if adds else frozenset((*dims, *ids))
-    return Primitive(inputs, inputs[0], whole=whole, reduce="sum" if adds else "", joint=(0, len(inputs) - 1))
-
-
-@_of("put")
-def _put(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del name, kwargs, operands, index
-    labels, ids = tuple(range(len(shape))), tuple(100 + at for at in range(len(shapes[1])))
-    if shapes[1] != shapes[2]:
-        raise LookupError("an index of other sizes")
-    return _written((labels, ids, ids), ids, labels, adds=len(args) > 3 and bool(args[3]))
-
-
-@_of(*_SCATTERED)
-def _scattered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del index
-    dim = args[1] % max(len(shape), 1)
-    labels = tuple(range(len(shape)))
-    source = tuple(label if label != dim else dim + 100 for label in labels)
-    ids = source if name.startswith("scatter") else (dim + 100,)
-    terms = [ids, *(source if shapes[2] else () for _ in shapes[2:])]
-    if not shape or any(len(each) != len(term) for each, term in zip(shapes[1:], terms, strict=True)):
-        raise LookupError("dims that were not understood")
-    if any(size != shape[label] for each, term in zip(shapes[1:], terms, strict=True)
-           for size, label in zip(each, term, strict=True) if label < 100):  # fmt: skip
-        raise LookupError("an index of fewer rows")
-    adds = name in {"scatter_add", "index_add"}
-    does = _written((labels, *terms), (dim + 100,), (dim,), adds=adds)
-    if name in {"scatter_reduce", "index_reduce"} or "reduce" in kwargs or len(args) > 4:
-        return replace(does, joint=())
-    if len(operands) == 2:  # a scalar is written
-        return replace(does, joint=(0,) if _argument(args, kwargs, 3, "value", 1) == 0 else ())
-    return does
-
-
-@_of(*_PARTS)
-def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe a tensor in which a slice along some dims is replaced by another tensor."""
-    del operands, index
-    ndim = len(shape)
-    labels = tuple(range(ndim))
-    if name == "diagonal_scatter":
-        pair = [_argument(args, kwargs, 3 + at, f"dim{at + 1}", at) % ndim for at in (0, 1)]
-        dims, part = pair, (*(label for label in labels if label not in pair), 100)
-    else:
-        dims = [_argument(args, kwargs, 2, "dim", 0) % ndim]
-        rest = tuple(label if label not in dims else 100 for label in labels)
-        part = rest if name == "slice_scatter" else tuple(label for label in rest if label != 100)
-    if any(shape[label] != size for label, size in zip(part, shapes[1], strict=True) if label != 100):
-        raise LookupError("a part of other sizes")
-    return _written((labels, part), (100,), dims, adds=False)
-
-
-@_of(*_LOOKED_UP)
-def _located(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the positions of values in sorted tables: one for all values, or one per row."""
-    del args, kwargs, index
-    if len(operands) != 2:
-        raise LookupError("no table, or one that is not sorted")
-    value, table = (0, 1) if name == "bucketize" else (1, 0)
-    labels = tuple(range(len(shape)))
-    rows = () if len(shapes[table]) == 1 else labels[:-1]
-    if shapes[value] != shape or any(shapes[table][dim] != shape[dim] for dim in rows):
-        raise LookupError("dims that were not understood")
-    inputs = {value: labels, table: (*rows, 100)}
-    return Primitive((inputs[0], inputs[1]), labels, whole=frozenset({100}))
-
-
-@_of("histc")
-def _counted(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del name, operands, shape, index
-    labels = tuple(range(len(shapes[0])))
-    low, high = (_argument(args, kwargs, 2 + at, key, 0) for at, key in enumerate(("min", "max")))
-    if low == high:  # the range is that of the values
-        return Primitive((labels,), (100,), whole=frozenset((*labels, 100)))
-    return Primitive((labels,), (100,), whole=frozenset({100}), reduce="sum")
 
 
 # -- functions of the last dims ----------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Sizes of traced tensors, and labels of dims that broadcast, for the tables of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyper_parallel.verify.frameworks.contract.sizes import Size
+
+__all__ = ["Describe", "Labels", "argument", "broadcast", "shape_of", "size_of"]
+
+Labels = tuple[int | None, ...]
+Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
+"""Describes a function: its name, arguments, named arguments, operands and their shapes, the result's shape and number.
+"""
+
+
+def shape_of(value: Any) -> tuple[Size, ...]:
+    """Return the shape of a tensor; empty for other arguments."""
+    return tuple(map(size_of, value.shape)) if isinstance(value, Tensor) else ()
+
+
+def size_of(value: Any) -> Size:
+    """Return a size, which is a number, a symbol or its node in the graph."""
+    if isinstance(value, torch.fx.Node):
+        value = value.meta["val"]
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return _of_expression(value.node.expr)
+    return Size(int(value))
+
+
+def _of_expression(expression: Any) -> Size:
+    if type(expression).__name__ == "ToFloat":
+        expression = expression.args[0]
+    number, rest = expression.as_coeff_Mul()
+    powers = rest.as_powers_dict()
+    if number.is_Integer and all((base.is_Symbol and power.is_Integer and power > 0) or base == 1
+                                 for base, power in powers.items()):  # fmt: skip
+        names = [str(base) for base, power in powers.items() if base != 1 for _ in range(int(power))]
+        return Size(int(number), tuple(sorted(names)))
+    return Size(0, tuple(sorted(map(str, expression.free_symbols))), str(expression))
+
+
+def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
+    """Return the labels of an operand that broadcasts to ``out``, whose dims are numbered."""
+    first = len(out) - len(shape)
+    labels: list[int | None] = []
+    for dim, size in enumerate(shape):
+        if size == out[first + dim]:
+            labels.append(first + dim)
+        elif size == Size(1):
+            labels.append(None)
+        else:
+            raise LookupError(f"size {size} where {out[first + dim]} is")
+    return tuple(labels)
+
+
+def argument(args: Any, kwargs: Any, position: int, name: str, default: Any) -> Any:
+    """Return an argument that is given by its position, by its name, or not at all."""
+    return args[position] if len(args) > position else kwargs.get(name, default)
