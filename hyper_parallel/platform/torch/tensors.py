@@ -37,12 +37,13 @@ class TorchTensors(TensorsFacet):
         return torch.cat(list(tensors), dim)
 
     def _cat(self, parts: list[Any], dim: int) -> Any:
-        if parts[0].is_meta:  # thousands of ranks' parts without values, of which many are one tensor
-            lengths = {key: part.shape[dim] for key, part in {id(part): part for part in parts}.items()}
-            shape = list(parts[0].shape)
-            shape[dim] = sum(lengths[id(part)] for part in parts)
-            return parts[0].new_empty(shape)
-        return torch.cat(parts, dim)
+        distinct = {id(part): part for part in parts}
+        if len(distinct) == len(parts) or not parts[0].is_meta:
+            return torch.cat(parts, dim)
+        lengths = {key: part.shape[dim] for key, part in distinct.items()}  # a rehearsal: many ranks' parts are one
+        shape = list(parts[0].shape)
+        shape[dim] = sum(lengths[id(part)] for part in parts)
+        return parts[0].new_empty(shape)
 
     def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
         """A view."""

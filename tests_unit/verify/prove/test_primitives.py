@@ -356,6 +356,19 @@ def test_gradients_divided_by_counts_are_opaque():
     assert of(graph, name) == [Opaque(f"{name}: gradients divided by counts")]
 
 
+def test_the_last_row_without_gradient_depends_on_the_number_of_rows():
+    """A padding index that counts from the end is a size, which decides the gradient's values."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    def call(leaves, _):
+        return _torch().nn.functional.embedding(leaves[1], leaves[0], padding_idx=-1)
+
+    table, ids = _torch().ones(7, 4), _torch().zeros(3, dtype=_torch().int64)
+    graph = traced(call, [table, ids], [True, False])
+    (does,) = of(graph, "embedding_dense_backward")
+    assert [each.symbols for each in does.values] == [graph.steps[graph.inputs[0]].shape[0].symbols]
+
+
 def test_refusals_of_the_table():
     """The larger of two tensors is not a reduction, and sizes that differ do not broadcast."""
     from hyper_parallel.verify.frameworks.contract.sizes import Size
@@ -406,8 +419,12 @@ def test_sizes_as_numbers():
         lambda x: _torch().ops.aten.constant_pad_nd(x, [0, 1], x.shape[0]),
         lambda x: _torch().ops.aten.histc(x, 4, 0, x.shape[0]),
         lambda x: x.index_fill(1, _torch().zeros(2, dtype=_torch().int64), x.shape[0]),
+        lambda x: _torch().arange(x.shape[0], x.shape[0] + 4),
+        lambda x: _torch().ops.prims.iota(
+            4, start=x.shape[0], step=1, dtype=_torch().int64, device="cpu", requires_grad=False
+        ),
     ):
-        names = {"roll", "select", "slice", "constant_pad_nd", "histc", "index_fill"}
+        names = {"roll", "select", "slice", "constant_pad_nd", "histc", "index_fill", "arange", "iota"}
         (does,) = (step.does for step in with_symbols(call).steps if step.name in names)
         assert {symbol for each in does.values for symbol in each.symbols} == set(size.symbols)
     (does,) = of(with_symbols(lambda x: x.narrow(1, 0, x.shape[1])), "slice")

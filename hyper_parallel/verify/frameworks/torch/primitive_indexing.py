@@ -13,7 +13,14 @@ import torch
 
 from hyper_parallel.verify.frameworks.contract.primitives import Primitive
 from hyper_parallel.verify.frameworks.contract.sizes import Size
-from hyper_parallel.verify.frameworks.torch.primitive_labels import Describe, Labels, argument, broadcast, shape_of
+from hyper_parallel.verify.frameworks.torch.primitive_labels import (
+    Describe,
+    Labels,
+    argument,
+    broadcast,
+    shape_of,
+    size_of,
+)
 
 __all__ = ["INDEXED", "SCATTERED"]
 
@@ -50,7 +57,8 @@ def _summed_rows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, 
     if args[4]:
         raise LookupError("gradients divided by counts")
     ids = tuple(100 + at for at in range(len(shapes[1])))
-    return Primitive(((*ids, 1), ids), (0, 1), whole=frozenset({0}), reduce="sum", each=(0,))
+    padding = (size_of(args[3]),) if isinstance(args[3], torch.fx.Node) else ()  # the row without gradient
+    return Primitive(((*ids, 1), ids), (0, 1), whole=frozenset({0}), reduce="sum", each=(0,), values=padding)
 
 
 @_of("gather")

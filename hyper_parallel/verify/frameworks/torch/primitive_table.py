@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ _KEPT = frozenset((
 ))  # fmt: skip
 
 
+@cache
 def is_kept(function: Any) -> bool:
     """Whether a function is described here and therefore not decomposed."""
     name = name_of(function)
@@ -153,7 +155,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
             raise LookupError("the bytes of numbers as numbers of another dtype")
         return Reshape()
     if name in {"iota", "arange", "eye"}:
-        numbers = tuple(map(size_of, _sizes_in(args)))
+        numbers = tuple(map(size_of, _sizes_in([*args, *kwargs.values()])))
         return Primitive((), tuple(range(len(shape))), whole=frozenset(range(len(shape))), values=numbers)
     described = _DESCRIBED.get(name)
     if described is not None:

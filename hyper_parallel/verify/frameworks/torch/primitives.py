@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,8 @@ _FACTS = (bool, int, torch.Size, torch.dtype, torch.device)
 _PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/clip.py"
 
 
-@cache
-def _table(count: int) -> dict[Any, Callable[..., Any]]:
-    """Return the decompositions of functions that the primitive table lacks; ``count`` decompositions exist."""
-    del count  # a change makes the table anew
+def _table() -> dict[Any, Callable[..., Any]]:
+    """Return the decompositions of functions that the primitive table lacks."""
     return {function: run for function, run in decompositions.items() if not is_kept(function)} | REWRITTEN
 
 
@@ -222,7 +219,7 @@ def _traced(
     call = dispatch_functionalize(joint, FunctionalTensorMode()) if functional else joint
     python = enable_python_dispatcher() if functional else nullcontext()
     with mode, sdpa_kernel([SDPBackend.MATH]), python:
-        module = make_fx(call, decomposition_table=_table(len(decompositions)), _allow_non_fake_inputs=True)(*fakes)
+        module = make_fx(call, decomposition_table=_table(), _allow_non_fake_inputs=True)(*fakes)
     hints = {
         str(size.node.expr): int(size.node.hint)
         for fake in fakes for size in _sizes(fake) if isinstance(size, torch.SymInt)
