@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import product
+from functools import cache
 
 import numpy as np
 
@@ -18,16 +18,35 @@ _DECIMAL = (20, 25, 40, 50, 100, 125, 200, 250)
 
 _TRIALS = 1 << 20
 
+_OF_ONE_SIZE = 8
+"""Axes of one size, such as groups that a program makes, of which a factor is composed; the others add none."""
+
 
 def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1e-6) -> tuple[str, ...]:
     """Return the fewest axes whose product of sizes is ``factor`` or its inverse; empty if there are none."""
-    names = [name for name, size in sizes.items() if size > 1]
+    same: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        same.setdefault(size, []).append(name)
+    names = [name for name, size in sizes.items() if size > 1 and name in same[size][-_OF_ONE_SIZE:]]
     number = factor if factor >= 1 else 1 / factor if factor > 0 else 0.0
-    for chosen in sorted(product((0, 1, 2), repeat=len(names)), key=sum):
-        value = float(np.prod([float(sizes[name]) ** power for name, power in zip(names, chosen, strict=True)]))
-        if value > 1 and abs(number - value) <= tolerance * value:
-            return tuple(name for name, power in zip(names, chosen, strict=True) for _ in range(power))
-    return ()
+
+    @cache
+    def powers(index: int, left: int, value: int) -> tuple[int, ...] | None:
+        """Return powers of the axes from ``index`` on, ``left`` in all, that make ``number`` of ``value``, or None."""
+        if index == len(names):
+            return () if not left and value > 1 and abs(number - value) <= tolerance * value else None
+        for power in range(min(left, 2) + 1):
+            larger = value * sizes[names[index]] ** power
+            if larger * (1 - tolerance) > number * (1 + 1e-9):
+                break
+            rest = powers(index + 1, left - power, larger)
+            if rest is not None:
+                return (power, *rest)
+        return None
+
+    found = (powers(0, count, 1) for count in range(1, 2 * len(names) + 1)) if np.isfinite(number) else ()
+    chosen = next((each for each in found if each is not None), ())
+    return tuple(name for name, power in zip(names, chosen, strict=False) for _ in range(power))
 
 
 def ratio_of_counts(factor: float, tolerance: float) -> Fraction | None:

@@ -20,6 +20,15 @@ def test_axes_of_a_factor(factor, axes):
     assert axes_of_factor(factor, SIZES) == axes
 
 
+def test_axes_among_many_groups():
+    """Among many groups the fewest axes are found too, at once, and of factors that are no product none."""
+    sizes = {f"group {number}": 2 + number % 3 for number in range(60)}
+    assert axes_of_factor(8.0, sizes) == ("group 57", "group 59")
+    assert axes_of_factor(1 / 4, sizes) == ("group 59",)
+    assert axes_of_factor(14.0, sizes) == ()
+    assert axes_of_factor(float("inf"), sizes) == ()
+
+
 def test_words_of_sizes():
     """Axes are named with their sizes."""
     assert axis_sizes(("dp", "tp"), SIZES) == "dp x tp (2 x 3)"
