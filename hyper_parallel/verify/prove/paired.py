@@ -6,9 +6,12 @@ If both have the same steps and numbers, the sizes that differ are multiples of 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.rule import Row
@@ -16,9 +19,15 @@ from hyper_parallel.verify.frameworks.contract.primitives import Graph, Primitiv
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 from hyper_parallel.verify.prove.laws import UnprovenError
 
-__all__ = ["conditions_met", "paired"]
+__all__ = ["complete_text", "conditions_met", "paired"]
 
 _LABEL = "s"
+
+
+def complete_text(arguments: Any) -> str:
+    """Return arguments as text that differs if they do: NumPy's own leaves out elements and digits of arrays."""
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(arguments)
 
 
 def paired(whole: Graph, local: Graph) -> Graph:

@@ -32,7 +32,7 @@ from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.primitives import Opaque
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.laws import UnprovenError
-from hyper_parallel.verify.prove.paired import conditions_met, paired
+from hyper_parallel.verify.prove.paired import complete_text, conditions_met, paired
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -568,7 +568,7 @@ class _Walk:
             shapes = [[run.values[number].shape for number in (*event.operands, *event.results)]
                       for run in (self.local, self.whole)]  # fmt: skip
             grads = tuple(self.local.values[number].needs_grad for number in event.operands)
-            key = (event.func, inputs, grads, repr(shapes), repr(event.args), repr(other.args))
+            key = (event.func, inputs, grads, repr(shapes), complete_text(event.args), complete_text(other.args))
             if key not in self.known:
                 self.known[key] = self._proven(event, other, inputs)
             results, why = self.known[key]
@@ -600,7 +600,7 @@ class _Walk:
     ) -> tuple[tuple[Placement, ...] | None, str]:
         """Return the placements of the results, and the reason why they or the gradients are not proven."""
         sizes = [(self.local.values[number].shape, self.whole.values[number].shape) for number in event.results]
-        same = repr(event.args) == repr(other.args)
+        same = complete_text(event.args) == complete_text(other.args)
         replicated = all(place.is_replicate() for place in inputs)
         if same and replicated and all(own == one for own, one in sizes):
             return tuple(Replicate() for _ in sizes), ""

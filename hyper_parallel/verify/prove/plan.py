@@ -36,7 +36,7 @@ from hyper_parallel.verify.ops.claims import axis_rows, mesh_of, row_text, with_
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.data_axes import prove_groups
 from hyper_parallel.verify.prove.laws import UnprovenError
-from hyper_parallel.verify.prove.paired import conditions_met, paired
+from hyper_parallel.verify.prove.paired import complete_text, conditions_met, paired
 from hyper_parallel.verify.prove.plain import PlainCalls, prove_plain
 from hyper_parallel.verify.prove.step_checker import TooManyRanksError, check_gradient, check_transition
 from hyper_parallel.verify.report import Report
@@ -361,7 +361,7 @@ def _prove_calls(found: Certificate, platform: Platform, planned: Sequence[tuple
         mesh = plan.call.mesh
         for axis, row in axis_rows(plan):
             shapes = tuple(operand.shape for operand in plan.call.operands)
-            key = (plan.call.op, row, shapes, mesh.shape[axis], repr(plan.call.args))
+            key = (plan.call.op, row, shapes, mesh.shape[axis], complete_text(plan.call.args))
             if key not in known:
                 level, why, conditions = _prove(platform, plan.call, row, mesh.shape[axis], graphs)
                 known[key] = CallProof(
@@ -469,7 +469,13 @@ def _graph(
 ) -> Graph:
     """Return the graph of a call, with numeric sizes."""
     named = None if local is None else repr(local)
-    key = (call.op, tuple(map(tuple, shapes)), repr(call.args), named, tuple(each.dtype for each in call.operands))
+    key = (
+        call.op,
+        tuple(map(tuple, shapes)),
+        complete_text(call.args),
+        named,
+        tuple(each.dtype for each in call.operands),
+    )
     if key not in graphs:
         func = platform.local_op(call.op)
 

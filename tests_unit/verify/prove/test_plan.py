@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hyper_parallel import ColwiseParallel, Partial, RowwiseParallel, Shard
@@ -11,7 +12,7 @@ from hyper_parallel.verify import ModelCase, ParallelPlan
 from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Step
 from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
 from hyper_parallel.verify.prove.laws import UnprovenError
-from hyper_parallel.verify.prove.paired import paired
+from hyper_parallel.verify.prove.paired import complete_text, paired
 from hyper_parallel.verify.prove.plan import certify
 
 pytestmark = pytest.mark.platforms("torch")
@@ -103,6 +104,16 @@ def graph(size, **facts):
     shape = (Size(size),)
     does = Primitive(((0,),), (0,), **facts)
     return Graph((Step("x", Input(), (), shape), Step("f", does, (0,), shape)), (0,), (1,))
+
+
+def test_arguments_with_large_arrays_differ():
+    """Arrays whose text NumPy shortens or rounds are different arguments."""
+    zeros = np.zeros(2000)
+    other, near = zeros.copy(), np.full(2000, 1e-12)
+    other[1000] = 1.0
+    texts = {complete_text(((each,), {"dim": 0})) for each in (zeros, other, near, near * (1 + 1e-10))}
+    assert len(texts) == 4
+    assert complete_text((zeros, 1)) == complete_text((np.zeros(2000), 1))
 
 
 def test_graphs_of_one_device_and_of_a_rank():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ class TorchOptimizer(TrainingOptimizer):
         self.engine, self.parameters = engine, parameters
 
     def __call__(self, result: StepResult) -> None:
-        """Call ``step()``; counters of steps are on the CPU, also where parameters are on the meta device."""
+        """Call ``step()``."""
         del result
-        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
-            self.engine.step()
+        self.engine.step()
 
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
         """Watch by a hook of the optimizer."""
