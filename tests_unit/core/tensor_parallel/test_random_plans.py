@@ -1,7 +1,7 @@
 """Plans of random content: a module that is parallel, or one error of the library that says what is wrong."""
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from hyper_parallel import init_device_mesh, parallelize_module
 from hyper_parallel.core.tensor_parallel.plan_names import STYLE_NAMES
@@ -18,6 +18,7 @@ VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dict
 PLANS = st.dictionaries(PATTERNS | st.text(max_size=4), VALUES, max_size=3) | VALUES
 
 
+@example(plan={"layers.*": "colwise"})
 @settings(max_examples=60)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @given(plan=PLANS)
@@ -39,4 +40,4 @@ def test_a_plan_works_or_is_refused_in_words(plan):
         return refusal
 
     for outcome in simulate(on_rank, 2, platform="torch"):
-        assert outcome == "accepted" or outcome.startswith("parallelize_")
+        assert outcome == "accepted" or outcome.startswith(("parallelize_", "the plan does not fit the module ("))
