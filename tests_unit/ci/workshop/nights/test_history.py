@@ -140,10 +140,10 @@ def test_the_last_night_is_compared_with_the_one_before(reports, tmp_path, capsy
         "other   tests of new: skipped: absent -> 0",
         "skipped  npu-2/st: 2 tests: no device",
         "skipped  npu-2/st: 1 tests: without a reason",
-        "2 worse, 6 changed, 21 equal",
+        "2 worse, 6 changed, 24 equal",
     ]
     assert len(read_history(path)) == 2
-    assert '<div class="verdict bad"><strong>2 worse, 6 changed, 21 equal' in page.read_text()
+    assert '<div class="verdict bad"><strong>2 worse, 6 changed, 24 equal' in page.read_text()
     assert "no device" in page.read_text()
     assert main(["trend", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
