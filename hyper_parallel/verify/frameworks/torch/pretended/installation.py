@@ -152,9 +152,8 @@ def _replace_engines() -> None:
     """
     for name in ("init_process_group", "new_group", "split_group", "barrier", "all_to_all_single"):
         _replace_engine_of(name)
-    if not hasattr(dist, "ProcessGroupNCCL"):
-        offered: Any = dist
-        offered.ProcessGroupNCCL = ProcessGroupNCCL
+    offered: Any = dist
+    offered.ProcessGroupNCCL = ProcessGroupNCCL  # a build for CUDA has one, whose options gloo does not take
 
 
 def _replace_engine_of(name: str) -> None:
