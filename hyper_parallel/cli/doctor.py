@@ -201,12 +201,9 @@ def _incomplete(name: str) -> tuple[str, str] | None:
         return f"{folder} is not a package: it has no __init__.py", f"delete this folder, then: {again}"
     # not ``installed.files``, which leaves out missing files from Python 3.12 on
     record = installed.read_text("RECORD") if installed else None
-    files = {
-        row[0]: Path(str(installed.locate_file(row[0])))
-        for row in csv.reader((record or "").splitlines())
-        if installed and row and ".so" in row[0]
-    }
-    gone = [file for file, path in files.items() if ".so" in path.name and not path.exists()]
+    files = [Path(row[0]) for row in csv.reader((record or "").splitlines()) if row]
+    packages = Path(str(installed.locate_file(""))) if installed else Path()
+    gone = [file for file in files if ".so" in file.name and not (packages / file).exists()]
     error = _import_error(name) if gone or record is None else ""
     if not error:
         return None

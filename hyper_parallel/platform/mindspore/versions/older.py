@@ -27,7 +27,7 @@ _CURRENT: ContextVar[tuple[Any, Any, Any]] = ContextVar("the differentiation: op
 _Base: Any = base
 _PLAIN: dict[bool, Any] = {}
 _ALWAYS = "_hyper_parallel_always_called"
-_RAN: ContextVar[tuple[set[int], ...]] = ContextVar("the hooks that have run in each open call of a Cell", default=())
+_RAN: ContextVar[set[int] | None] = ContextVar("the hooks that have run in the innermost call of a Cell", default=None)
 
 
 def offer_functions() -> None:
@@ -108,13 +108,12 @@ def accepting_always_call(register: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(hook_fn)
         def noted(*args: Any) -> Any:
-            for ran in _RAN.get()[-1:]:
+            if (ran := _RAN.get()) is not None:
                 ran.add(id(noted))
             return hook_fn(*args)
 
-        always: dict[int, Any] = {**vars(self).get(_ALWAYS, {})}
         handle = register(self, noted, **options)
-        object.__setattr__(self, _ALWAYS, {**always, handle.handle_id: noted})
+        object.__setattr__(self, _ALWAYS, {**vars(self).get(_ALWAYS, {}), handle.handle_id: noted})
         return handle
 
     return run
@@ -128,7 +127,7 @@ def calling_hooks_after_failures(call: Callable[..., Any]) -> Callable[..., Any]
         if _ALWAYS not in vars(self):
             return call(self, *args, **kwargs)
         ran: set[int] = set()
-        token = _RAN.set((*_RAN.get(), ran))
+        token = _RAN.set(ran)
         try:
             return call(self, *args, **kwargs)
         except BaseException:
