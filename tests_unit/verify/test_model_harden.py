@@ -18,7 +18,7 @@ SIZES = (
     "with different sizes, such as 2x3"
 )
 STEP = (
-    "stale values, weights that are not updated, replicas that drift: only one optimizer step was compared; make "
+    "stale values, weights that are not updated, replicas that drift: only one optimizer step was compared; run "
     "at least two"
 )
 ROWS = (
