@@ -223,7 +223,7 @@ def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Gra
     else:
         tensors_and_sizes = tensors
     try:
-        graph = harness_of(platform).primitives(run, tensors_and_sizes, wanted, symbolic)
+        graph = harness_of(platform).primitives(run, tensors_and_sizes, wanted, symbolic, _numbers(sample))
     except Exception as error:  # noqa: BLE001 - any operator may fail on symbolic sizes in its own way
         return None, f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
     if len(graph.outputs) != len(made.answer.outputs):
@@ -250,6 +250,18 @@ def _arguments(platform: Platform, rule: Rule, sample: Sample, known: dict[str, 
     args = tuple(substitute(value, leaf) for value in sample.args)
     kwargs = {name: substitute(value, leaf) for name, value in sample.kwargs.items()}
     return binder(rule.signature).bind(args, kwargs)
+
+
+def _numbers(sample: Sample) -> set[int]:
+    """Return the sizes of dims that the sample gives as numbers."""
+    found = set[int]()
+
+    def collect(leaf: Any) -> None:
+        if isinstance(leaf, Value):
+            found.update(dim for dim in leaf.shape if isinstance(dim, int))
+
+    substitute((sample.args, sample.kwargs), collect)
+    return found - set(HINTS)
 
 
 def _letters(sample: Sample) -> list[str]:

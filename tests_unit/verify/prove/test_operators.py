@@ -78,6 +78,21 @@ def test_conditions_on_sizes(platform):
     assert unasked.why == "the row does not ask that the number of ranks divides s28"
 
 
+def test_sizes_that_a_sample_gives_as_numbers(platform):
+    """A dim of size 1 that broadcasts, or of 3 that the operator demands, stays this number, and cannot be split."""
+    for op, sizes in (("mul", {"1"}), ("cross", {"1", "3"})):
+        for made in graphs_of(platform, op):
+            operands = [made.graph.steps[number].shape for number in made.graph.inputs]
+            numbers = {(at, dim, str(size)) for at, shape in enumerate(operands) for dim, size in enumerate(shape)
+                       if not size.symbols}  # fmt: skip
+            assert {size for *_, size in numbers} <= sizes
+            assert {prove_sample_row(platform, made, row).level for row in made.answer.rows} == {"proven"}
+            for at, dim, size in numbers:
+                places = [Shard(dim) if at == each else R for each in range(len(made.answer.rows[0].inputs))]
+                proof = prove_row(made.graph, replace(made.answer.rows[0], inputs=tuple(places)))
+                assert proof.forward == f"a dim of size {size} is split"
+
+
 def test_of_the_command(capsys):
     """Each row has a level, a row that is not proven a reason; JSON has the same."""
     assert main(["prove", "ops", "--op", "relu", "flatten", "--json"]) == 0

@@ -388,6 +388,26 @@ def test_a_size_that_a_call_fixes_is_no_graph():
         with_symbols(lambda x: x + _torch().ones(5))
 
 
+def test_a_number_that_the_operator_asks_for_stays_one():
+    """A size of 1 that broadcasts is not a symbol if the caller gave it as a number; other sizes stay symbols."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    torch = _torch()
+    x, row = torch.ones(3, 5), torch.ones(1, 5)
+    graph = traced(lambda leaves, _: leaves[0] + leaves[1], [x, row], [True, True], numbers={1})
+    shapes = [[(size.number, len(size.symbols)) for size in graph.steps[at].shape] for at in graph.inputs]
+    assert shapes == [[(1, 1), (1, 1)], [(1, 0), (1, 1)]]
+    (does,) = of(graph, "add")
+    assert does.inputs == ((0, 1), (None, 1))
+    (summed,) = of(graph, "sum")
+    assert (summed.output, summed.reduce) == ((None, 1), "sum")
+    graph = traced(lambda leaves, _: leaves[0].exp(), [x], [False], numbers={3, 5})
+    assert [len(size.symbols) for size in graph.steps[0].shape] == [1, 1]
+    for numbers in ((), {5}):
+        with pytest.raises(ValueError, match=r"^it asks for sizes that are numbers: 1$"):
+            traced(lambda leaves, _: leaves[0] + leaves[1], [x, torch.ones(1, 3)[:, :1]], [False] * 2, numbers=numbers)
+
+
 def test_a_chosen_row_gives_its_gradient_a_place_along_one_dim():
     """The sizes of the gradient of ``select`` are those of its operand; only the index is a place."""
     from hyper_parallel.verify.frameworks.torch.primitives import traced

@@ -10,7 +10,7 @@ from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS, first_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -279,6 +279,7 @@ class HarnessPlatform(abc.ABC):
         operands: Sequence[Any],
         requires_grad: Sequence[bool],
         sizes: Callable[[Sequence[Any]], Any],
+        numbers: Collection[int] = (),
     ) -> Graph:
         """Return an operator and its backward as primitives over symbolic sizes.
 
@@ -288,11 +289,12 @@ class HarnessPlatform(abc.ABC):
                 of a shape and a dtype, whose sizes stay numbers.
             requires_grad: whether the gradient is wanted, per operand.
             sizes: computes the second argument of ``run`` from the operands' symbolic shapes.
+            numbers: sizes of dims that stay these numbers if the operator asks for them, such as 1 where it broadcasts.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no decompositions.
         """
-        del run, operands, requires_grad, sizes
+        del run, operands, requires_grad, sizes, numbers
         framework = self.platform.platform_type
         msg = f"{framework} does not decompose operators; proofs are made on PyTorch, for the rules of both"
         raise UnsupportedOnBackend(msg)

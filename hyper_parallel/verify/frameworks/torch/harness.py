@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,11 +63,12 @@ class TorchHarness(HarnessPlatform):
         operands: Sequence[Any],
         requires_grad: Sequence[bool],
         sizes: Callable[[Sequence[Any]], Any],
+        numbers: Collection[int] = (),
     ) -> Graph:
         """Trace PyTorch's decompositions with symbolic sizes."""
         from hyper_parallel.verify.frameworks.torch.primitives import traced
 
-        return traced(run, operands, requires_grad, sizes)
+        return traced(run, operands, requires_grad, sizes, numbers)
 
     @contextmanager
     def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Any], None]) -> Iterator[None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def traced(
     operands: Sequence[Any],
     requires_grad: Sequence[bool],
     sizes: Callable[[Sequence[Any]], Any] = lambda _: None,
+    numbers: Collection[int] = (),
 ) -> Graph:
     """Return an operator and its backward as primitives.
 
@@ -131,6 +133,7 @@ def traced(
             a shape and a dtype, whose sizes stay numbers. The dims of the last operand are symbols of their own.
         requires_grad: whether the gradient is wanted, per operand.
         sizes: computes the second argument of ``run`` from the operands' symbolic sizes.
+        numbers: sizes of dims that stay these numbers if the operator asks for them, such as 1 where it broadcasts.
 
     Raises:
         Exception: any error that the operator raises on symbolic sizes.
@@ -138,19 +141,46 @@ def traced(
     symbolic = not any(isinstance(each, tuple) for each in operands)
     graphs = list[Graph]()
     failure: Exception | None = None
+    kept = set[tuple[int, int]]()
     for functional, alike in ((False, False), (True, False), *([(True, True)] if symbolic else [])):
         try:
-            graph = _traced(run, operands, requires_grad, sizes, functional=functional, alike=alike)
+            graph = _asked(numbers, kept, partial(
+                _traced, run, operands, requires_grad, sizes, kept=kept, functional=functional, alike=alike
+            ))  # fmt: skip
         except Exception as error:  # noqa: BLE001 - any operator may fail on symbolic sizes in its own way
             failure = failure or error
             continue
         graphs.append(graph)
-        if not _open(graph, symbolic=symbolic):
+        if not _open(graph, symbolic=symbolic, kept=len(kept)):
             break
     if not graphs:
         assert failure is not None
         raise failure
-    return min(graphs, key=lambda graph: _open(graph, symbolic=symbolic))
+    return min(graphs, key=lambda graph: _open(graph, symbolic=symbolic, kept=len(kept)))
+
+
+class _AskedError(ValueError):
+    """A call asks for sizes that are numbers.
+
+    Args:
+        sizes: the numbers, by operand and dim.
+    """
+
+    def __init__(self, sizes: dict[tuple[int, int], int], others: Iterable[str]) -> None:
+        asked = sorted({*map(str, sizes.values()), *others})
+        super().__init__(f"it asks for sizes that are numbers: {', '.join(asked)}")
+        self.sizes = sizes
+
+
+def _asked(numbers: Collection[int], kept: set[tuple[int, int]], run: Callable[[], Graph]) -> Graph:
+    """Return the result of ``run``; sizes among ``numbers`` that it asks for are added to ``kept``."""
+    try:
+        return run()
+    except _AskedError as error:
+        if not error.sizes or not set(error.sizes.values()) <= set(numbers):
+            raise
+        kept |= set(error.sizes)
+    return _asked(numbers, kept, run)
 
 
 @dataclass(frozen=True)
@@ -174,11 +204,17 @@ def _drawn(numbers: LocalRandomNumbers) -> _Drawn:
     return _Drawn(**{each.name: getattr(numbers, each.name) for each in fields(LocalRandomNumbers)})
 
 
-def _open(graph: Graph, *, symbolic: bool) -> int:
-    """Return the number of gaps in a graph: undescribed steps, a missing backward, and sizes that are not symbols."""
+def _open(graph: Graph, *, symbolic: bool, kept: int) -> int:
+    """Return the number of gaps in a graph: undescribed steps, a missing backward, and sizes that are not symbols.
+
+    Args:
+        graph: the graph.
+        symbolic: whether sizes are symbols, all but ``kept``.
+        kept: the number of sizes that are numbers.
+    """
     steps = [step for step in graph.steps if isinstance(step.does, Opaque)]
     fixed = [size for number in graph.inputs for size in graph.steps[number].shape if not size.symbols]
-    return len(steps) + bool(graph.no_backward) + symbolic * len(fixed)
+    return len(steps) + bool(graph.no_backward) + symbolic * (len(fixed) - kept)
 
 
 def _traced(
@@ -187,13 +223,14 @@ def _traced(
     requires_grad: Sequence[bool],
     sizes: Callable[[Sequence[Any]], Any],
     *,
+    kept: Collection[tuple[int, int]],
     functional: bool,
     alike: bool,
 ) -> Graph:
     symbolic = not any(isinstance(each, tuple) for each in operands)
     env = ShapeEnv(duck_shape=alike, specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=env if symbolic else None, allow_non_fake_inputs=True)
-    fakes = [_fake(mode, tensor, index, alike=alike and index < len(operands) - 1)
+    fakes = [_fake(mode, tensor, index, kept, alike=alike and index < len(operands) - 1)
              for index, tensor in enumerate(operands)]  # fmt: skip
     made = len(env.guards)  # conditions on operands' strides, on which no value depends
     given = sizes([tuple(fake.shape) for fake in fakes])
@@ -226,10 +263,9 @@ def _traced(
     }  # fmt: skip
     guards = env.guards[made:]
     sizes_asked = {env.simplify(symbol) for guard in guards for symbol in guard.expr.free_symbols}
-    fixed = sorted(str(size) for size in sizes_asked if size.is_number)
+    fixed = {str(size) for size in sizes_asked if size.is_number}
     if fixed:
-        msg = f"it asks for sizes that are numbers: {', '.join(fixed)}"
-        raise ValueError(msg)
+        raise _AskedError(_numbers_asked(fakes, env, kept), fixed)
     return _graph(module, env, guards, list(requires_grad), shown["failure"], hints)
 
 
@@ -238,13 +274,24 @@ def _sizes(tensor: Any) -> Sequence[Any]:
     return tuple(tensor.shape)
 
 
-def _fake(mode: FakeTensorMode, tensor: Any, index: int, *, alike: bool = False) -> Tensor:
+def _numbers_asked(fakes: Sequence[Any], env: ShapeEnv, kept: Collection[tuple[int, int]]) -> dict[Any, int]:
+    """Return the sizes that are symbols of a number, by operand and dim."""
+    sizes = {(index, dim): size for index, fake in enumerate(fakes) for dim, size in enumerate(_sizes(fake))
+             if (index, dim) not in kept and isinstance(size, torch.SymInt)}  # fmt: skip
+    simple = {place: env.simplify(size.node.expr) for place, size in sizes.items()}
+    return {place: int(size) for place, size in simple.items() if size.is_number}
+
+
+def _fake(
+    mode: FakeTensorMode, tensor: Any, index: int, kept: Collection[tuple[int, int]], *, alike: bool = False
+) -> Tensor:
     if isinstance(tensor, tuple):
         shape, dtype = tensor
         with mode:
             return torch.empty(shape, dtype=dtype)
     kind = DimDynamic.DUCK if alike else DimDynamic.DYNAMIC
-    context: Any = StatelessSymbolicContext(dynamic_sizes=[kind] * tensor.ndim)
+    kinds = [DimDynamic.STATIC if (index, dim) in kept else kind for dim in range(tensor.ndim)]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     return mode.from_tensor(tensor.contiguous(), source=ConstantSource(f"x{index}"), symbolic_context=context)
 
 
