@@ -1,4 +1,4 @@
-"""``python -m hyper_parallel``: the command ``hyper-parallel``, also where it is not installed."""
+"""``python -m hyper_parallel``: the command ``hyper-parallel``, which also works in a checkout."""
 
 from __future__ import annotations
 

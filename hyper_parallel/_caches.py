@@ -1,7 +1,7 @@
-"""What the library remembers between calls: each cache registers where it is defined, and cache_info tells its size.
+"""Registry of the library's caches: each cache registers where it is defined, and ``cache_info`` reports its size.
 
 A cache is emptied when it is full, or its entries are weak references. Entries that hold layouts keep meshes alive;
-:func:`empty_layout_caches` drops all of those at once.
+:func:`empty_layout_caches` drops all of these entries at once.
 """
 
 from __future__ import annotations

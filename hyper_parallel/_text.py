@@ -34,13 +34,13 @@ def near_names(name: str, known: Iterable[str], most: int = 3, likeness: float =
         most: how many are returned at most.
         likeness: from 0 to 1; names that resemble it less are left out.
     """
-    import difflib  # commands that find their names do not wait for it
+    import difflib  # imported here, because only errors need it
 
     return difflib.get_close_matches(name, known, most, likeness)
 
 
 def near_hint(name: str, known: Iterable[str], likeness: float = 0.7) -> str:
-    """The end of a message on a name that is not known: ``; did you mean a or b?``, or nothing."""
+    """Return the end of a message about an unknown name: ``; did you mean a or b?``, or nothing."""
     near = near_names(name, known, likeness=likeness)
     listed = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     return f"; did you mean {listed}?" if near else ""
@@ -53,7 +53,7 @@ def shortened(names: Sequence[str], most: int = 8) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return ``text`` with every character escaped that could steer a terminal, but for those of ``keep``."""
+    """Return ``text`` with control characters, which could affect a terminal, escaped, except those in ``keep``."""
     return "".join(
         letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
         for letter in text

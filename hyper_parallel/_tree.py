@@ -2,7 +2,7 @@
 
 A tree is a leaf or a container of trees. Which types count as containers is the caller's choice: the arguments of an
 operator nest in :data:`SEQUENCES`, users' inputs and outputs in :data:`CONTAINERS`. A rebuilt container has the type
-of the one that it stands for: named tuples, ``torch.Size`` and mappings of a user's own type included.
+of the original: named tuples, ``torch.Size`` and mappings of a user's own type included.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def named_leaves(name: str, tree: Any, containers: Types = SEQUENCES) -> Iterato
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Any, containers: Types = SEQUENCES) -> Any:
-    """Return ``tree`` with ``fn(leaf)`` in place of every leaf."""
+    """Return ``tree`` with ``fn(leaf)`` instead of every leaf."""
     if not isinstance(tree, containers):
         return fn(tree)
     items = [(key, tree_map(fn, item, containers)) for key, item in _items(tree)]
@@ -91,12 +91,12 @@ def _items(tree: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def tree_map_named(fn: Callable[[str, Any], Any], name: str, tree: Any, containers: Types = SEQUENCES) -> Any:
-    """Return ``tree`` with ``fn(leaf_name, leaf)`` in place of every leaf; names are those of :func:`named_leaves`."""
+    """Return ``tree`` with ``fn(leaf_name, leaf)`` instead of every leaf; names are those of :func:`named_leaves`."""
     return unflatten(tree, [fn(*leaf) for leaf in named_leaves(name, tree, containers)], containers)
 
 
 def unflatten(tree: Any, new_leaves: Iterable[Any], containers: Types = SEQUENCES) -> Any:
-    """Return ``tree`` with ``new_leaves`` in place of its own, in the order of :func:`leaves`."""
+    """Return ``tree`` with ``new_leaves`` instead of its own, in the order of :func:`leaves`."""
     remaining = iter(new_leaves)
     return tree_map(lambda _: next(remaining), tree, containers)
 

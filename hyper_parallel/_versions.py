@@ -1,7 +1,7 @@
-"""Private names of a framework: each is asked for where it is needed, and one that is missing refuses its feature.
+"""Looks up private names of a framework when they are first imported; a missing name disables only its own feature.
 
-Version numbers are never compared: a nightly build has what it has. The tables are ``platform/torch/versions/`` and
-``platform/mindspore/versions/``.
+Version numbers are never compared, because a nightly build may have names of either version. The tables are
+``platform/torch/versions/`` and ``platform/mindspore/versions/``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Wanted:
     """A name that a framework does not publish.
 
     Attributes:
-        paths: where versions have it, the first that is there counts.
-        feature: what does not work without it.
+        paths: dotted paths of the name in different versions; the first one that exists is used.
+        feature: the feature that does not work without it.
         versions: versions that have it; by default those that are tested.
-        otherwise: what serves in versions that have neither the name nor the need for it.
+        otherwise: replacement for versions that neither have the name nor need it.
     """
 
     paths: tuple[str, ...]
@@ -36,13 +36,13 @@ class Wanted:
 
 
 class Missing:
-    """Stands for a name that the installed version lacks: whatever uses it is refused."""
+    """Placeholder for a name that the installed version lacks; every use of it raises an error."""
 
     def __init__(self, message: str) -> None:
         self.message = message
 
     def refuse(self) -> NoReturn:
-        """Raise.
+        """Raise the error.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) always.
@@ -50,11 +50,11 @@ class Missing:
         raise UnsupportedOnBackend(self.message)
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Refuse."""
+        """Raise the error."""
         self.refuse()
 
     def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """Let a class derive from what is missing: it can be made, and neither used nor instantiated."""
+        """Let a class derive from the missing class: it can be defined, but neither applied nor instantiated."""
         return (type("Missing", (), {"__new__": self, "apply": self}),)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -67,9 +67,9 @@ class Names:
     """The names of one framework; each is looked up once, when a module first imports it.
 
     Args:
-        framework: its name for people.
+        framework: its name in messages.
         package: its top-level module.
-        wanted: what is asked for, by the name it has in this library.
+        wanted: the private names, by their names in this library.
         tested: the versions that are tested.
     """
 
@@ -94,7 +94,7 @@ class Names:
         return self._found[name]
 
     def missing(self) -> list[str]:
-        """Ask for every name, and return a sentence on each feature that the installed version cannot serve."""
+        """Look up every name, and return a sentence on each feature that the installed version does not support."""
         found = [self.find(name) for name in self._wanted]
         return [value.message for value in found if isinstance(value, Missing)]
 
@@ -114,7 +114,7 @@ class Names:
 
 
 def named(path: str) -> Any:
-    """Return what a dotted path leads to, from the innermost module on; None if nothing is there."""
+    """Return the object at a dotted path, starting from the innermost module; None if there is none."""
     parts = path.split(".")
     for depth in range(len(parts), 0, -1):
         try:

@@ -54,7 +54,7 @@ class WorldNotJoinedError(MeshError):
         world_size: number of ranks that it started.
 
     Args:
-        launched_as: what the launcher started this process as, and how that is known.
+        launched_as: role in which the launcher started this process, and how that is known.
         rank: see the attribute.
         world_size: see the attribute.
     """

@@ -161,6 +161,8 @@ def suite_device(request, platform_name):
         skip_without(SkipReason.NO_DEVICE, f"there is no {device} device")
     needed = _ledger().devices_needed(request.node.nodeid)
     if devices < needed:
-        skip_without(SkipReason.TOO_FEW_DEVICES, f"{needed} ranks of MindSpore take a device each, here are {devices}")
+        skip_without(
+            SkipReason.TOO_FEW_DEVICES, f"{needed} ranks of MindSpore need a device each, but {devices} are available"
+        )
     request.node.user_properties.append(("device", device))
     return device

@@ -48,7 +48,7 @@ def test_a_skip_without_a_line_is_red_and_so_is_an_old_line(ledger):
 
 def test_too_few_devices_are_no_gap_where_a_device_takes_one_rank(ledger):
     """A test of MindSpore may be skipped where there are fewer devices than ranks; one of PyTorch may not."""
-    skipped = ("f", 1, "Skipped: [too-few-devices] 3 ranks of MindSpore take a device each, here are 2")
+    skipped = ("f", 1, "Skipped: [too-few-devices] 3 ranks of MindSpore need a device each, but 2 are available")
     book = ledger.Ledger(())
     for name in ("test_faults.py::test_it[mindspore]", "test_x.py::test_it[torch]"):
         book.pytest_runtest_logreport(SimpleNamespace(nodeid=name, skipped=True, when="setup", longrepr=skipped))

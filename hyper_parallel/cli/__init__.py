@@ -149,7 +149,7 @@ def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> ar
     top = parser(words) if top is None else top
     arguments = top.parse_args(words[:end])
     if getattr(arguments, "kind", None) is not None and words[1:2] != [arguments.kind]:
-        top.error(f"{words[1]} stands before {arguments.kind}; options of verify {arguments.kind} follow it")
+        top.error(f"{words[1]} comes before {arguments.kind}; options of verify {arguments.kind} follow it")
     if script and not hasattr(arguments, "arguments"):
         top.error(f"this command takes no arguments after --, got {shlex.join(script)}")
     arguments.arguments = script

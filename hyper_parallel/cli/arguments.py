@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         known = [str(choice) for choice in action.choices]
-        if isinstance(action.choices, dict):  # of subcommands
+        if isinstance(action.choices, dict):  # the choices are subcommands
             if instead := self._elsewhere.get(value.replace("-", "").replace("_", "")):
                 self.error(f"{_NO_COMMAND} {value!r}; run {instead}")
             self.error(f"{_NO_COMMAND} {value!r}{near_hint(value, known) or '; commands: ' + ', '.join(known)}")

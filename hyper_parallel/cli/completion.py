@@ -82,7 +82,7 @@ def commands_of(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> 
     choices: dict[str, tuple[str, ...]] = {}
     values: tuple[str, ...] = ()
     for action in parser._actions:  # noqa: SLF001 - argparse has no other list of what it parses
-        if isinstance(action.choices, dict):  # of subcommands
+        if isinstance(action.choices, dict):  # the choices are subcommands
             nested.update(action.choices)
         elif action.option_strings:
             options.update(dict.fromkeys(action.option_strings, _help(action)))

@@ -248,7 +248,7 @@ def user_platforms(arguments: argparse.Namespace) -> list[str]:
         usable = platforms(None)
         if len(usable) == 1:
             return usable
-        msg = f"SPEC {arguments.spec!r} does not tell its framework; add --platform torch or --platform mindspore"
+        msg = f"SPEC {arguments.spec!r}: unknown framework; add --platform torch or --platform mindspore"
         raise ValueError(msg)
     require_framework(imported[0])
     return imported

@@ -91,7 +91,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the sweep; 0 if all held."""
+    """Run the sweep; 0 if all passed."""
     if arguments.list:
         return _list(arguments)
     if arguments.target is not None:

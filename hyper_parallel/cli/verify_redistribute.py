@@ -56,7 +56,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check every mesh on every framework; return 0 if all held."""
+    """Check every mesh on every framework; return 0 if all passed."""
     from hyper_parallel.verify.checker.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
 
     if arguments.quick and arguments.mesh is not None:

@@ -35,7 +35,8 @@ ModuleT = TypeVar("ModuleT")
 _REDUCTIONS = ("avg", "mean", "sum")
 
 get_model_state_dict = refused_function(
-    "get_model_state_dict", "call that of torch.distributed.checkpoint.state_dict, which takes modules of this library"
+    "get_model_state_dict",
+    "call the one of torch.distributed.checkpoint.state_dict, which accepts modules of this library",
 )
 
 
@@ -135,7 +136,7 @@ def fully_shard(
     """
     del comm_fusion
     if framework_of(module) == "torch":
-        msg = f"{fully_shard.__module__}.fully_shard serves MindSpore; on PyTorch call hyper_parallel.fully_shard"
+        msg = f"{fully_shard.__module__}.fully_shard is for MindSpore; on PyTorch call hyper_parallel.fully_shard"
         raise UnsupportedOnBackend(msg)
     if isinstance(offload_policy, CPUOffloadPolicy) and get_platform().device_type() != "cpu":
         msg = "fully_shard: CPUOffloadPolicy() is not supported on devices with memory of their own; leave it out"

@@ -1,4 +1,4 @@
-"""Functions on device grids, given by their sizes, and tensor maps, which have the sharding axis of each dim.
+"""Functions on device grids (tuples of sizes) and tensor maps (tuples of the axis that shards each dim).
 
 Axes of a tensor map count from the right. -1 means no axis; a tuple has several axes, outermost first.
 """

@@ -84,10 +84,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--device", dest="hp_device", default="cpu", choices=DEVICES, help="what ranks compute on (cpu)")
     group.addoption("--require-npu", action="store_true", help="fail if no test ran on an NPU")
-    group.addoption("--hp-require", metavar="npu:8", help="fail unless so many devices are here (or HP_REQUIRE)")
+    group.addoption("--hp-require", metavar="npu:8", help="fail unless N devices are available (or HP_REQUIRE)")
     group.addoption("--hp-min-executed", type=int, metavar="N", help="fail if fewer tests ran (or HP_MIN_EXECUTED)")
     group.addoption(
-        "--hp-one-cpu", action="store_true", help="each xdist worker with its ranks keeps to one CPU, if all are used"
+        "--hp-one-cpu",
+        action="store_true",
+        help="pin each xdist worker and its ranks to one CPU, if there are as many workers as CPUs",
     )
     parser.addini("hp_closed_skips", "every skip must give a reason of the closed list", type="bool", default=False)
 
@@ -107,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
     selected(config)
     wanted = _requirement(config)
     if wanted is not None and count_devices(wanted.device) < wanted.devices:
-        msg = f"{wanted.devices} {wanted.device} devices are required, and {count_devices(wanted.device)} are here"
+        msg = f"{wanted.devices} {wanted.device} devices are required, but {count_devices(wanted.device)} are available"
         raise pytest.UsageError(msg)
     _floor(config)
     config.stash[TIMEOUT] = _limit(config)

@@ -159,7 +159,8 @@ def _require_devices(test: RankedTest) -> None:
         return
     if test.launch == "processes" and devices < test.world_size:
         skip_without(
-            SkipReason.TOO_FEW_DEVICES, f"{test.world_size} ranks of MindSpore take a device each, here are {devices}"
+            SkipReason.TOO_FEW_DEVICES,
+            f"{test.world_size} ranks of MindSpore need a device each, but {devices} are available",
         )
 
 

@@ -74,7 +74,7 @@ def starting(what: str) -> Iterator[None]:
     """Turn out-of-memory errors of starting a process or thread inside into an error with advice.
 
     Args:
-        what: what is started, for the message.
+        what: name of the process or thread, for the message.
 
     Raises:
         RankFailedError: there is no room for another one, or the fork server has ended.

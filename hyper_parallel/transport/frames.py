@@ -111,7 +111,7 @@ def fold_frames(text: str, *, shows_last: bool = True) -> str:
     The last frame of a traceback, which raised the error, is shown wherever it is, and a single frame stays.
 
     Args:
-        text: as Python formats it, with the tracebacks of causes.
+        text: the traceback as Python formats it, with those of its causes.
         shows_last: False for an error of this library, whose message says everything: then the frames after the
             program's last one are left out to the end.
     """
@@ -140,7 +140,7 @@ def stack(text: str) -> str:
     Every frame is shown if ``HP_FULL_TRACEBACK`` is set to anything but an empty text.
 
     Args:
-        text: as ``traceback`` or ``faulthandler`` formats it.
+        text: the stack as ``traceback`` or ``faulthandler`` formats it.
     """
     if os.environ.get("HP_FULL_TRACEBACK"):
         return text.rstrip()

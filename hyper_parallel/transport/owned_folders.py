@@ -23,14 +23,14 @@ class OwnedFolder:
 
     Args:
         prefix: prefix of its name; folders with this prefix whose owner is gone are removed first.
-        parent: where it is made; by default the system's folder for temporary files.
+        parent: parent folder; by default the system's folder for temporary files.
 
     Attributes:
         path: path of the folder.
         removed: paths of folders of killed processes.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:

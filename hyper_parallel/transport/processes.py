@@ -1,12 +1,12 @@
-"""Starting, pinning and ending Python processes.
+"""Starts, pins and ends Python processes.
 
-They find every module where this process does. ``python -m`` and ``python -c`` put the current folder before everything
-else: in a checkout, a rank would then import the package from there, and its parent the installed one.
+They search the same paths for modules as this process. ``python -m`` and ``python -c`` would search the current folder
+first: in a checkout, a rank would then import the package from there, but its parent the installed one.
 
-Simulated ranks hand over to each other thousands of times a second, and so do the threads of MindSpore's pool, which
-spin while they wait. On another CPU the next one has to be woken first: on two cores that took as long as everything
-else together, and an operator of MindSpore three times as much processor time. So processes that work in turn share one
-CPU.
+Simulated ranks run in turn and switch thousands of times a second, and so do the threads of MindSpore's pool, which
+spin while they wait. If the next one is on another CPU, it must be woken first. On two cores, waking ranks took as long
+as all other work together, and an operator of MindSpore took three times as much processor time. So processes that run
+in turn share one CPU.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _SERVER = "from multiprocessing.forkserver import main; "
 
 
 def end_session(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """End a process that was started with a session of its own, and everything that it runs; nothing if it has ended.
+    """End a process that leads its own session, with all processes in it; do nothing if it has ended.
 
     Args:
-        process: to end.
-        seconds: after which SIGTERM is followed by SIGKILL.
+        process: the process.
+        seconds: number of seconds between SIGTERM and SIGKILL.
     """
     for stop in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:

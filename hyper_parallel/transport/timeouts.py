@@ -25,11 +25,11 @@ def rank_seconds() -> float:
 
 
 def positive_seconds(seconds: object, description: str) -> float:
-    """Check a time limit: with any other number, ranks would be ended before they start, or never.
+    """Return a time limit as a number, after checking that it is positive and not too long to wait for.
 
     Args:
         seconds: a number, or its text.
-        description: where the limit was set, and to what, for the error.
+        description: name and value of the limit's setting, for the error.
 
     Raises:
         ValueError: it is not a positive number, or longer than a machine can wait.

@@ -1,4 +1,4 @@
-"""Calls that may end with any exception, which is a result like any other: operators refuse input in different ways."""
+"""Calls a function and returns an exception of any type as its result: operators reject input in different ways."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_port_in_use_is_reported():
         [sys.executable, "-c", PORT], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == (
-        "RendezvousError init_process_group: port PORT, at which ranks are to meet, is in use; end what listens there, "
+        "RendezvousError init_process_group: the rendezvous port PORT is in use; stop the process that listens on it, "
         "set MASTER_PORT to a free port, or let `torchrun --standalone` choose one\n"
     )
 

@@ -99,7 +99,7 @@ def test_a_file_that_imports_no_framework_is_told_so(tmp_path, capsys):
     (tmp_path / "hidden.py").write_text("def case():\n    pass\n\n\nplan = case\n")
     file = tmp_path / "hidden.py"
     assert main(["explain", f"{file}:case", "--plan", f"{file}:plan", "--mesh", "4"]) == 2
-    assert f"SPEC '{file}:case' does not tell its framework" in capsys.readouterr().err
+    assert f"SPEC '{file}:case': unknown framework; add --platform" in capsys.readouterr().err
 
 
 def test_own_model_with_a_fault(platform_name, capsys):

@@ -435,5 +435,5 @@ def test_pytorch_is_pointed_to_the_other_function():
     with pytest.raises(UnsupportedOnBackend) as caught:
         fully_shard(torch.nn.Linear(2, 2), mesh=None)
     assert str(caught.value) == (
-        "hyper_parallel.compat.fully_shard.fully_shard serves MindSpore; on PyTorch call hyper_parallel.fully_shard"
+        "hyper_parallel.compat.fully_shard.fully_shard is for MindSpore; on PyTorch call hyper_parallel.fully_shard"
     )

@@ -78,7 +78,7 @@ SENTENCES = {
     "activation": "outputs inside a recomputed module cannot be kept; leave the exclusions of recomputation empty",
     "saver": "a file per rank, which the same mesh alone can load; call save of hyper_parallel.core.checkpoint",
     "loader": "a file per rank, which the same mesh alone can load; call load of hyper_parallel.core.checkpoint",
-    "fully_shard": "call that of torch.distributed.checkpoint.state_dict, which takes modules of this library",
+    "fully_shard": "call the one of torch.distributed.checkpoint.state_dict, which accepts modules of this library",
     "hsdp": "the sharded data parallelism of an earlier release; call fully_shard(module, mesh=mesh)",
 }
 """What is said where a refused name is used, by a part of the path that it is imported from."""

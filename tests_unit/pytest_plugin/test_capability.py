@@ -70,7 +70,7 @@ def test_required_devices_that_are_not_here_end_the_run(run, how):
     """`HP_REQUIRE=npu:8` turns the skip into an error before anything runs."""
     result = run(**how) if isinstance(how, dict) else run(*how)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*8 npu devices are required, and 0 are here"])
+    result.stderr.fnmatch_lines(["*8 npu devices are required, but 0 are available"])
 
 
 @pytest.mark.parametrize("text", ["tpu:8", "npu:none", "npu:0", "8"])

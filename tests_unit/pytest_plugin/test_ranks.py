@@ -432,7 +432,8 @@ def test_real_ranks_of_mindspore_are_skipped_where_devices_are_few(monkeypatch):
     ranks._require_devices(ranked(3, "simulated", framework="mindspore"))
     ranks._require_devices(ranked(1, "processes", framework="mindspore"))
     with pytest.raises(
-        pytest.skip.Exception, match=r"^\[too-few-devices\] 3 ranks of MindSpore take a device each, here are 1$"
+        pytest.skip.Exception,
+        match=r"^\[too-few-devices\] 3 ranks of MindSpore need a device each, but 1 are available$",
     ):
         ranks._require_devices(ranked(3, "processes", framework="mindspore"))
 

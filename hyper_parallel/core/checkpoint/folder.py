@@ -67,7 +67,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -165,7 +165,7 @@ class DataFile:
     def _write_run(self, file: int, name: str, box: Box, values: np.ndarray[Any, Any]) -> bool:
         """Write a box whose bytes are contiguous in the file, such as a shard of dim 0; return False for others.
 
-        That is faster than to write through a map, which fetches every page first.
+        This is faster than writing through a memory map, which reads every page first.
         """
         entry = self.entries[name]
         lengths = [high - low for low, high in box]
@@ -233,7 +233,7 @@ class Index:
     Attributes:
         files: files with the tensors.
         tree: the values; None in a folder that another program has written.
-        pieces: by tensor, its parts as they were written; none in a folder that another program has written.
+        pieces: parts of each tensor, as they were written; none in a folder that another program has written.
         ties: names of a tensor that has another name as well (tied), by that name.
     """
 

@@ -91,7 +91,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
         state: like the state that was saved. Tensors are written in place, objects with ``load_state_dict`` load
             theirs, and plain values are returned.
         folder: folder of the checkpoint.
-        names: what tensors are named in the folder, as for :func:`save`.
+        names: names of tensors in the folder, as for :func:`save`.
 
     Returns:
         the state, with the saved values instead of plain values; modules appear as dictionaries of tensors.

@@ -24,8 +24,8 @@ class Blocks:
     Attributes:
         names: names of the tensors in the folder, in the order in which the fused tensor holds them.
         sizes: sizes of the blocks, in proportion: elements along ``dim``, heads, or 1 for each of equal blocks.
-        dim: along which the fused tensor holds them one after another.
-        groups: how often the blocks alternate along ``dim``: 1 for [q, k, v], the number of groups of heads for
+        dim: the dim along which the fused tensor holds them one after another.
+        groups: number of times the blocks alternate along ``dim``: 1 for [q, k, v], the number of groups of heads for
             [q0, k0, v0, q1, k1, v1, ...], the number of rows for gate and up in alternating rows.
     """
 
@@ -52,7 +52,7 @@ class Block:
 
     Attributes:
         name: name of the fused tensor.
-        index: which of its blocks.
+        index: index of the block.
         sizes: as for :class:`Blocks`.
         dim: as for :class:`Blocks`.
         groups: as for :class:`Blocks`.
@@ -77,16 +77,16 @@ class Block:
 
 
 Names = Mapping[str, "str | Blocks | Block"]
-"""What each name in the state, or prefix of names, is in the folder; ``*`` stands for the same text on both."""
+"""Maps names in the state, or their leading parts, to the folder; ``*`` stands for the same text on both sides."""
 
 
 class Link(NamedTuple):
-    """A part of a tensor of the state, and where it lies in a tensor of the folder.
+    """A part of a tensor of the state, and its position in a tensor of the folder.
 
     Attributes:
         name: name of the tensor in the folder.
-        box: in the tensor of the state.
-        shift: per dim, what to add for the index in the tensor of the folder.
+        box: the part's box in the tensor of the state.
+        shift: per dim, the offset from an index in the state to the index in the folder.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Link(NamedTuple):
 
 
 class FolderNames:
-    """What each tensor of a state is in the folder.
+    """The mapping of a state's tensors to those of the folder.
 
     Args:
         names: the map; the first key that matches a name applies, and a name that none matches is not changed.
@@ -106,7 +106,7 @@ class FolderNames:
         links: per tensor of the state, the parts of tensors in the folder that make it up.
         entries: tensors of the folder.
         ties: tied names of the folder.
-        problems: why the map does not fit.
+        problems: reasons why the map does not fit, empty if it does.
     """
 
     def __init__(self, names: Names | None, entries: Mapping[str, Entry], ties: Mapping[str, str]) -> None:
@@ -228,7 +228,7 @@ def _resized(entry: Entry, dim: int, size: int) -> Entry:
 
 
 def _runs(unit: int, sizes: tuple[int, ...], groups: int, index: int) -> list[tuple[int, int, int]]:
-    """Return for each run of a block its start in the fused tensor, its start in the block, and its length."""
+    """Return, for each run of a block, its start in the fused tensor, its start in the block, and its length."""
     before, length = unit * sum(sizes[:index]), unit * sizes[index]
     return [(group * unit * sum(sizes) + before, group * length, length) for group in range(groups)]
 

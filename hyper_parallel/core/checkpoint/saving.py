@@ -44,7 +44,7 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
             names of its own state dict. A run resumes from ``{"model": model, "optimizer": optimizer, "step": step,
             "random": get_rng_state()}``.
         folder: folder of the checkpoint, on a file system that all ranks share; it is created.
-        names: what tensors are named in the folder: names of the state, or leading parts of them, and their
+        names: names of tensors in the folder: maps names of the state, or leading parts of them, to their
             replacements; a ``*`` on both sides stands for the same text. With :class:`Blocks` a tensor is cut into
             several, with :class:`Block` several become one. The first key that matches a name applies.
 
@@ -140,7 +140,7 @@ class _Writing:
         return name
 
     def parts(self) -> list[Part]:
-        """Return what this rank writes."""
+        """Return the parts that this rank writes."""
         return _parts(self._platform, self._flat.tensors, self._named)
 
     def publish(self, write: Callable[[], list[tuple[str, Piece]]]) -> None:
@@ -168,7 +168,7 @@ class _Writing:
         write_index(self.data.path.parent, self.data, self._flat.tree, pieces, self._named.ties)
 
     def _present(self, act: Callable[[], Any]) -> Any:
-        """Return what ``act`` returns; raise CheckpointWriteError if the data file was removed meanwhile."""
+        """Return the result of ``act``; raise CheckpointWriteError if the data file was removed meanwhile."""
         try:
             return act()
         except FileNotFoundError as error:
@@ -190,7 +190,7 @@ class _Writing:
 
 
 def all_ranks_or_raise(platform: Platform, act: Callable[[], Any], kind: type[Exception]) -> list[Any]:
-    """Return what ``act`` returns on all ranks; if it raises on one, all raise ``kind``."""
+    """Return the results of ``act`` on all ranks; if it raises on one, all raise ``kind``."""
     try:
         result, failure = act(), None
     except (OSError, CheckpointError) as error:

@@ -36,17 +36,17 @@ def context_parallel_attention(
 ) -> Any:
     """Return the attention of one device, with the sequence sharded over ``axis``.
 
-    - ``gather``: every rank gathers all keys and values; their gradients are reduce-scattered. A rank holds keys and
-      values of the whole sequence.
+    - ``gather``: every rank gathers all keys and values; their gradients are reduce-scattered. A rank holds the
+      keys and values of the complete sequence.
     - ``all_to_all``: all tensors are resharded from the sequence to the heads, and back (Ulysses; Jacobs et al.,
-      2023). A rank holds the whole sequence of some heads, and their scores where no fused kernel avoids them.
+      2023). A rank holds the complete sequence of some heads, and their scores where no fused kernel avoids them.
     - ``ring``: keys and values travel from rank to rank, while each computes with the shard before (Ring Attention;
       Liu et al., 2023). A rank holds two parts of keys and values, and the scores of a tile of 1,024
       queries by as many keys.
 
-    The length need not divide by the axis, nor the heads; there may be fewer heads of keys than of queries (grouped
-    query attention) and than ranks. Other axes may shard batch or heads. ``ring`` computes bfloat16 and float16 inputs
-    in float32, keeps no scores for backward, and has no second gradient.
+    Neither the length nor the number of heads needs to be divisible by the size of the axis. There may be fewer heads
+    of keys than of queries (grouped query attention) and than ranks. Other axes may shard batch or heads. ``ring``
+    computes bfloat16 and float16 inputs in float32, keeps no scores for backward, and has no second gradient.
 
     The same call works on plain tensors, on one device.
 
@@ -221,7 +221,7 @@ def _check_heads(query: Any, key: Any) -> None:
 
 
 def _parts_of_heads(layout: Layout, also: int | None = None) -> int:
-    """Return over how many ranks heads are sharded, those of axis ``also`` included."""
+    """Return the number of ranks over which heads are sharded, with axis ``also`` included."""
     parts = 1
     for axis, placement in enumerate(layout.placements):
         if placement == Shard(_HEADS) or axis == also:

@@ -18,7 +18,7 @@ __all__ = ["TILE", "RingPlan", "Run", "balanced_order", "ring_plan"]
 
 
 TILE = 1024
-"""Queries, and keys, whose scores are in memory at once: [B, H, TILE, TILE] numbers, a few times."""
+"""Number of queries, and of keys, of a tile of scores; a few tiles [B, H, TILE, TILE] are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RingPlan:
 def ring_plan(
     ranks: tuple[int, ...], rank: int, length: int, causal: bool, positions: tuple[int, ...] | None, tile: int = TILE
 ) -> RingPlan:
-    """Return the plan of ``rank`` for a sequence of ``length`` elements, whose positions are in order without any.
+    """Return the plan of ``rank`` for a sequence of ``length`` elements; without ``positions`` they are in order.
 
     No run is longer than ``tile``.
     """

@@ -19,11 +19,11 @@ _NAME = "hyper_parallel_ring_attention"
 
 @dataclass(frozen=True)
 class Ring:
-    """One call's plan with its numbers.
+    """The plan of one call, with the arguments of its local computation.
 
     Attributes:
         platform: platform of the tensors.
-        plan: which positions each rank holds.
+        plan: the positions that each rank holds.
         scale: scale of the scores.
         mask: local part of the mask, [B or 1, H or 1, Lq or 1, S], boolean (true: seen) or added to the scores; None
             for no mask.
@@ -86,7 +86,7 @@ class Ring:
         return self.platform.narrow(tensor, len(tensor.shape) - 2, run.offset, run.length)
 
     def _whole(self, parts: list[Any], empty: Any) -> Any:
-        """Return the runs of a shard as one tensor; ``empty`` if it has none."""
+        """Concatenate the runs of a shard; return ``empty`` if there are none."""
         return self.platform.cat(parts, len(empty.shape) - 2) if parts else empty
 
     def _visible(self, queries: list[Any], keys: Any, member: int) -> Iterator[tuple[int, Any, int]]:

@@ -29,7 +29,7 @@ def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, rec
     Args:
         module: a module to which ``fully_shard`` or ``replicate`` was applied.
         requires_gradient_sync: False to accumulate.
-        recurse: for sharded submodules as well.
+        recurse: whether to apply it to sharded submodules as well.
 
     Raises:
         PlanError: (a ValueError) neither was applied to ``module``.

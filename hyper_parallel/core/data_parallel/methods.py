@@ -1,4 +1,4 @@
-"""The methods that modules have under ``fully_shard``, as PyTorch's have them."""
+"""The methods that ``fully_shard`` adds to modules, with the names that they have in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class UnshardHandle:
     """Returned by ``unshard(async_op=True)``; the parameters are already gathered."""
 
     def wait(self) -> None:
-        """Return."""
+        """Return at once, because the parameters are gathered already."""
 
 
 class FSDPModule:
     """A base of the class of every PyTorch module that ``fully_shard`` was applied to."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return an instance of the module's original class: objects it makes of its class (slices) are not sharded."""
+        """Return an instance of the module's original class: objects that it makes of its class are not sharded."""
         kind: Any = cls.__mro__[2]
         made = kind.__new__(kind, *args, **kwargs)
         made.__init__(*args, **kwargs)

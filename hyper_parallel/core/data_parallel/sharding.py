@@ -70,8 +70,8 @@ def fully_shard(
     the optimizer, before the first forward. Random initial values are those of ``manual_seed``, equal for every
     number of ranks.
 
-    On MindSpore each call of the module gathers and reduces by itself; a backward that reads no parameter, as that of
-    an embedding, gathers none. Parameters must be read as attributes of their cell.
+    On MindSpore each call of the module gathers and reduces by itself; a backward that reads no parameter, such as that
+    of an embedding, gathers none. Parameters must be read as attributes of their cell.
 
     Args:
         module: the module, or a list of modules, changed in place. All ranks hold the same values; each keeps its
@@ -79,12 +79,12 @@ def fully_shard(
         mesh: the data axis, by default the current mesh; with two axes, parameters are replicated along the first. With
             ``dp_mesh_dims``, a mesh of more axes.
         reshard_after_forward: free the gathered parameters after forward, and gather them again for backward. None
-            frees them except in the outermost module, whose backward follows at once. A number is that of the ranks
-            over which they may stay sharded: 1 keeps them gathered, other numbers free them.
+            frees them except in the outermost module, whose backward follows at once. An integer is the number of
+            ranks over which they stay sharded between the passes: 1 keeps them gathered, others free them.
         shard_placement_fn: returns the placement of a parameter, ``Shard(dim)``; None is dim 0. It may return a
             ``ShardPlacementResult`` with other data axes: parameters of the same axes form a group.
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
-        offload_policy: where shards are; ``CPUOffloadPolicy()`` changes nothing where the CPU computes.
+        offload_policy: location of the shards; ``CPUOffloadPolicy()`` changes nothing if the CPU computes.
         ignored_params: parameters that stay as they are, and whose gradients are left alone.
         dp_mesh_dims: names of the data axes of ``mesh``; several that shard are flattened into one.
 
@@ -92,7 +92,7 @@ def fully_shard(
         ``module``.
 
     Raises:
-        MeshError: (a ValueError) the mesh has more than two axes, or not those that are named.
+        MeshError: (a ValueError) the mesh has more than two axes, or lacks an axis of ``dp_mesh_dims``.
         PlanError: (a ValueError) the module was sharded before, is a container that is never called, has a parameter
             that cannot be sharded, or DTensors on the data axes among other parameters, or an option has an unknown
             value.
@@ -139,12 +139,12 @@ def shard_group(
     """Do the work of :func:`fully_shard`.
 
     Args:
-        module: as there.
+        module: as for :func:`fully_shard`.
         axes: the data axes of the module's own group, which is formed even without parameters.
-        reshard: as there, like ``policy`` and ``ignored``.
-        policy: see above.
-        ignored: see above.
-        place: returns the data axes of a parameter, and the dim that they shard, if they do.
+        reshard: ``reshard_after_forward`` of :func:`fully_shard`.
+        policy: ``mp_policy`` of :func:`fully_shard`.
+        ignored: ``ignored_params`` of :func:`fully_shard`.
+        place: returns the data axes of a parameter, and the dim that they shard.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules:
@@ -207,9 +207,9 @@ def _check_data_axes(
             found.setdefault(group.options.on_data_axes, f"parameter {name} of the {type(owner).__name__} inside")
     if len(found) > 1:
         msg = (
-            f"fully_shard: {found[True]} is a DTensor on the data axes, {found[False]} is not: gradients of values "
-            "that are sharded over those axes are sums for the one, and are averaged for the other; make DTensors on "
-            "all of the mesh of all parameters, as distribute_module(module, mesh) does, or of none"
+            f"fully_shard: {found[True]} is a DTensor on the data axes, but {found[False]} is not: gradients of values "
+            "that are sharded over those axes are summed for the first and averaged for the second; make all "
+            "parameters DTensors on the complete mesh, as distribute_module(module, mesh) does, or none of them"
         )
         raise PlanError(msg)
 
@@ -217,7 +217,7 @@ def _check_data_axes(
 def _options_by_axes(
     axes: DataAxes, homes: dict[int, tuple[DataAxes, int]], reshard: Any, policy: MixedPrecisionPolicy
 ) -> dict[DataAxes, FullyShardedOptions]:
-    """Return the options for ``axes``, and for those that parameters have of their own."""
+    """Return options by data axes: ``axes``, and other axes that ``homes`` gives to some parameters."""
     found = dict.fromkeys([axes, *(own for own, _ in homes.values())])
     return {each: _options(each, reshard, policy) for each in found}
 

@@ -267,8 +267,8 @@ def _single_step(layout: Layout, target: Layout, *, may_be_inside: bool = True) 
     """Return the single step to ``target``, which always exists.
 
     Args:
-        layout: where it starts.
-        target: where it ends.
+        layout: the layout before the step.
+        target: the layout after it.
         may_be_inside: False if a rank is known to lack elements, so that the step is not a slice.
     """
     axes = _slice_axes(layout.dim_axes, layout.partials, target.dim_axes, target.partials)

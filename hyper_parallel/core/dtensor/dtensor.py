@@ -468,7 +468,7 @@ def _require_partial_gradient(
 def _layout_from_local(
     mesh: DeviceMesh, placements: Any, shape: Sequence[int] | None, local_shape: tuple[int, ...]
 ) -> Layout:
-    """The layout of what :meth:`DTensor.from_local` is given; shards are even if ``shape`` is None."""
+    """Return the layout of the result of :meth:`DTensor.from_local`; shards are even if ``shape`` is None."""
     if placements is None:
         placements = [Replicate()] * mesh.ndim
     layout = Layout.place(mesh, placements, (0,) * len(local_shape) if shape is None else _checked_shape(shape))
@@ -524,7 +524,7 @@ def varying_axes(layout: Layout, grad_placements: Sequence[Any], where: str, *, 
         layout: the tensor's layout.
         grad_placements: placements of the gradient, one per axis.
         where: start of the message.
-        sums: along axes on which the tensor is Partial(sum), the gradient may be Partial as well.
+        sums: whether the gradient may be Partial along axes on which the tensor is Partial(sum).
 
     Raises:
         PlacementError: there is not one placement per axis.

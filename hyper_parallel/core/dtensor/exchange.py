@@ -60,8 +60,8 @@ class OwnBoxes(NamedTuple):
     Attributes:
         outgoing: boxes that it sends, those for the first member first.
         incoming: boxes that it receives, likewise.
-        sends: how many elements it sends to each member.
-        expects: how many it receives from each.
+        sends: number of elements that it sends to each member.
+        expects: number of elements that it receives from each member.
     """
 
     outgoing: list[Box]

@@ -168,7 +168,7 @@ def _scatter_to(platform: Platform, whole: Any, layout: Layout, source: int, ran
 
 
 def _follow_each_other(boxes: Sequence[Box], full: Box) -> bool:
-    """Return whether the boxes, in their order, are consecutive rows of the tensor: they are sent without a copy."""
+    """Return whether the boxes, in their order, are consecutive rows of the tensor, so that no copy is needed."""
     if not full or any(box[1:] != full[1:] for box in boxes):
         return False
     edges = [full[0][0], *(edge for box in boxes for edge in box[0]), full[0][1]]

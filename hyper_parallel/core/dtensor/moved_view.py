@@ -21,7 +21,7 @@ Count = Callable[[], Any]
 
 
 class MovedView:
-    """Mixin for a framework's DTensor class: the class of copies instead of views.
+    """Mixin for a framework's DTensor class, for DTensors that are copies where one device would have views.
 
     Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
@@ -52,7 +52,7 @@ class MovedView:
 
 
 def follow(copy: DTensor, kind: type[Any], bases: Sequence[DTensor], counting: Callable[[Any], Count]) -> None:
-    """Make ``copy`` stale when one of ``bases`` is written, or the base of one that is such a copy itself.
+    """Make ``copy`` stale when one of ``bases`` is written; a base that is such a copy is followed to its own bases.
 
     Args:
         copy: a DTensor with storage of its own.

@@ -129,7 +129,7 @@ class _TemporaryStream:
 _PROCESS = _Streams()
 _RANKS: WeakKeyDictionary[Transport, _Streams] = (
     WeakKeyDictionary()
-)  # of simulated ranks, many of which are in one process
+)  # by transport, because one process may have many simulated ranks
 _LOCK = threading.RLock()
 _TEMPORARY: ContextVar[_TemporaryStream | None] = ContextVar("hyper_parallel_temporary_stream", default=None)
 _NAME: ContextVar[str | None] = ContextVar("hyper_parallel_random_name", default=None)
@@ -202,7 +202,7 @@ def preserve_state() -> Iterator[None]:
 
 @contextmanager
 def replay(state: tuple[int, int]) -> Iterator[None]:
-    """Sample from ``state`` on inside the block, for a forward that runs again; the stream is restored after it."""
+    """Start the stream at ``state`` inside the block, in which a forward runs again; it is restored afterwards."""
     with _temporary_stream(state, replays=True):
         yield
 
@@ -312,7 +312,7 @@ def sample(layout: Layout, distribution: Distribution) -> LocalRandomNumbers:
 
     Args:
         layout: global shape and placements.
-        distribution: how random words become numbers.
+        distribution: the distribution, which converts random words to numbers.
     """
     seed, call = next_call()
     if layout.mesh.coordinate is None:

@@ -44,7 +44,7 @@ class _Rows:
 
     Attributes:
         shapes: shapes of the parts, one per member.
-        dim: along which they follow one another.
+        dim: the dim along which they are concatenated.
         copied: False if the elements of each part are contiguous in the complete tensor, so that nothing is rearranged.
     """
 
@@ -97,7 +97,7 @@ class GatheredRows(_Rows):
 
     @cached_property
     def by_dim(self) -> Rearrangement:
-        """Rows with the members' dim before ``dim``, of which it becomes a part."""
+        """The rearrangement that moves the members' dim in front of ``dim``, and merges the two."""
         order = (*range(1, self.dim + 1), 0, *range(self.dim + 1, len(self.shape) + 1))
         return Rearrangement.of((len(self.shapes), *self.shape), order, self.whole)
 
@@ -117,7 +117,7 @@ class ScatteredRows(_Rows):
 
     @cached_property
     def by_member(self) -> Rearrangement:
-        """The whole with a dim of the members, which is split off ``dim``, first."""
+        """The rearrangement that splits the members' dim off ``dim``, and moves it to the front."""
         separated = (*self.shape[: self.dim], len(self.shapes), *self.shape[self.dim :])
         return Rearrangement.of(separated, (self.dim, *range(self.dim), *range(self.dim + 1, len(separated))))
 

@@ -91,7 +91,7 @@ class Step(abc.ABC):
 
     @classmethod
     def least_load(cls, before: int, after: int, members: int) -> int:
-        """Return a lower bound of what the worst rank receives, without a step.
+        """Return a lower bound of the elements that the worst rank receives, without building a step.
 
         Args:
             before: elements that the first rank holds before the step.
@@ -469,9 +469,9 @@ class _ExchangedRows(NamedTuple):
     """How a shard is split into rows for the members, and how the rows that arrive are joined.
 
     Attributes:
-        sent: how it is split.
-        received: how they are joined.
-        missing: by how much this rank's parts are padded along the dim that is gathered.
+        sent: the split of the shard.
+        received: the concatenation of the rows that arrive.
+        missing: size of the padding of this rank's parts along the dim that is gathered.
         parts: the parts between members where some shards are empty; None if every member has a row from every other.
     """
 

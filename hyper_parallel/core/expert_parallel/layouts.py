@@ -16,7 +16,7 @@ __all__ = ["RegionLayouts", "region_layouts"]
 
 @dataclass(frozen=True)
 class RegionLayouts:
-    """Where tokens and experts are.
+    """The layouts of tokens and experts.
 
     Attributes:
         tokens: layout of ``x``, None if all tensors are plain.
@@ -61,7 +61,7 @@ class RegionLayouts:
         return [chunk_bounds(count, parts, index) for index in range(parts)]
 
     def enter(self, x: Any, weights: Any, parameters: Sequence[Any]) -> tuple[Any, Any, list[Any]]:
-        """Return the local tensors; a parameter's gradient is a partial sum where tokens are sharded and it is not."""
+        """Return the local tensors; gradients of parameters are partial sums along axes that shard only tokens."""
         if self.tokens is None:
             return x, weights, list(parameters)
         summed = self._with_sums(x.placements)

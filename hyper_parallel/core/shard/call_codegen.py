@@ -31,7 +31,7 @@ _OUTPUTS = {
         "wrap({}, layout) if args[0]._readonly is None else otherwise(args, kwargs)",
     ),
 }
-"""For each, further parameters of the function that makes the closure, and the closure's result."""
+"""By kind of output: additional parameters of the function that makes the closure, and the closure's result."""
 
 
 @lru_cache(maxsize=1024)
@@ -39,14 +39,14 @@ def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], o
     """Return the function that makes the closures of calls of one pattern.
 
     Args:
-        positional: what each positional argument of the local call is.
-        named: for each keyword argument its name, which is that of a parameter, and what it is.
-        output: what the closure returns.
+        positional: kinds of the positional arguments of the local call.
+        named: names of the keyword arguments, which are parameters, with their kinds.
+        output: kind of the result.
 
     Returns:
-        a function of the framework's function; unless ``output`` is UNWRAPPED, of the function that wraps a result and
-        of its second argument, the layout; if it is VIEW, of the closure that runs where the first argument is
-        read-only; and of the converters, in the order of the arguments.
+        a function with these parameters: the framework's function; unless ``output`` is UNWRAPPED, the function that
+        wraps a result, and the layout to pass to it; if ``output`` is VIEW, the closure for calls with a read-only
+        first argument; and the converters, in the order of the arguments.
     """
     targets = [*("" for _ in positional), *(f"{name}=" for name, _ in named)]
     places = [*(f"args[{index}]" for index in range(len(positional))), *(f"kwargs[{name!r}]" for name, _ in named)]
@@ -61,7 +61,7 @@ def call_form(positional: tuple[str, ...], named: tuple[tuple[str, str], ...], o
     parameters, body = _OUTPUTS[output]
     result = body.format(f"func({', '.join(values)})")
     text = f"lambda {', '.join(['func', *parameters, *converters])}: lambda args, kwargs: {result}"
-    return eval(text, {})  # type: ignore[no-any-return]  # noqa: S307 - made above, of numbers and parameters' names
+    return eval(text, {})  # type: ignore[no-any-return]  # noqa: S307 - generated above from indices and parameter names
 
 
 register("forms of calls", call_form)

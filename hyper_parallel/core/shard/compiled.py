@@ -25,17 +25,18 @@ def compile(  # noqa: A001 - as torch.compile
     The graphs contain the operators of PyTorch on local tensors and the collectives, in the order of the uncompiled
     module and bitwise equal to it. They are traced when the module is first called with tensors of new shapes, layouts,
     dtypes or requires_grad, with other plain arguments, after an attribute of it or a submodule has changed, or in
-    another mode (train, ``no_grad``, autocast); 64 are kept. Random numbers of DTensors are those of the uncompiled
-    module.
+    another mode (train, ``no_grad``, autocast); at most 64 graphs are kept. Random numbers of DTensors are those of the
+    uncompiled module.
 
-    Apply a plan first. The module's own hooks, and so ``fully_shard`` and ``replicate`` of it, before or after, stay
-    outside of the graphs, and recomputation belongs around the module: inside, activations are kept. Calls run
-    uncompiled, one by one, where something observes them: ``record_events``, ``strict``, ``defer_grad_reduce``, modes
-    that see each operator, global hooks, inference mode.
+    Apply a plan before compiling. The module's own hooks run outside of the graphs, so ``fully_shard`` and
+    ``replicate`` may be applied to the module before or after. Recomputation must surround the module, because graphs
+    keep all activations. Calls run uncompiled, one by one, while something observes them: ``record_events``,
+    ``strict``, ``defer_grad_reduce``, modes that see each operator, global hooks, inference mode.
 
-    What a graph cannot hold is refused: values that decide what is computed (``item()``, masks as indices), messages
-    between two ranks, attributes or arguments that forward writes, tensors that are neither arguments nor parameters
-    nor buffers, hooks of submodules. Other things that forward reads, such as global variables, must not change.
+    Everything that a graph cannot contain is refused: values that decide what is computed (``item()``, masks as
+    indices), messages between two ranks, attributes or arguments that forward writes, tensors that are neither
+    arguments nor parameters nor buffers, hooks of submodules. Other things that forward reads, such as global
+    variables, must not change.
 
     Args:
         module: the module, which is changed in place.
@@ -47,7 +48,7 @@ def compile(  # noqa: A001 - as torch.compile
         ``module``.
 
     Raises:
-        ArgumentTypeError: (a TypeError and a RuntimeError) ``backend`` is none of these.
+        ArgumentTypeError: (a TypeError and a RuntimeError) ``backend`` is neither a known name nor a function.
         PlanError: (a ValueError) the module was compiled before, or ``fully_shard`` was applied to a submodule.
         UnsupportedOnBackend: (a NotImplementedError) on MindSpore.
     """

@@ -135,7 +135,7 @@ class Dispatcher:
         except TypeError:
             self._refuse_unhashable(entry, (*args, *kwargs.values()))
             raise
-        if run is None and entry.by_dtype == "partial":  # no plan for partial values is kept by a key without dtypes
+        if run is None and entry.by_dtype == "partial":  # keys of calls with partial values have dtypes
             values = (*args, *kwargs.values())
             if _has_partial(values, dtensor_type):
                 self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())

@@ -179,10 +179,10 @@ class OpEntry:
         canonical: always call ``local``, because ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
         composed: the function that runs instead of a plan, for a decomposition.
-        direct: of a decomposition: the entry that is planned instead, unless its own ``unless`` is true.
-        unless: of such an entry: whether a call, by its bound arguments, is run by ``composed_as`` instead; it reads
-            only what the key holds, and arguments that the rule does not have.
-        composed_as: the function that runs then.
+        direct: for a decomposition that can also be planned, the entry to plan, unless its ``unless`` returns True.
+        unless: for an entry that is a ``direct``, a function of the bound arguments that returns whether
+            ``composed_as`` runs the call. It may read values in the cache key, and arguments that the rule lacks.
+        composed_as: the function that runs such calls.
         by_dtype: the key holds the operands' dtypes; "partial": only if an operand is partial.
         loose: scalar types whose value is not part of the cache key.
         cache: executors by key.

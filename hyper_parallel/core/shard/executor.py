@@ -133,7 +133,7 @@ def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: T
             return _identity
         return lambda plain: platform.wrap(plain, operand.layout).local_for(target, (), cause)
     if target is operand.layout and not varying:
-        # Only if nothing varies: the key has no dtype, and the next tensor of this layout may be floating-point.
+        # Only if nothing varies. The key has no dtype, so a later tensor of this layout may need a gradient.
         return _LOCAL
     if target is operand.layout:
         return _varying_fetch(platform, target, varying, cause)
@@ -150,7 +150,7 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
             return local
         views = tensor._views
         view = None if views is None else views.get(key)
-        # As in local_for, in line: the second and third consumer of a value come here.
+        # The look-up of local_for, inlined: later consumers of a value find its view here.
         if view is not None and view[0] == version(local) and view[2] is watchers():
             return view[1]
         return tensor.new_view(target, varying, cause)
@@ -294,7 +294,7 @@ def _with_constants(func: Callable[..., Any], name: str, constants: dict[str, An
         plain, rest = func.function, [constants[other] for other in func.positional[1:]]
         named = {other: constants[other] for other in func.named}
         return lambda local: plain(local, *rest, **named)
-    code = getattr(func, "__code__", None)  # of a function in Python
+    code = getattr(func, "__code__", None)  # None for functions in C
     if code is not None and code.co_argcount and code.co_varnames[0] == name:
         return partial(func, **constants)
     return lambda local: func(**constants, **{name: local})
@@ -382,7 +382,7 @@ def _protecting(platform: Platform, copied: str | None, *, may_copy: bool = Fals
 
     Args:
         platform: the framework.
-        copied: why views are copies, or None where they share storage with their base.
+        copied: the reason why views are copies, or None if they share storage with their base.
         may_copy: whether one device may return a copy, too, to which writes are never lost.
     """
     lost = platform.loses_writes_through_views
@@ -476,7 +476,7 @@ def _fused(
         args: positional arguments with tensors marked.
         kwargs: the keyword arguments likewise.
         fetches: the functions that give local tensors, by mark.
-        inherit: for a view, reads its base operand.
+        inherit: reads the base operand of a view; None if the operator returns no view.
         otherwise: the closure that does the same in several steps, and protects a view of a read-only operand.
     """
     layout = plan.choice.outputs[0]

@@ -42,7 +42,7 @@ def complete_plan(
     Paths that differ in numbers alone become one glob.
 
     Where the plan's styles return local tensors, a module of several inputs and the parameters of one that has layers
-    inside stay plain, because they compute on whole plain tensors. Modules that hold DTensors already, or have the
+    inside stay plain, because they compute on complete plain tensors. Modules that hold DTensors already, or have the
     style ``"local"`` or ``"gather"``, are left alone. The result is a proposal, to be verified before it is used.
 
     Args:
@@ -102,7 +102,7 @@ class _Proposal:
     """Styles for the modules that a plan does not cover, and reasons why there is none.
 
     Attributes:
-        coverage: what the plan covers.
+        coverage: the coverage of the plan.
         plain_output: whether the model is to return plain tensors.
     """
 
@@ -111,7 +111,7 @@ class _Proposal:
 
     @cached_property
     def gets_dtensors(self) -> bool:
-        """Whether styles return more than shards of features, and all of these return DTensors.
+        """Whether styles have outputs other than shards of features, all of which are DTensors.
 
         The output of the last layer leaves the model, so no other module receives it.
         """

@@ -340,9 +340,10 @@ def _unsharded_siblings(
 
 
 def _is_named_linear(platform: Platform, match: Match) -> bool:
-    """Whether a layer has siblings to be sharded as it is, in a pipeline too, whose stages have calls of their own.
+    """Whether siblings of a sharded layer should be sharded too, even if the mesh is only one stage of a pipeline.
 
-    The head is a sibling of the embedding, and numbered layers are siblings, but may be of other stages.
+    Embeddings are excluded, because the head is a sibling of theirs. Numbered layers are excluded, because their
+    siblings may belong to other stages.
     """
     return platform.is_linear_module(match.module) and not match.path.rpartition(".")[2].isdecimal()
 

@@ -267,7 +267,7 @@ class ModulesFacet(LedgerFacet):
 
         Args:
             module: the module, which is hooked.
-            options: over which ranks, and in what buckets.
+            options: the ranks to average over, and the buckets.
 
         Raises:
             UnsupportedOnBackend: it is in the gap ledger.
@@ -284,9 +284,9 @@ class ModulesFacet(LedgerFacet):
         """Scale gradients to a global norm of at most ``max_norm``; return the norm before, equal on all ranks.
 
         Args:
-            parameters: on any meshes; where gradients are values, the gradients.
+            parameters: parameters on any meshes; on frameworks where gradients are values, the gradients.
             max_norm: bound of the norm.
-            norm_type: from 1 to ``math.inf``.
+            norm_type: order of the norm, from 1 to ``math.inf``.
             error_if_nonfinite: raise if the norm is not finite.
             foreach: ignored; accepted for PyTorch's signature.
         """

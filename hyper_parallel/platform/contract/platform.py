@@ -108,7 +108,7 @@ class Platform(
     """True if values or gradients written through a view do not reach its base tensor."""
 
     def replaying_views(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, which makes or writes views of empty tensors, with the graph of other tensors."""
+        """Return ``call``, which makes or writes views, such that its graph is the same for empty tensors."""
         return call
 
     def on_elements(self, func: Callable[..., Any]) -> Callable[..., Any]:

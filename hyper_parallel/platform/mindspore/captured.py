@@ -20,8 +20,8 @@ _CONTAINERS = (list, tuple, set, frozenset)
 def reaches_dtensor(root: Any) -> bool:
     """Return True if a function, method, cell or object reaches a DTensor.
 
-    Followed are closures, defaults, the globals that code names (not those of MindSpore's own modules), bound objects,
-    partial functions, containers, and the attributes of cells and of objects of the program's classes.
+    The search follows closures, defaults, the globals that code names (not those of MindSpore's own modules), bound
+    objects, partial functions, containers, and the attributes of cells and of objects of the program's classes.
     """
     seen: set[int] = set()
     waiting = [root]

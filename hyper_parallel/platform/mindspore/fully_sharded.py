@@ -1,4 +1,4 @@
-"""A group of fully sharded parameters on MindSpore: gathered when its cell is called, gradients reduced in one.
+"""A group of fully sharded parameters on MindSpore: gathers when its cell is called, reduces in one collective.
 
 MindSpore differentiates functions and has no event when a cell's backward begins or ends. So the gathered parameters of
 a call are results of an autograd function, whose backward reduces their gradients. Operators save gathered parameters
@@ -81,7 +81,7 @@ class _Call:
     def end_forward(self, *, keep: bool) -> None:
         """Drop the gathered parameters, unless they are kept for backward."""
         self._saving.__exit__(None, None, None)
-        del self._saving  # which refers to this object
+        del self._saving  # it refers to this object
         self.exposed = []
         if not keep:
             self.wholes = []
@@ -130,12 +130,12 @@ class FullyShardedGroup:
     Args:
         platform: MindSpore's platform.
         module: the cell.
-        options: how parameters are sharded.
+        options: options of the sharding.
         parameters: original, DTensor parameter and owners of each.
 
     Attributes:
         reduces: whether backward reduces gradients; False to accumulate.
-        reduction: how it reduces them.
+        reduction: options of the reduction.
     """
 
     def __init__(

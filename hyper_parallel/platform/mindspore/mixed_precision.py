@@ -31,7 +31,7 @@ _FLOATING = frozenset({mindspore.float16, mindspore.bfloat16, mindspore.float32,
 ACTIVE: list[Any] = []
 """Dtypes of the cells that run, the innermost last; None where nothing is cast."""
 
-# Operators whose operands MindSpore leaves as they are, measured on 2.10; and so are all whose names end in View.
+# Operators whose operands MindSpore does not cast, measured on 2.10. So are all with names ending in View.
 _KEEPING = frozenset({
     "copied", "BroadcastTo", "Chunk", "DeprecatedTranspose", "ExpandAs", "ExpandDims", "FlattenExt", "Meshgrid",
     "Narrow", "Reshape", "Slice", "Split", "SplitTensor", "Squeeze", "TExt", "ToDtype", "Transpose", "ViewAs",
@@ -70,7 +70,7 @@ def noting_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """MindSpore casts nothing inside."""
+    """Prevent MindSpore from casting operands inside this context."""
     pynative_executor.set_mixed_precision_type(MixedPrecisionType.NOTSET)
     try:
         yield

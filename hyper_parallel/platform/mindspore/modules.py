@@ -103,16 +103,16 @@ class MindSporeModules(ModulesFacet):
         return Parameter(shard, name=param.name, requires_grad=param.requires_grad)
 
     def get_param_local_shape(self, param: Any) -> tuple[int, ...]:
-        """Of the local shard."""
+        """Return the shape of the local shard."""
         return tuple(param.local_shape if isinstance(param, DTensor) else param.shape)
 
     def get_param_local_data(self, param: Any) -> Any:
-        """Off the graph; a delayed parameter has none yet."""
+        """Return the local tensor, off the graph; a delayed parameter is returned as it is, without values."""
         local = param.to_local() if isinstance(param, DTensor) else param
         return local if delayed.is_delayed(local) else ops.stop_gradient(local)
 
     def update_param_data(self, param: Any, data: Any) -> None:
-        """Written into the storage, which optimizers share."""
+        """Write into the storage, which optimizers share."""
         shard = local_data_for(param, data)
         if 0 not in shard.shape:
             local = param.to_local() if isinstance(param, DTensor) else param

@@ -88,7 +88,7 @@ class Patch:
     Attributes:
         places: owner (a module or class) and name of each attribute.
         replace: makes the replacement of the original.
-        reason: why MindSpore's own does not serve.
+        reason: the reason why MindSpore's original does not work.
         versions: versions of MindSpore for which the reason was checked.
         adds: MindSpore reads the attribute, and has none of its own.
     """

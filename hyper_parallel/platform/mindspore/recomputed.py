@@ -30,8 +30,8 @@ class _Run:
     """A first run: groups of fully sharded parameters that it uses, and the shards, which are its last inputs.
 
     Attributes:
-        groups: with parameters of the recomputed cell.
-        gathered: those of ``groups`` that had gathered their parameters when the run began.
+        groups: groups with parameters of the recomputed cell.
+        gathered: groups that had gathered their parameters when the run began.
         count: number of shards.
     """
 
@@ -42,7 +42,7 @@ class _Run:
         self.shards: tuple[Tensor, ...] = ()
 
     def own(self) -> list[Tensor]:
-        """This rank's shards as they are."""
+        """Return this rank's current shards."""
         return [member.local for group in self.groups for member in group.trained]
 
     @contextmanager

@@ -86,7 +86,7 @@ def _write_once(dtensors: list[Any], name: str, write: Callable[[], Any]) -> Non
 
 
 def loading_shards(update: Callable[..., None]) -> Callable[..., None]:
-    """Wrap what ``mindspore.load_param_into_net`` calls per parameter; values are whole, and checked as such."""
+    """Wrap the function that ``mindspore.load_param_into_net`` calls per parameter, to accept complete values."""
 
     @wraps(update)
     def update_param(param: Any, new_param: Any, strict_load: bool) -> None:

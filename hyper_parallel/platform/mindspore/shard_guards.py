@@ -1,4 +1,4 @@
-"""Guards of MindSpore's calls that would treat local tensors of DTensors as if they were whole."""
+"""Guards of MindSpore's calls that would treat local tensors of DTensors as global tensors."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Call
     """Return ``plain`` wrapped to raise if it would treat local tensors as global ones.
 
     Args:
-        what: how messages name it.
-        instead: what messages recommend.
+        what: its name in messages.
+        instead: the alternative that messages recommend.
         plain: the original.
     """
 

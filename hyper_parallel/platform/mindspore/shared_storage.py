@@ -1,7 +1,7 @@
-"""Counts of the writes to a storage, which the local tensors of it share.
+"""Counts writes to a storage; all local tensors that share the storage share the count.
 
-MindSpore's own counter misses writes; those that arrive at a DTensor are counted here. Whether a tensor shares the
-storage of the one that it was made of is found when the first count or write asks for it: most are never written.
+MindSpore's own counter misses writes, so writes to DTensors are counted here. Whether a tensor shares the storage of
+the tensor that it was made of is determined when its count is first needed, because most tensors are never written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class _Writes:
 
 
 class _Undecided:
-    """Storage that a tensor may share with the one that it was made of.
+    """The storage of a tensor's base, which the tensor may share.
 
     Attributes:
-        writes: writes of that tensor's storage.
-        pointer: where that storage is; it is not reused while the tensor that may share it lives.
+        writes: count of the writes to the storage.
+        pointer: address of the storage; it is not reused while the tensor that may share it lives.
     """
 
     __slots__ = ("pointer", "writes")

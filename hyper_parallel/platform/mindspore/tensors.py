@@ -134,7 +134,7 @@ class MindSporeTensors(TensorsFacet):
         size = mint.abs(ops.stop_gradient(data))
         if data.dtype not in (mindspore.float32, mindspore.float64):
             size = size.astype(mindspore.float32)
-        if 0 in size.shape:  # for which MindSpore's sum is uninitialised memory
+        if 0 in size.shape:  # MindSpore's sum of no elements is uninitialised memory
             return mint.zeros((), dtype=size.dtype)
         if p == float("inf"):
             return size.max()
@@ -180,7 +180,7 @@ class MindSporeTensors(TensorsFacet):
     def ones(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
         """Ones."""
         del device
-        return mint.ones(tuple(size), dtype=mindspore.float32 if dtype is None else dtype)  # as in zeros
+        return mint.ones(tuple(size), dtype=mindspore.float32 if dtype is None else dtype)  # None is refused for 0-d
 
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
         """A constant of its shape; of a DTensor ``ops.full_like``, which has its layout."""

@@ -66,7 +66,7 @@ def backward(
     """``torch.autograd.backward`` for DTensors and plain tensors."""
     roots, seeds = _rooted(tensors, grad_tensors if grad_tensors is not None else grad_variables, "backward")
     only = None if inputs is None else [_watched(leaf, "backward: inputs") for leaf in as_list(inputs)]
-    if only is not None:  # of a parameter of fully_shard, what the module computed with has the gradient
+    if only is not None:  # gradients of fully_shard's shards are on the gathered parameters
         only += [whole for whole in map(computed_with, only) if whole is not None]
     torch.autograd.backward(roots, seeds, retain_graph=retain_graph, create_graph=create_graph, inputs=only)
 

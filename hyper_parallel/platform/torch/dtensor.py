@@ -370,7 +370,7 @@ class TorchDTensor(DTensor, Tensor):
         return self
 
     def _share(self, source: Any, what: str) -> UncountedWrites:
-        """Prepare to take the storage of ``source``; return what counts the writes to it."""
+        """Prepare to take the storage of ``source``; return the counter of the writes to it."""
         check_source(what, self, source)
         self.drop_views()
         writes: UncountedWrites = source._uncounted_writes()  # noqa: SLF001 - of its own class
@@ -544,7 +544,7 @@ def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
 def _counting(base: TorchDTensor) -> Callable[[], tuple[int, int]]:
     """The function that counts writes to ``base``."""
     uncounted = base._uncounted_writes()  # noqa: SLF001 - of its own class
-    if base._local.is_inference():  # without a version counter: writes through this DTensor are counted
+    if base._local.is_inference():  # it has no version counter, so writes through this DTensor are counted
         return lambda: (0, uncounted.version)
     storage = base._local.detach()
     return lambda: (storage._version, uncounted.version)

@@ -1,4 +1,4 @@
-"""A group of fully sharded parameters on PyTorch: gathered in one collective, freed, gradients reduced in one."""
+"""A group of fully sharded parameters on PyTorch: one collective gathers them, and one reduces their gradients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _cast(dtype: torch.dtype, leaf: Any) -> Any:
     """Return a floating tensor in ``dtype``, a dataclass as a copy with cast fields, and anything else as it is."""
     if isinstance(leaf, torch.Tensor):
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
-    tensors = [each for each in _leaves(leaf) if isinstance(each, torch.Tensor)]  # of a dataclass, if it is one
+    tensors = [each for each in _leaves(leaf) if isinstance(each, torch.Tensor)]  # several for a dataclass
     if any(_cast(dtype, each) is not each for each in tensors):
         platform: Any = TorchDTensor._platform
         return platform.tree_map(partial(_cast, dtype), leaf)

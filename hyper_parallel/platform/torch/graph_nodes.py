@@ -71,7 +71,7 @@ class LocalNode(Node):
 
     def register_hook(self, fn: Callable[..., Any]) -> None:  # type: ignore[override] # refused
         """Refused: it would get the local gradients of one local operation."""
-        if not isinstance(fn, WrappedHook):  # of register_backward_hook, which the module refuses after this
+        if not isinstance(fn, WrappedHook):  # register_backward_hook wraps it; the module refuses that itself
             self._refuse("register_hook")
 
     def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:

@@ -106,7 +106,7 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     python = unwrapped(func)
     if python is not None:
         return python(*args, **kwargs)
-    if torch.is_inference_mode_enabled() and not _writes(func):  # where PyTorch decomposes nothing
+    if torch.is_inference_mode_enabled() and not _writes(func):  # PyTorch decomposes nothing in this mode
         with torch.inference_mode(mode=False), torch.no_grad():
             return _made_of_others(func, *tree_map(_outside_inference, (args, kwargs)))
     with _disabled():

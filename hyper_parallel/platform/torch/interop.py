@@ -29,7 +29,7 @@ __all__ = ["from_torch", "own_mesh", "own_placement", "require_ascending", "to_t
 _REDUCTIONS = {"prod": "product"}
 _OURS = {theirs: ours for ours, theirs in _REDUCTIONS.items()}
 _THEIRS = ("sum", "avg", "max", "min", "product")
-# By simulated rank, or by world; and by mesh.
+# Meshes of PyTorch by simulated rank or by world, then by mesh of this library.
 _MESHES: WeakKeyDictionary[Any, WeakKeyDictionary[DeviceMesh, Any]] = WeakKeyDictionary()
 _WORLDS: Owners[WeakKeyDictionary[DeviceMesh, Any]] = Owners()
 _LOCK = threading.Lock()
@@ -197,7 +197,7 @@ def _known(mesh: DeviceMesh, owner: Any) -> Any:
         _WORLDS.add(meshes)
         ranks = torch.tensor(mesh.mesh, dtype=torch.int)
         theirs = TorchMesh(mesh.device_type, ranks, mesh_dim_names=mesh.mesh_dim_names, _init_backend=False)
-        # As DeviceMesh.from_group does, which wants names. Ranks outside of the mesh need not take part.
+        # As in DeviceMesh.from_group, which requires names. Ranks outside of the mesh need not call this.
         groups = mesh.get_all_groups()
         theirs._dim_group_names = [group.group_name for group in groups]  # noqa: SLF001 - no public spelling
         registry = getattr(theirs, "_pg_registry", {})  # before 2.12 groups are looked up by name in the world's

@@ -140,7 +140,7 @@ _RANK = "_hyper_parallel_rank"
 
 
 def entered_by_rank(enter: Call) -> Call:
-    """``__enter__`` of a context with hooks of all modules: it records the simulated rank that enters."""
+    """``__enter__`` of a context that hooks all modules; it records the simulated rank that enters."""
 
     @wraps(enter)
     def entered(context: Any) -> Any:
@@ -151,7 +151,7 @@ def entered_by_rank(enter: Call) -> Call:
 
 
 def of_entering_rank(hook: Call) -> Call:
-    """A hook of such a context: it is called for modules of all simulated ranks, and passes on those of one."""
+    """Return a hook of such a context that ignores modules of other simulated ranks than the one that entered."""
 
     @wraps(hook)
     def of_rank(context: Any, *args: Any, **kwargs: Any) -> Any:

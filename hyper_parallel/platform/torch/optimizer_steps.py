@@ -1,7 +1,7 @@
-"""Optimizer steps on local tensors: one conversion per step, in place of one per operator and list.
+"""Optimizer steps on local tensors: one conversion per step, instead of one per operator and list.
 
 The functions that PyTorch's optimizers call (``torch.optim.adam.adam``, …) take lists: parameters, gradients and state.
-A step is elementwise, so where all tensors of a row have one layout, every rank steps its own shards.
+A step is elementwise. If a parameter has the same layout as its gradient and state, each rank steps its own shard.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _REPLACED = "_replaced"  # attribute of a parameter from before sharding: its mo
 
 
 def set_unreduced(parameter: Any, reducer: str, reason: str | None, *, elsewhere: bool = False) -> None:
-    """Note why the gradient of a parameter is not reduced.
+    """Record why the gradient of a parameter is not reduced.
 
     Args:
         parameter: parameter that an optimizer may step.
-        reducer: what reduces it: ``fully_shard`` or ``replicate``.
+        reducer: function that reduces the gradient: ``fully_shard`` or ``replicate``.
         reason: reason for the message; None if it is reduced.
         elsewhere: the gradient is not in ``parameter.grad`` before it is reduced.
     """
@@ -80,15 +80,15 @@ def _check(parameter: Any, name: str) -> None:
 Step = Callable[..., None]
 _LAYOUT, _LOCAL, _READONLY = attrgetter("_layout"), attrgetter("_local"), attrgetter("_readonly")
 _DISTRIBUTED = {TorchDTensor}
-# Options with which a step is not only elementwise operations on the lists.
+# Options with which a step does more than elementwise operations on the lists.
 _DISPATCHED = ("differentiable", "fused", "grad_scale", "found_inf")
 
 
 def on_local_tensors(step: Step) -> Step:
     """Return ``step``, a function of ``torch.optim``, changed to run once on local tensors where that is equivalent.
 
-    Where it is not (a row with several layouts, a pending reduction, a tensor that may not be written, state that is
-    still to be made, an option that is not elementwise), its operators are dispatched one by one.
+    Otherwise its operators are dispatched one by one: if a parameter, its gradient and its state differ in layout, a
+    reduction is pending, a tensor is read-only, state does not exist yet, or an option is not elementwise.
     """
 
     @wraps(step)
@@ -104,8 +104,8 @@ def sparse_on_local_tensors(step: Step) -> Step:
     """Wrap a step as :func:`on_local_tensors` does, but step sparse gradients one by one: mixed lists cannot dispatch.
 
     Args:
-        step: a function of ``torch.optim`` that leaves its lists as they are; without the option ``has_sparse_grad``,
-            all gradients are sparse.
+        step: a function of ``torch.optim`` that does not change its lists; without the option ``has_sparse_grad``, all
+            gradients are sparse.
     """
     local = on_local_tensors(step)
 
@@ -122,7 +122,7 @@ def sparse_on_local_tensors(step: Step) -> Step:
 
 
 def local_lists(lists: tuple[Any, ...], options: dict[str, Any]) -> list[Any] | None:
-    """The lists with local tensors, whose DTensors drop cached views of their values; None to dispatch."""
+    """Return the lists with local tensors, or None to dispatch; the DTensors drop cached views of their values."""
     if not lists or not _are_distributed(lists[0]):
         return None
     if open_blocks() or torch.is_grad_enabled() or any(map(options.get, _DISPATCHED)):
@@ -147,7 +147,7 @@ def _are_distributed(values: Any) -> bool:
 
 
 def _local_list(values: Any, layouts: list[Any]) -> list[Any] | None:
-    """Local tensors of DTensors in ``layouts`` that may be written, or counters as they are; None for other lists."""
+    """Return the local tensors of writable DTensors in ``layouts``, or a list of counters; None for other lists."""
     if _are_distributed(values):
         same = len(values) == len(layouts) and all(map(is_, map(_LAYOUT, values), layouts))
         return list(map(_LOCAL, values)) if same and not any(map(_READONLY, values)) else None

@@ -97,7 +97,7 @@ class Patch:
     Attributes:
         places: owner (a module or class) and name of each attribute that has the function.
         replace: makes the replacement of the original function.
-        reason: why PyTorch's original does not work.
+        reason: the reason why PyTorch's original does not work.
         versions: versions of PyTorch for which the reason was checked.
         references: functions without closure are replaced by their code, so that references taken before call the
             replacement, too.

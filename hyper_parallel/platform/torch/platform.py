@@ -269,30 +269,30 @@ class TorchPlatform(
         invalidate_with(view, base)
 
     def is_transformed(self, tensor: Any) -> bool:
-        """Whether ``torch.func`` has wrapped it."""
+        """Return whether ``torch.func`` has wrapped the tensor."""
         wrapped: bool = is_functorch_wrapped_tensor(tensor)
         return wrapped
 
     def from_torch(self, tensor: Any) -> Any:
-        """Over the same storage."""
+        """Convert PyTorch's DTensor to one of this library over the same storage."""
         from hyper_parallel.platform.torch.interop import from_torch
 
         return self.wrap(*from_torch(tensor))
 
     def own_mesh(self, mesh: Any) -> Any:
-        """That of ``torch.distributed.device_mesh``, with its device, ranks and names."""
+        """Convert a mesh of ``torch.distributed.device_mesh`` to one with the same device, ranks and names."""
         from hyper_parallel.platform.torch.interop import own_mesh
 
         return own_mesh(mesh)
 
     def own_placement(self, placement: Any) -> Any:
-        """Those of ``torch.distributed.tensor``."""
+        """Convert placements of ``torch.distributed.tensor``."""
         from hyper_parallel.platform.torch.interop import own_placement
 
         return own_placement(placement)
 
     def operator_entry(self, op: Any) -> Any:
-        """From the registry: a function, a method, an operator overload, or the name of a function or method."""
+        """Look up a function, a method, an operator overload, or the name of a function or method, in the registry."""
         from hyper_parallel.platform.torch.intercept import interception
 
         tables = interception()
@@ -303,7 +303,7 @@ class TorchPlatform(
         return next((entry for entry in entries if entry is not None), None)
 
     def local_op(self, op: str) -> Callable[..., Any]:
-        """From the registry."""
+        """Look up the local operator in the registry."""
         from hyper_parallel.platform.torch.ops.registry import local_op
 
         return local_op(op)

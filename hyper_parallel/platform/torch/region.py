@@ -257,7 +257,7 @@ def _notation(layout: Any) -> str:
 
 
 def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
-    """The leaves of a call, and its structure; None: of tensors alone, by position."""
+    """Return the leaves of a call, and its structure; None if all arguments are tensors and none is named."""
     if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
         return args, None
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -265,7 +265,7 @@ def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any],
 
 
 def _locals_and_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
-    """Local tensors, and the facts of each that a graph depends on; None if one is of a type that intercepts calls."""
+    """Return local tensors, and the facts on which a graph depends; None if a tensor's type intercepts calls."""
     locals_: list[Any] = []
     facts: list[Any] = []
     for tensor in tensors:
@@ -313,7 +313,7 @@ def _constant(value: Any) -> Any:
 
 
 def _rebuilding(output: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """The local tensors of an output, and the function that makes such an output of others."""
+    """Return the local tensors of an output, and a function that builds an equal output from other local tensors."""
     if isinstance(output, torch.Tensor):
         if not isinstance(output, DTensor):
             return [output], lambda outputs: outputs[0]
@@ -348,7 +348,7 @@ def _exchanged(graph: _Graph) -> list[Any]:
 
 
 def _taken_calls(calls: int) -> tuple[int, int]:
-    """Seed, as a signed number, and first call of a run."""
+    """Return the seed, as a signed number, and the first call of a run."""
     seed, first = take_calls(calls)
     return (seed - (1 << 64) if seed >> 63 else seed), first
 

@@ -178,7 +178,7 @@ def _check_random(backward: Sequence[fx.Node]) -> None:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             msg = (
                 f"compile: backward of the compiled module runs {node.target}, which draws from PyTorch's generator; "
-                "a recomputation has to stand around the compiled module, not inside"
+                "recompute the compiled module as a whole, not parts inside of it"
             )
             raise UnsupportedOperatorError(msg)
 

@@ -63,7 +63,7 @@ def single_node(halves: Halves, inputs: Sequence[Any], outputs: Sequence[Any]) -
 
 
 def _constant(forward: Run) -> Callable[..., Any]:
-    """Forward alone, of which there is no gradient though inputs may require one."""
+    """Return a function that runs forward alone; its results have no gradient, even if inputs require one."""
 
     def run(*inputs: Any) -> Any:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Process groups that a script passes to PyTorch's functions, or builds by them, next to meshes of this library."""
+"""Process groups that a script builds with PyTorch's functions, or passes to them, next to meshes of this library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[..., Any]
 
 
 def group_of_mesh(resolve: Call) -> Call:
-    """``_resolve_group`` and ``_expand_group``, which take a mesh of this library, or a pair of it and an axis."""
+    """``_resolve_group`` and ``_expand_group``, which also accept a mesh of this library, or a mesh and an axis."""
 
     @wraps(resolve)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,10 +41,10 @@ def _group_along(mesh: DeviceMesh, axis: int | str | None = None) -> Any:
 
 
 def built_within_the_limit(new_group: Call) -> Call:
-    """``_new_group_with_tag``, which builds groups for ``new_group`` and PyTorch's meshes, and may wait for ever.
+    """``_new_group_with_tag``, which builds groups for ``new_group`` and PyTorch's meshes, with a time limit.
 
-    On a gloo world that no coordinator watches, members that cannot reach each other get the error of
-    :meth:`C10dTransport.built`.
+    In a gloo world without a coordinator, members that cannot reach each other would wait forever. They get the error
+    of :meth:`C10dTransport.built` instead.
     """
 
     @wraps(new_group)

@@ -67,7 +67,7 @@ class ShardedParameter:
         # The wrapper is not a parameter: ``defer_grad_reduce`` would defer its gradient, past the reduction over the
         # data axis.
         self.exposed = self.whole if layout is None else wrap(self.whole, layout)
-        self.flat = self.whole.detach().view(-1)  # of the same storage
+        self.flat = self.whole.detach().view(-1)  # shares the storage
         self._dtype = self.local.dtype
         self.hooks = DeferredHooks(self.local, self._refuse_direct_gradient, self.whole)
         self._version = 0  # the version of the values is even; while freed, it is the next odd number

@@ -1,4 +1,4 @@
-"""Tensors that share the storage of a DTensor: its ``.data``, and those assigned to it by ``.data`` and others."""
+"""Tensors that share the storage of a DTensor: its ``.data``, and tensors assigned by ``.data =`` or ``set_()``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UncountedWrites:
 
     @classmethod
     def of(cls, local: Tensor) -> UncountedWrites:
-        """Return those of the storage of ``local``: a view's are those of the tensor that it is a view of."""
+        """Return the writes to the storage of ``local``; a view has those of its base."""
         owner = local if local._base is None else local._base
         with _LOCK:
             writes: UncountedWrites | None = _WRITES.get(owner)

@@ -21,7 +21,10 @@ Call = Callable[..., Any]
 
 
 def with_storage_format(function: Call) -> Call:
-    """``function``; if all its tensor arguments are DTensors, constants that it creates count as replicated."""
+    """Return ``function``, changed to read the storage format as ``x.layout`` of a DTensor.
+
+    If all its tensor arguments are DTensors, constants that it creates count as replicated.
+    """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +51,7 @@ def functions_of_masked() -> list[str]:
 
 
 def pair_with_storage_format(method: Call) -> Call:
-    """A method of a pair of tensors that are compared; the pair keeps them."""
+    """Return a method of PyTorch's pair of compared tensors, changed like :func:`with_storage_format`."""
 
     @wraps(method)
     def call(pair: Any, *args: Any, **kwargs: Any) -> Any:

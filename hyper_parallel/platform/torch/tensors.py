@@ -40,7 +40,8 @@ class TorchTensors(TensorsFacet):
         distinct = {id(part): part for part in parts}
         if len(distinct) == len(parts) or not parts[0].is_meta:
             return torch.cat(parts, dim)
-        lengths = {key: part.shape[dim] for key, part in distinct.items()}  # a rehearsal: many ranks' parts are one
+        # In a rehearsal, parts of many ranks are one object.
+        lengths = {key: part.shape[dim] for key, part in distinct.items()}
         shape = list(parts[0].shape)
         shape[dim] = sum(lengths[id(part)] for part in parts)
         return parts[0].new_empty(shape)
@@ -146,7 +147,7 @@ class TorchTensors(TensorsFacet):
         return plain.to(_OF_NUMPY.get(plain.dtype, plain.dtype)).numpy()
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
-        """A copy; of an empty array, whose strides PyTorch takes to be those of an expanded tensor, with its own."""
+        """A copy; that of an empty array is made contiguous, because PyTorch gives it strides of an expanded one."""
         if isinstance(array, RecordedArray):
             return array.tensor(device)
         tensor = torch.tensor(array, device=device)

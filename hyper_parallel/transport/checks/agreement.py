@@ -83,7 +83,7 @@ class Proposal(NamedTuple):
         return [shape[0] for shape in sends], [shape[0] for shape in expects]
 
     def fitted(self, earlier: Sequence[Proposal]) -> tuple[list[int], list[int]]:
-        """Its numbers of rows, changed to fit those that earlier members, and it itself, send and expect."""
+        """Return the numbers of rows to send and expect, changed to match those of earlier members and of itself."""
         sends, expects = self.rows()
         expects[self.position] = sends[self.position]
         for other in earlier:
@@ -259,7 +259,7 @@ def engine_arguments(operation: str, data: Any, ranks: Ranks, argument: Any) -> 
 
 
 def _kind(proposal: Proposal) -> tuple[Any, ...]:
-    """All but the numbers of rows."""
+    """Return everything that members must agree on: all but the numbers of rows."""
     fingerprint = proposal.fingerprint
     return proposal.operation, fingerprint.operation, fingerprint.facts, proposal.row
 
@@ -268,7 +268,7 @@ def _kind(proposal: Proposal) -> tuple[Any, ...]:
 
 
 def _fields(fingerprint: CollectiveFingerprint) -> list[Any]:
-    """All but the numbers of rows, in a form for JSON."""
+    """Return the fingerprint without numbers of rows, in a form for JSON."""
     row = None if fingerprint.sends is None else fingerprint.sends[0][1:]
     return [fingerprint.operation, fingerprint.facts, row, fingerprint.site.near, fingerprint.site.user]
 

@@ -61,7 +61,7 @@ class CollectiveFingerprint:
         operation: name of the collective.
         ranks: ordered members.
         facts: named values on which all members must agree.
-        site: where it was called.
+        site: place of the call.
         sends: shape of the chunk for each member, where chunks may differ between members; else None.
         expects: shape that this member expects from each member; else None.
         group: name of the group, where several groups of the same ranks have collectives of their own; else empty.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["AgreedSequence", "Carrier", "Finish", "Step"]
 
 _IN_FLIGHT = 2
-_AHEAD = 2  # all-gathers in excess of reductions before a reduction
+_AHEAD = 2  # largest excess of all-gathers over reductions, when the order is changed
 
 
 class Step(NamedTuple):
@@ -129,7 +129,7 @@ class AgreedSequence:
             self._carrier.transport().sequences.pop(tuple(sorted(self.ranks)), None)
 
     def record(self, step: Step) -> None:
-        """Note that this rank needs the result of ``step`` now: this order becomes that of the next window."""
+        """Record that this rank needs the result of ``step`` now; the recorded order is used for the next window."""
         if self._records:
             self._recorded.append(step)
 
@@ -169,7 +169,7 @@ class AgreedSequence:
             result = self._awaited(launched.work)
             flags = self._carrier.flags(launched.step, result, self.ranks)
             if any(flags):
-                following = self._owe_no_more(index)
+                following = self._leave_order(index)
                 if following is not None:
                     following.wait()
                 raise CollectiveMismatchError(self._message(launched.step, flags))
@@ -198,7 +198,7 @@ class AgreedSequence:
             return
         work = self._carrier.start(owed, self._carrier.flagged(owed, self.ranks), self.ranks)
         self._launched.append(_Launched(owed, work, lambda _: None))
-        following = self._owe_no_more(index)
+        following = self._leave_order(index)
         flags = self._carrier.flags(owed, self._awaited(work), self.ranks)
         self._completed = len(self._launched)
         if following is not None:
@@ -209,7 +209,7 @@ class AgreedSequence:
     def _order_for_next(self) -> tuple[Step, ...]:
         """Return the recorded order, with each all-gather moved before the preceding reduction.
 
-        So an all-gather can begin while the module before it computes; only one at a time, since each takes memory.
+        An all-gather can then begin while the preceding module computes. Only one is moved ahead, to limit memory.
         """
         order, ahead = list(self._recorded), 0
         for index, step in enumerate(order):
@@ -231,8 +231,8 @@ class AgreedSequence:
         self._launched.append(_Launched(step, self._carrier.start(step, rows, self.ranks), finish))
         return len(self._launched)
 
-    def _owe_no_more(self, index: int) -> Work | None:
-        """Stop after the collective after ``index``, which every rank has begun or will begin."""
+    def _leave_order(self, index: int) -> Work | None:
+        """Leave the agreed order after collective ``index + 1``, which every rank has begun or will begin."""
         owed = self.next_owed
         self._follows = False
         if len(self._launched) > index + 1:

@@ -32,13 +32,13 @@ __all__ = ["LIBRARY_FILES", "OPERATIONS", "guard_functions", "name_of", "replace
 _Arguments = Mapping[str, Any]
 _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
 
-_TRANSPORT = "hyper_parallel.transport."  # its calls are part of a collective that is compared already
+_TRANSPORT = "hyper_parallel.transport."  # calls from this library's transports are compared already
 _TORCH_DIR = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_with_key>")
 """Prefixes of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
 _NAMESPACE = "_c10d_functional"
 _LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # the library object; it checks while it is alive
-_KEY = DispatchKey.BackendSelect  # in every call, after autograd, before all devices
+_KEY = DispatchKey.BackendSelect  # every call runs it, after autograd and before the devices' kernels
 _META = DispatchKey.Meta
 
 

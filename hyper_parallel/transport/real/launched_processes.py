@@ -328,7 +328,7 @@ def run_launched(
     """Run a packed pair of function and arguments on every rank of a real world, and return the results.
 
     Args:
-        body: from :func:`hyper_parallel.transport.serialization.pack`.
+        body: result of :func:`hyper_parallel.transport.serialization.pack`.
         world_size: number of ranks, at least one.
         framework: ``"torch"`` or ``"mindspore"``.
         timeout: seconds after which every rank's stack is taken and the processes are ended.

@@ -125,7 +125,7 @@ def _flight(setup: RankSetup, leave: Callable[[int], None]) -> RankFlight:
 
 def _serve_one(line: Connection, setup: RankSetup, flight: RankFlight) -> None:
     task, environment = next_task(line)
-    os.environ.clear()  # the fork server's
+    os.environ.clear()  # removes the variables of the fork server
     os.environ.update(environment)
     rank = _Rank(setup, PipeEndpoint(RecordedLine(line, flight)))
     line.send(("joined", None))
@@ -133,7 +133,7 @@ def _serve_one(line: Connection, setup: RankSetup, flight: RankFlight) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     line.send(("done", report))
-    next_task(line)  # there is none: the line closes when all have joined, whose connections would break before
+    next_task(line)  # waits until all ranks have joined and the line closes: exiting earlier breaks their connections
 
 
 def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO[str], output: int) -> None:
@@ -178,7 +178,7 @@ class _Rank:
             self._home.seed_rank()
         if warm:
             seed_generators()
-        else:  # ranks have copied the states of the fork server; in processes of their own they would differ
+        else:  # ranks are forked with equal random states, unlike processes that torchrun starts
             random.seed()
             np.random.seed()  # noqa: NPY002 - the global state that rank code may sample from
         return run_rank(task, self._transport)
@@ -212,7 +212,7 @@ def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Trans
     Collectives that the program calls on ``torch.distributed`` itself are compared too, from now on in this process.
 
     Args:
-        real: from :func:`real_world`.
+        real: result of :func:`real_world`.
         framework: framework of the rank's tensors.
         endpoint: connection to the coordinator.
     """

@@ -102,7 +102,7 @@ def _other_samples(first: Run, second: Run) -> list[Difference]:
             continue
         missing, extra = _unmatched(rows, two[key], key[2]), _unmatched(two[key], rows, key[2])
         more = max(calls_of_first_step(rank.notes) for rank in second.ranks) - calls_of_first_step(first.ranks[0].notes)
-        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # with samples that only it has
+        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # only it has additional samples
         if (missing or extra) and not called_more_often:
             words = (
                 f"in the first step A's models see {len(rows)} different samples and B's {len(two[key])}: {missing} of "

@@ -75,7 +75,7 @@ def _put(whole: Any, covered: Any, placement: Placement, value: Any) -> bool:
 
 
 def _number(runs: PairedRuns, key: Key) -> Any:
-    """Return the joint number of the ranks: one rank's, a mean or a sum, whichever is nearest to the map's."""
+    """Return the ranks' numbers combined: one rank's, the mean or the sum, whichever is nearest to the map's."""
     known = np.asarray(runs.bounds.reference[key].value)
     first = runs.value(key, runs.holders(key)[0])
     combined = [value for _, values in combinations_of_ranks(runs, key) for value in values.values()]

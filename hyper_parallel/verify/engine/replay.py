@@ -186,7 +186,7 @@ def _add_draws(runs: PairedRuns, plan: Replay) -> None:
         total = np.shape(record.value)
         found = {rank: runs.activations.by_rows(rank, value.shape, total) for rank, value in own.items()}
         if None in found.values():
-            break  # as for masks
+            break  # its rows are known once the earlier draws are replayed
         for rank, place in found.items():
             if place is not None:
                 places[key, rank] = place

@@ -1,4 +1,4 @@
-"""Values that are right only over all ranks: rows of calls that each rank splits in its own way, and sums of counts."""
+"""Values that are right only when joined over ranks: rows of calls that ranks split differently, and sums of counts."""
 
 from __future__ import annotations
 

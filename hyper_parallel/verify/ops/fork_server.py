@@ -27,7 +27,7 @@ from hyper_parallel.transport.real.cluster import meets_in_cluster
 __all__ = ["main"]
 
 _SHOWN = 2000  # characters of a worker's stderr
-_MOST_OPERATORS = 100  # of a user's file
+_MOST_OPERATORS = 100  # in a user's file
 _THIS = "hyper_parallel.verify.ops.fork_server"
 # PyTorch imports it at the first elementwise call on meta tensors, which takes a second in each worker.
 _PRELOAD = {"torch": ["torch._dynamo"]}

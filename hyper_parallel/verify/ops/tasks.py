@@ -154,7 +154,7 @@ def _run_operator(task: dict[str, Any], op: str, effort: Effort, user_operators:
     """Return the report of one operator, of the kind that the task requests."""
     if "target" in task:
         return audit_operator(task["target"], op)
-    if "function" in task:  # of who made the task, as ``package.module:name``
+    if "function" in task:  # function that runs an operator, as ``package.module:name``
         return pkgutil.resolve_name(task["function"])(task, op)
     return _sweep(task, op, effort, user_operators)
 

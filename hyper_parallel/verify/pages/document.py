@@ -19,7 +19,7 @@ _MARKS = re.compile(
 _CONTENTS = "<!--contents-->"
 _TAGS = re.compile(r"<[^>]*>")
 _ENTITIES = re.compile(r"&[a-z]+;|&#\d+;")
-_LONGEST = 48  # of an anchor
+_LONGEST = 48  # characters of an anchor
 _FEW = 3
 """Minimum number of headings for a table of contents."""
 

@@ -27,8 +27,8 @@ _FOLDED = 3
 
 _GAP = 8.0
 _EDGE = 1.0
-_ROOM = (92.0, 60.0)  # for the outline of a tensor
-_LEAST = 9.0  # of the side of an outline
+_ROOM = (92.0, 60.0)  # largest width and height of a tensor's outline
+_LEAST = 9.0  # shortest side of an outline
 
 Coordinate = tuple[int, ...]
 

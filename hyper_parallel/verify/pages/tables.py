@@ -58,7 +58,7 @@ class Cell:
             raise ValueError(msg)
 
 
-Value = Cell | Text  # of a row
+Value = Cell | Text  # item of a row
 
 
 def code(name: str) -> Cell:

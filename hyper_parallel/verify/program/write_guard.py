@@ -22,7 +22,7 @@ __all__ = ["WriteRefusedError", "audited", "denied_by_kernel", "kernel_denies"]
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, the same on all architectures
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
-_NO_NEW_PRIVILEGES = 38  # of prctl
+_NO_NEW_PRIVILEGES = 38  # option of prctl
 _RENAMES_ACROSS_FOLDERS = 2  # first version in which a rule can allow renaming between folders
 _WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 14))  # writing, removing, creating files, renaming across folders
 _TRUNCATE, _TRUNCATE_VERSION = 1 << 14, 3

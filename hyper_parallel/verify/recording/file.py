@@ -231,7 +231,7 @@ def read_rank(path: Path, label: str) -> RankRecording:
             else:
                 found.records.records.append(_record(shown))
         except (ValueError, KeyError, TypeError, AttributeError):
-            msg = f"{label}: {path}, line {number}, is damaged: it is no record; copy the file again"
+            msg = f"{label}: {path}, line {number}, is damaged: it is not a record; copy the file again"
             raise InputError(msg) from None
     found.steps = {record.step for record in found.records.records if record.step >= 0}
     return found
@@ -245,7 +245,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _record(shown: Mapping[str, Any]) -> Record:
     numbers = np.array([float(number) for number in shown["numbers"]])
     if numbers.shape != (len(NUMBERS),):
-        raise ValueError("another number of numbers")
+        raise ValueError("wrong number of numbers")
     shape = tuple(int(size) for size in shown["shape"])
     whole = None
     if "whole" in shown:

@@ -20,12 +20,12 @@ _RULES = {
     "differs": "a value differs",
     "failed": "a run failed, took too long, or could not be compared",
     "invalid-input": "the check could not run",
-    "inconclusive": "nothing differs, but the case shows too little",
+    "inconclusive": "nothing differs, but the case cannot expose some errors",
 }
 
 
 def junit(report: SuiteReport) -> str:
-    """Return the report as JUnit's XML: a case for each check, with file and line of the error.
+    """Return the report as JUnit XML: a case for each check, with file and line of the error.
 
     Args:
         report: the report of the checks.

@@ -343,9 +343,9 @@ def test_dtensors_on_the_data_axes_among_other_parameters_are_refused(nested):
         refused(
             PlanError,
             f"fully_shard: parameter {'weight of the Linear inside' if nested else 'up.bias'} is a DTensor on the data "
-            "axes, parameter down.bias is not: gradients of values that are sharded over those axes are sums for the "
-            "one, and are averaged for the other; make DTensors on all of the mesh of all parameters, as "
-            "distribute_module(module, mesh) does, or of none",
+            "axes, but parameter down.bias is not: gradients of values that are sharded over those axes are summed for "
+            "the first and averaged for the second; make all parameters DTensors on the complete mesh, as "
+            "distribute_module(module, mesh) does, or none of them",
             lambda: fully_shard(model, mesh=grid, dp_mesh_dims=dims),
         )
         assert type(model.down) is torch.nn.Linear

@@ -63,7 +63,7 @@ def test_a_damaged_line_is_refused(tmp_path, change):
     path = _written(tmp_path, line, json.dumps({**json.loads(line), **change}))
     with pytest.raises(InputError) as caught:
         read_rank(path, "A")
-    assert str(caught.value) == f"A: {path}, line 3, is damaged: it is no record; copy the file again"
+    assert str(caught.value) == f"A: {path}, line 3, is damaged: it is not a record; copy the file again"
 
 
 def test_a_line_without_its_end_is_dropped(tmp_path):

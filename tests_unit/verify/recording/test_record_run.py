@@ -316,7 +316,7 @@ def test_damaged_recordings_are_refused(record, tmp_path):
     recording = read_recording(folder, "B")
     assert recording.ranks[0].cut
     assert recording.notes()[0] == "B: the last record of rank 0 was cut off, and dropped"
-    assert "line 3, is damaged: it is no record" in refused(
+    assert "line 3, is damaged: it is not a record" in refused(
         "".join([*content[:2], content[2][:-20] + "\n", *content[3:]])
     )
     assert "line 2, is damaged" in refused(content[0] + '{"kind": 3}\n')

@@ -50,7 +50,7 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """``func``, which works on local tensors, as a function of DTensors.
+    """Turn ``func``, a function of local tensors, into a function of DTensors.
 
     Gradients follow the same contract as those of any operator: an operand that is replicated along an axis on which
     another operand, or an output, is not, gets its gradient summed over that axis. Communication inside ``func`` must

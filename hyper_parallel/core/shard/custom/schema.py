@@ -25,12 +25,12 @@ Layouts = tuple[Layout, ...]
 
 @dataclass(frozen=True)
 class RuntimeSchemaInfo:
-    """Which non-tensor arguments are part of the cache key.
+    """Selects the non-tensor arguments that are part of the cache key.
 
     Attributes:
         static_argnum: from this position on, arguments that are not tensors are part of the cache key.
         static_kwargkey: names of the keyword arguments that are part of it.
-        needs_pytree: True where tensors come in sequences, too.
+        needs_pytree: True if arguments may be sequences of tensors.
     """
 
     static_argnum: int = 100
@@ -46,7 +46,7 @@ class OpSchema:
         op: the operator's name, function or overload.
         args_schema: positional arguments.
         kwargs_schema: keyword arguments.
-        schema_info: which arguments belong to the key; None for all.
+        schema_info: the arguments that belong to the key; None for all.
     """
 
     op: Any

@@ -44,11 +44,11 @@ class ShardingPlan:
     Attributes:
         plan: placements by path of a parameter or buffer: ``{"layers.*.fc1.weight": ("tp", "None")}``. The others
             are replicated.
-        input_plan: by path of a module, the layouts of its inputs: placements for its one tensor argument, a sequence
+        input_plan: layouts of inputs by path of the module: placements for its one tensor argument, a sequence
             with an entry per positional argument (None leaves one alone), or a mapping by parameter name. A plain
             tensor is this rank's local shard; a DTensor is redistributed. A key ``"fc1.input"`` is ``"fc1"``, and
             ``"input"`` is ``""``, unless the module has modules of these names.
-        output_plan: by path of a module, the layouts of its outputs: placements, or a sequence or mapping nested like
+        output_plan: layouts of outputs by path of the module: placements, or a sequence or mapping nested like
             the output; of one tensor, a sequence of its placements as well. ``"fc1.output"`` and ``"output"`` likewise.
         return_local_tensor: paths of modules that return local tensors.
     """
@@ -116,7 +116,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
 
 
 def _by_module(plans: Mapping[str, Any] | None, word: str, cells: Iterable[str]) -> Mapping[str, Any] | None:
-    """The entries by module: ``word`` at the end of a key names the module before it, where no module is called so."""
+    """Return the entries by module path, without a trailing ``word`` in a key that matches no module as it is."""
     entries: dict[str, Any] = {}
     for pattern, entry in (plans or {}).items():
         owner, _, last = pattern.rpartition(".")

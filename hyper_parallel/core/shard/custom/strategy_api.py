@@ -96,10 +96,10 @@ class ShardingPropagator:
 
         Args:
             op: the operator: a function, an operator overload, or its name.
-            strategy: from the call's :class:`OpSchema` to an :class:`OpStrategy`, or a :class:`TupleStrategy` for
+            strategy: returns an :class:`OpStrategy` for the call's :class:`OpSchema`, or a :class:`TupleStrategy` for
                 operators of lists.
-            schema_info: which arguments belong to the key of :meth:`propagate_op_sharding`, for schemas that have
-                none of their own.
+            schema_info: the arguments that belong to the key of :meth:`propagate_op_sharding`, for schemas without
+                a ``schema_info``.
 
         Returns:
             The registration; its ``unregister()`` removes it.
@@ -112,11 +112,11 @@ class ShardingPropagator:
     def register_sharding_prop_rule(
         self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
     ) -> UserOp:
-        """Add an operator by a function from its operands' layouts to the layouts of its outputs and those it needs.
+        """Add an operator by a function that returns, for operands' layouts, the required layouts and the outputs'.
 
         Args:
             op: the operator: a function, an operator overload, or its name.
-            rule: from the call's :class:`OpSchema` to an :class:`OutputSharding`.
+            rule: returns an :class:`OutputSharding` for the call's :class:`OpSchema`.
             schema_info: as for :meth:`register_op_strategy`.
 
         Returns:

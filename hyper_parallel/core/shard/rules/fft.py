@@ -12,7 +12,7 @@ from hyper_parallel.core.shard.sample import between, complex_, real, sample
 
 
 def _transformed(call: OpCall, dims: Sequence[int], sizes: Sequence[int]) -> Strategies:
-    """Strategies of a transform after which ``dims`` have ``sizes``; shards must not be empty, kernels refuse them."""
+    """Strategies of a transform after which ``dims`` have ``sizes``; kernels refuse empty shards."""
     x = call["x"]
     shape = list(x.shape)
     for dim, size in zip(dims, sizes, strict=True):

@@ -351,7 +351,7 @@ sample("inv inv_ex det slogdet det_parts slogdet_parts matrix_exp cond eigvals",
 sample("inv det slogdet", real("ab22"))
 sample("eig eigvals", real("ann").fixed)
 sample("eigvalsh", _SQUARE)
-sample("eigh eigh_parts", real("a33"))  # of large ones, some eigenvalues are nearly equal
+sample("eigh eigh_parts", real("a33"))  # large matrices have nearly equal eigenvalues
 sample("eigh_parts", real("ann").fixed, "U", compute_v=False)
 sample("matrix_power", _SQUARE, 2)
 sample("pinv cond svd svdvals svd_parts", _OBLONG)

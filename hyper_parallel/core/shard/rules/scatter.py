@@ -242,7 +242,7 @@ def index_fill(call: OpCall) -> Strategies:
 
 
 def _all_whole(call: OpCall) -> Strategies:
-    """Strategies of an operator that addresses elements of flattened tensors, which must all be whole."""
+    """Strategies of an operator that addresses elements of flattened tensors: every operand must be replicated."""
     return Strategies((replicated_row(len(call.operands)),), (call["x"].shape,))
 
 

@@ -44,7 +44,7 @@ class HeadCounts:
         return self.heads // self.repeated(size)
 
     def problem(self, size: int) -> str | None:
-        """The reason why ``size`` ranks cannot each have their query heads with the key/value heads of these."""
+        """The reason why query heads, each with its key/value head, cannot be split over ``size`` ranks; or None."""
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             return f"{self.heads} query heads are not a multiple of {self.kv_heads} key/value heads"
         if self.heads % size:

@@ -1,4 +1,4 @@
-"""Embedding lookups of MindSpore, in whole tables and in row ranges of sharded ones."""
+"""Embedding look-ups of MindSpore, in complete tables and in row ranges of sharded ones."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _embedding(
     sparse: bool = False,
     window: Window | None = None,
 ) -> Tensor:
-    """Rows of ``weight``, or what the rows ``window`` of a larger table contribute; padding rows get no gradient."""
+    """Rows of ``weight``, or the contribution of rows ``window`` of a larger table; padding rows get no gradient."""
     if max_norm is not None or scale_grad_by_freq or sparse:
-        msg = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
+        msg = "embedding: max_norm, scale_grad_by_freq and sparse are not supported on MindSpore"
         raise NotImplementedError(msg)
     del norm_type
     padded = None if padding_idx is None else x == padding_idx % (window[2] if window else weight.shape[0])

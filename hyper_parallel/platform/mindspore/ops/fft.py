@@ -36,7 +36,7 @@ def _several_dims(name: str) -> Callable[..., Tensor]:
     return lambda x, s=None, dim=default, norm=None: func(x, s, dim, _NORMS.get(norm, norm))
 
 
-# The kernels of hfft and ihfft are right in every other call only; these are the transforms that they are made of.
+# The kernels of hfft and ihfft are wrong in every second call, so both are computed by irfft and rfft.
 OPPOSITE_NORM = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
@@ -57,7 +57,7 @@ def _to_half(transform: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _sizes_and_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], str]:
-    """Size and dim, and the norm of the transform that this one is made of; it may come third."""
+    """Return the arguments for size and dim, and the opposite norm; the norm may be the third argument."""
     norm = args[2] if len(args) > 2 else kwargs.pop("norm", None)
     return args[:2], OPPOSITE_NORM[_NORMS.get(norm, norm)]
 

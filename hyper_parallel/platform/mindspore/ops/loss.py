@@ -17,7 +17,7 @@ __all__: list[str] = []
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 _sum = empty_safe("sum", mint.sum, OnEmpty(value=0))
-FLOOR = -100.0  # what binary cross entropy clamps logarithms to
+FLOOR = -100.0  # binary cross entropy clamps logarithms at this value
 
 
 def _local_classes(target: Tensor, start: int, count: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -238,7 +238,7 @@ def _clip_by_norm(ops: Any, primitive: Any, x: Any, clip_norm: Any) -> Any:
 @decomposition("CosineEmbeddingLoss")
 def _cosine_embedding(ops: Any, _: Any, x: Any, y: Any, target: Any, margin: float = 0.0, reduction: Any = 1) -> Any:
     """``1 - cos`` where the target is 1, the excess over the margin where it is -1."""
-    tiny = 1e-12  # what the kernel adds to both squared lengths
+    tiny = 1e-12  # the kernel adds this to both squared lengths
     lengths = [ops.add(ops.sum(ops.square(operand), -1), tiny) for operand in (x, y)]
     cosine = ops.div(ops.sum(ops.mul(x, y), -1), ops.sqrt(ops.mul(*lengths)))
     alike = ops.where(ops.eq(target, 1), ops.rsub(cosine, 1), 0)

@@ -105,7 +105,7 @@ def scaled_step(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 UNCOMPILED: dict[Any, Callable[..., Any]] = {
-    all_finite.__wrapped__: _all_finite,  # what the public functions call
+    all_finite.__wrapped__: _all_finite,  # called by the public functions
     grad_scale_map.__wrapped__: _scaled,
     grad_unscale_map.__wrapped__: _unscaled,
 }

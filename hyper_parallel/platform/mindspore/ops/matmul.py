@@ -34,7 +34,7 @@ _plus = empty_safe("add", mint.add)  # the gradient of a broadcast operand sums 
 
 
 def _linear_on_elements(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # The gradient of a bias of one element comes in the wrong shape.
+    # MindSpore returns the gradient of a bias of one element in a wrong shape.
     if bias is not None and bias.shape != weight.shape[:1]:
         return mint.add(F.linear(x, weight), bias)
     return F.linear(x, weight, bias)
@@ -42,7 +42,7 @@ def _linear_on_elements(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 @kernel("linear", reliable_on_empty=True, on_elements=_linear_on_elements)
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    # Nothing to contract, but the bias has a gradient; and that of a bias of one element comes in the wrong shape.
+    # An empty contraction has a gradient for the bias, and a bias of one element gets a gradient of a wrong shape.
     if bias is not None and (x.shape[-1] == 0 or bias.shape != weight.shape[:1]):
         return _plus(_plain_linear(x, weight, None), bias)
     return _plain_linear(x, weight, bias)

@@ -42,9 +42,9 @@ def _of_one(name: str) -> None:
 
 def _extreme(name: str) -> None:
     def run(ops: Any, x: Any, y: Any, dtype: Any = None) -> Any:
-        if isinstance(x, DTensor) and type(y) in _OF_NUMBERS:  # the tensor decides
+        if isinstance(x, DTensor) and type(y) in _OF_NUMBERS:  # the tensor determines the dtype
             y = replicated(Tensor(y, x.dtype), x)
-            if x.dtype == mindspore.bool_:  # which the kernels do not take
+            if x.dtype == mindspore.bool_:  # not supported by the kernels
                 numbers = (ops.cast(each, dtype=mindspore.int32) for each in (x, y))
                 return ops.cast(getattr(ops, name)(*numbers), dtype=dtype or x.dtype)
         chosen = getattr(ops, name)(x, y)

@@ -137,14 +137,14 @@ kernel("isneginf")(lambda x: x == -INFINITY)
 kernel("isposinf")(lambda x: x == INFINITY)
 kernel("bitwise_not")(lambda x: mint.logical_not(x) if x.dtype == mindspore.bool_ else -x - 1)
 kernel("gelu")(lambda x, approximate="none": ops.gelu(x, approximate))
-# The gradient at 0 is 0 and at 6 is 1, as of MindSpore's own kernel, which takes no float64.
+# The gradient is 0 at 0 and 1 at 6, as in MindSpore's own kernel, which does not support float64.
 kernel("relu6")(lambda x: mint.clamp(mint.nn.functional.relu(x), max=6))
 kernel("hardtanh")(lambda x, min_val=-1.0, max_val=1.0: mint.clamp(x, min_val, max_val))
 kernel("leaky_relu")(lambda x, negative_slope=0.01: mint.where(x > 0, x, x * negative_slope))
 kernel("threshold")(lambda x, threshold, value: mint.where(x > threshold, x, ops.full_like(x, value)))
 kernel("deg2rad")(lambda x: x * (math.pi / 180))
 kernel("rad2deg")(lambda x: x * (180 / math.pi))
-# Its kernel refuses the sizes 1 and 2, with which the shapes of other results are found.
+# Its kernel refuses the sizes 1 and 2, from which the shapes of other operators' empty results are found.
 kernel("mvlgamma", empty_shape=COMPUTED)(lambda x, p: ops.mvlgamma(x, p))
 kernel("polygamma")(lambda x, n: ops.polygamma(Tensor(n, mindspore.int32), x))
 kernel("real")(lambda x: ops.real(x) if x.is_complex() else copied(x))
@@ -177,7 +177,7 @@ def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 @kernel("selu")
 def _selu(x: Tensor) -> Tensor:
-    if not x.is_floating_point():  # of integers, MindSpore rounds the exponential towards zero, and both factors to one
+    if not x.is_floating_point():  # for integers, MindSpore truncates the exponential, and rounds both factors to one
         return mint.where(x > 0, x, ops.cast(mint.expm1(ops.cast(x, mindspore.float32)), x.dtype))
     return 1.0507009873554805 * _elu(x, 1.6732632423543772)
 
@@ -268,7 +268,7 @@ def _div(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def _as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
-    """A number as a tensor: the kernels for numbers run without gradients and for some dtypes only."""
+    """Return both as tensors: kernels for a tensor and a number have no gradients and support few dtypes."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return x, y
     dtype = promoted(x, y)
@@ -277,7 +277,7 @@ def _as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
 
 @kernel("floor_divide", off_graph=True)
 def _floor_divide(x: Any, y: Any) -> Tensor:
-    # The kernels for numbers are missing on CPU; a whole number is an integer among integers.
+    # The kernels for numbers are missing on CPU. Unlike them, // treats a whole number like an integer for integers.
     if not isinstance(y, Tensor):
         return ops.stop_gradient(x // y)
     return ops.stop_gradient(mint.floor_divide(x, y))
@@ -285,7 +285,7 @@ def _floor_divide(x: Any, y: Any) -> Tensor:
 
 @kernel("fmax")
 def _fmax(x: Any, y: Any) -> Tensor:
-    # The gradient of MindSpore's own is computed in float32.
+    # MindSpore computes the gradient of its own function in float32.
     x, y = _as_tensors(x, y)
     return mint.where(mint.logical_or(x >= y, mint.isnan(single_precision(y))), x, y)
 
@@ -338,7 +338,7 @@ def _cast(x: Tensor, dtype: Any = None, device: Any = None, *, copy: bool = Fals
 
 @kernel("contiguous", reliable_on_empty=True)
 def _contiguous(x: Tensor, memory_format: Any = None) -> Tensor:
-    del memory_format  # MindSpore has one
+    del memory_format  # MindSpore has only one
     return x if 0 in x.shape else x.contiguous()
 
 
@@ -374,7 +374,7 @@ def _new_full(x: Tensor, size: Any, fill_value: float, *, dtype: Any = None, **_
 
 # -- decompositions ----------------------------------------------------------------------------------------------------
 
-_COMPLEX = (mindspore.complex64, mindspore.complex128)  # the kernel of Div takes none
+_COMPLEX = (mindspore.complex64, mindspore.complex128)  # not supported by the kernel of Div
 ROUNDING = {0: None, 1: "trunc", 2: "floor"}
 
 

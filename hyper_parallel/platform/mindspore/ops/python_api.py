@@ -243,7 +243,7 @@ def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, er
             power = ops.sum(ops.pow(part, norm_type))
             total = power if total is None else ops.add(total, power)
     norm = total if norm_type == float("inf") else ops.pow(total, 1.0 / norm_type)
-    if all(not (x.is_floating_point() or x.is_complex()) for x in dtensors):  # of integers the norm is one, too
+    if all(not (x.is_floating_point() or x.is_complex()) for x in dtensors):  # the norm of integers is an integer
         norm = ops.cast(ops.cast(norm, dtype=dtensors[0].dtype), dtype=mindspore.float32)
     if error_if_nonfinite and not math.isfinite(float(norm)):
         msg = f"For clip_by_norm, the total norm of order {norm_type} from input is non-finite."

@@ -49,7 +49,7 @@ def _write(x: Tensor, numbers: LocalRandomNumbers, dtype: Any) -> Tensor:
 
 @kernel("pick", reliable_on_empty=True)
 def _pick(x: Tensor, drawn: Tensor, num_samples: int, replacement: bool) -> Tensor:
-    """Indices by their weights: the first to arrive, or where each number falls among the weights' running sum."""
+    """Sample indices by weight: without replacement by exponential races, else in the weights' running sum."""
     weights, numbers = x.asnumpy().astype(np.float64), drawn.asnumpy()
     positive = weights > 0
     if (weights < 0).any() or not np.isfinite(weights).all() or not positive.any(-1).all():

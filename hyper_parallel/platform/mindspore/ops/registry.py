@@ -97,7 +97,7 @@ def spelling(op: str, *names: str, signature: str | None = None, in_place: bool 
 
     Args:
         op: a canonical operator.
-        names: as MindSpore dispatches them.
+        names: names under which MindSpore dispatches the operator.
         signature: MindSpore's parameters in their order, under canonical names; None where they are the rule's.
         in_place: the first operand is written and returned. CPU kernels compute in-place operators and leave the
             tensor as it was, so the result of the canonical operator is written.
@@ -138,7 +138,7 @@ def kernel(
         empty_shape: see :attr:`OnEmpty.shape`.
         empty_unchanged: writing no element returns the first operand.
         empty_handled_with: a keyword; a call that passes it is right on empty tensors.
-        on_elements: what computes the same where no operand is empty, if that is another function.
+        on_elements: an equivalent function for calls without empty operands, if there is one.
         no_gradient: positions of the operands that no gradient reaches; see :attr:`OnEmpty.no_gradient`.
         off_graph: see :attr:`OnEmpty.off_graph`.
 

@@ -33,7 +33,7 @@ def _convolution(
     del output_padding
     count = x.ndim - 2
     if transposed or count > 3:
-        msg = "transposed convolutions are not served on MindSpore"
+        msg = "transposed convolutions are not supported on MindSpore"
         raise NotImplementedError(msg)
     steps, pads, wide = (spread(option, count) for option in (stride, padding, dilation))
     if count == 1:

@@ -1,4 +1,4 @@
-"""PyTorch's scaled dot-product attention, an operator of its own with dropout, and recurrent layers."""
+"""PyTorch's scaled dot-product attention, with dropout as a separate operator, and recurrent layers."""
 
 from __future__ import annotations
 

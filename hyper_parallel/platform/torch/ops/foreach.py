@@ -151,7 +151,7 @@ def _zero(_ops: Any, x: Any) -> Any:
 
 @decomposition("_foreach_clone", signature="x, *, memory_format=None")
 def _clone(_ops: Any, x: Any, memory_format: Any) -> list[Any]:
-    del memory_format  # locals are dense
+    del memory_format  # local tensors are dense
     return [tensor.clone() for tensor in x]
 
 

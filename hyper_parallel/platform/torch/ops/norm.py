@@ -21,7 +21,7 @@ spelling(
 )
 spelling("native_layer_norm", aten.native_layer_norm.default)
 spelling("rms_norm", F.rms_norm, torch.rms_norm)
-spelling("group_norm", F.group_norm, canonical=True)  # which refuses a shard of one value
+spelling("group_norm", F.group_norm, canonical=True)  # F.group_norm refuses a shard of one value
 
 kernel("native_layer_norm")(torch.native_layer_norm)
 

@@ -32,7 +32,7 @@ ELEMENTWISE = [
 
 
 def _option_in_place(op: str) -> None:
-    """Let ``F.<op>(x, ..., inplace=False)``, which PyTorch wrote in Python, be one of two functions in C++."""
+    """Dispatch ``F.<op>(x, ..., inplace=False)``, a Python function of PyTorch, as ``<op>`` or ``<op>_`` in C++."""
     function = getattr(F, op, None)
     if not inspect.isfunction(function) or function.__name__ != op:
         return
@@ -183,13 +183,13 @@ def _filled(_ops: Any, x: Any, value: Any) -> Any:
 
 @kernel("clone")
 def _clone(x: Tensor, memory_format: Any) -> Tensor:
-    del memory_format  # locals are dense
+    del memory_format  # local tensors are dense
     return x.clone()
 
 
 @kernel("contiguous")
 def _contiguous(x: Tensor, memory_format: Any) -> Tensor:
-    del memory_format  # as above
+    del memory_format  # local tensors are dense
     return x.contiguous()
 
 
@@ -229,7 +229,7 @@ spelling(
 
 @kernel("cast")
 def _cast(x: Tensor, dtype: Any, device: Any, non_blocking: bool, copy: bool, memory_format: Any) -> Tensor:
-    del memory_format  # locals are dense
+    del memory_format  # local tensors are dense
     return x.to(device=device, dtype=dtype, non_blocking=non_blocking, copy=copy)
 
 

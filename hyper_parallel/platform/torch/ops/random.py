@@ -192,7 +192,7 @@ def _feature_dropout(x: Any, p: float) -> tuple[Any, Any]:
     return _keep_mask(x, p, channels=True) * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), None
 
 
-SATURATION = 1.7580993408473766  # of SELU: the value with which alpha dropout replaces an element
+SATURATION = 1.7580993408473766  # SELU tends to minus this value, by which alpha dropout replaces elements
 
 
 def _saturating(x: Any, p: float, *, channels: bool) -> tuple[Any, Any]:

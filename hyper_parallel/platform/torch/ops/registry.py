@@ -109,7 +109,7 @@ def kernel(*ops: str) -> Callable[[Call], Call]:
             if op in _KERNELS:
                 msg = f"canonical operator {op!r} already has a kernel"
                 raise ValueError(msg)
-            in_c = isinstance(function, _C_FUNCTIONS)  # which has names of its own for its parameters
+            in_c = isinstance(function, _C_FUNCTIONS)  # parameter names of C functions differ from the rule's
             _KERNELS[op] = KeywordCall(function, signature_of(op)) if in_c else function
         return function
 
@@ -126,7 +126,7 @@ def decomposition(
     """Register ``run(ops, **arguments)`` as the implementation of ``calls`` on DTensors.
 
     Args:
-        calls: what the caller may write.
+        calls: the calls, as users may write them.
         signature: their parameters, in the names by which the function takes them.
         op: the name of the operation where it differs from the call's.
         copies_back: as for :func:`spelling`.
@@ -194,7 +194,7 @@ def _resolved(calls: tuple[Call | str, ...]) -> tuple[Call, ...]:
 
 
 def _writes(call: Call) -> bool:
-    name = getattr(call, "__name__", "").split(".")[0]  # of an overload: its packet's
+    name = getattr(call, "__name__", "").split(".")[0]  # for an overload, the name of its packet
     return call in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 

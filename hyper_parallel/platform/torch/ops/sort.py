@@ -61,7 +61,7 @@ def _bincount_to(x: Tensor, weights: Tensor | None, count: int) -> Tensor:
     if (
         weights is not None and not x.numel()
     ):  # for an empty input PyTorch ignores the weights and returns integer counts
-        nothing = torch.cat([weights, weights.new_zeros(1)])  # which requires a gradient if the weights do
+        nothing = torch.cat([weights, weights.new_zeros(1)])  # requires a gradient if the weights do
         return torch.bincount(x.new_zeros(1), nothing, count)[:count]
     return torch.bincount(x, weights, count)
 

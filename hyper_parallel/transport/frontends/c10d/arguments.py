@@ -1,4 +1,4 @@
-"""The arguments of collectives: tensors alone or in lists, options or plain values, and whether they fit."""
+"""Arguments of collectives, which may be tensors or lists of them, options or plain values; and checks of them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Tensors = Sequence[torch.Tensor]
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
-    """A list of tensors, or of the only one."""
+    """Return tensors as a list; a single tensor is its only item."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def inner(lists: Any) -> list[torch.Tensor]:
-    """The only list in ``lists``, or ``lists`` itself; without any, nothing."""
+    """Return the first list in ``lists``, ``lists`` itself if it has tensors, or an empty list."""
     first = lists[0] if lists else []
     return list(first if isinstance(first, list | tuple) else lists)
 
 
 def op_of(opts: Any) -> Any:
-    """The reduction in a call's options, or given in their place; a sum by default."""
+    """Return the reduction, which is passed in options or by itself; a sum by default."""
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
 def root_of(opts: Any) -> int:
-    """The root in a call's options, or given in their place."""
+    """Return the root, which is passed in options or by itself."""
     return int(getattr(opts, "rootRank", opts) or 0)
 
 
@@ -56,7 +56,7 @@ def private_copy(x: torch.Tensor) -> torch.Tensor:
 
 
 def write(places: Tensors, values: Tensors) -> list[torch.Tensor]:
-    """Write each value into its place, unseen by autograd; the places."""
+    """Write each value into its place without autograd; return the places."""
     for place, value in zip(places, values, strict=True):
         if place.layout is torch.strided:
             place.data.copy_(value)
@@ -74,7 +74,7 @@ def check_count(name: str, chunks: Sequence[Any], ranks: Ranks) -> None:
 
 
 def check_same(name: str, outputs: Tensors, inputs: Tensors) -> None:
-    """Each output must have its input's shape and dtype."""
+    """Check that each output has the shape and dtype of its input."""
     for output, x in zip(outputs, inputs, strict=True):
         if output.shape != x.shape or output.dtype != x.dtype:
             msg = f"{name}: an output is {described(output)} and its input {described(x)}; they must be the same"

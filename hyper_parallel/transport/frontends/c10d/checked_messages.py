@@ -26,7 +26,7 @@ from hyper_parallel.transport.host.torch.ops import bytes_of
 
 __all__ = ["guard_messages"]
 
-_TRANSPORT = "hyper_parallel.transport."  # its messages are compared already
+_TRANSPORT = "hyper_parallel.transport."  # messages of this library's transports are compared already
 
 
 class _Messages(Protocol):

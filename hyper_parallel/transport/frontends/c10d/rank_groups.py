@@ -112,7 +112,7 @@ class RankGroups:
         self.splits.clear()
         if self._fields is not None:
             self._fields.update(_empty())
-            unregister_groups()  # as PyTorch does
+            unregister_groups()  # as in PyTorch
 
     def close(self) -> None:
         """Drop every group for good: the rank or its simulation has ended. C++'s registry ends with the thread."""

@@ -56,8 +56,8 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
     """The key-value store of one simulated world, shared by its ranks.
 
     Args:
-        current: gives the transport of the rank that calls, or None outside of ranks.
-        site: gives the place of the call in the program.
+        current: returns the transport of the calling rank, or None outside of ranks.
+        site: returns the place of the call in the program.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         self._waiting: dict[int, _Keys] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key; ranks that wait for it go on."""
+        """Set a key; ranks that wait for it continue."""
         self._values[key] = _bytes(value)
         endpoint = cast("ThreadEndpoint", self._rank().endpoint)
         for rank, waiting in list(self._waiting.items()):
@@ -86,7 +86,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return self._values[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until every key is set; a key that no rank can set any more is an error at once, without a timeout."""
+        """Wait until every key is set; if no rank can set a key any more, raise an error at once, without a timeout."""
         del timeout
         if all(key in self._values for key in keys):
             return
@@ -98,7 +98,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
             self._waiting.pop(transport.rank, None)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether every key is set; the other ranks run first if not, since programs ask again and again."""
+        """Return whether every key is set; if not, other ranks run first, because programs poll."""
         if not all(key in self._values for key in keys):
             cast("ThreadEndpoint", self._rank().endpoint).give_way()
         return all(key in self._values for key in keys)
@@ -114,7 +114,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         self.set(key, self._values.get(key, b"") + _bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key if it holds ``expected``, or if it is not set and ``expected`` is empty; the value it then has."""
+        """Set a key if its value is ``expected``, or if it is unset and ``expected`` is empty; return its value."""
         known = self._values.get(key)
         if known is None and _bytes(expected):
             return _bytes(expected)

@@ -27,7 +27,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
     """:func:`run_threads` with PyTorch: every rank finds ``torch.distributed`` initialised.
 
     Args:
-        body: what every rank runs.
+        body: the function that every rank runs.
         world_size: number of ranks, at least one.
         timeout: seconds after which the run is aborted.
         own_modules: whether each rank imports its own copies of the user's modules, ``__main__`` included.

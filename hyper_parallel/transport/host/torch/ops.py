@@ -62,7 +62,7 @@ def from_host(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def materialized(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` with its values in memory: conjugation, negation and some zero gradients are only flags."""
-    if x._is_zerotensor():  # noqa: SLF001 - PyTorch has no public question
+    if x._is_zerotensor():  # noqa: SLF001 - PyTorch has no public function for it
         return x.clone()
     return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x
 

@@ -76,9 +76,9 @@ class LostPeers:
         """Return the result of ``ask``, a request to the world's store, which may wait forever on a lost connection.
 
         Args:
-            what: what it is asked for, for the message.
+            what: name of the request, for the message.
             ranks: ranks that take part.
-            ask: called in a thread of its own.
+            ask: called in a separate thread.
 
         Raises:
             RankFailedError: there was no answer within the time limit of the world's store.

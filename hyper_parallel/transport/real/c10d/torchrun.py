@@ -50,7 +50,7 @@ class TorchrunProcesses:
             timeout=timedelta(seconds=seconds),
         )  # fmt: skip
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store: Any = PrefixStore(  # which takes and returns bytes, whatever its types say
+        self._store: Any = PrefixStore(  # its values are bytes, contrary to its type hints
             f"hyper_parallel/{os.environ['TORCHELASTIC_RUN_ID']}/{restart}", store
         )
         self._groups: list[Any] = []

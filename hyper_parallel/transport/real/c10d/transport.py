@@ -31,8 +31,8 @@ from hyper_parallel.transport.work import Work
 
 __all__ = ["C10dTransport", "join_world", "start_gloo", "start_world"]
 
-_ENGINES = {"cuda": "nccl", "npu": "hccl"}  # of accelerators
-# Below this many elements gathering everything beats the two steps of scattering and gathering.
+_ENGINES = {"cuda": "nccl", "npu": "hccl"}  # backends by device type
+# Up to this many elements, one all-gather is faster than a reduce-scatter followed by an all-gather.
 _SMALL = 16384
 
 
@@ -107,7 +107,7 @@ class C10dTransport(C10dRows):
         if len(ranks) > 1 and x.numel() and is_native(self.backend, x.dtype, op):
             own = x.detach() if x.requires_grad else x
             total = own.clone(memory_format=torch.contiguous_format)
-            # The group's own call: the module-level function costs as much again in logging.
+            # A method of the group: the module-level function takes twice as long, because it logs.
             self.group(ranks).allreduce([total], OPTIONS[op]).wait()
             return total.div_(len(ranks)) if op == "avg" else total
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
@@ -139,7 +139,7 @@ class C10dTransport(C10dRows):
         check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
-            # In one collective: large blocking ones have two steps, but an asynchronous one could not start the second.
+            # One all-gather of any size: all_reduce() runs two steps, but nothing would start the second one here.
             return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
                 lambda parts: reduce_in_order(parts, op)
             )
@@ -206,7 +206,7 @@ class C10dTransport(C10dRows):
         if x.dtype not in self._carried:
             sent, received, width = bytes_of(flat), arrived.view(torch.uint8), x.element_size()
             outgoing, incoming = ([size * width for size in sizes] for sizes in (outgoing, incoming))
-        # The group's own call: the module-level function costs as much again in logging.
+        # A method of the group: the module-level function takes twice as long, because it logs.
         work = self._waiter("all_to_all", ranks, group.alltoall_base(received, sent, incoming, outgoing))
 
         def finish() -> torch.Tensor:
@@ -274,7 +274,7 @@ class C10dTransport(C10dRows):
         return [ordered[position] for position in range(len(ranks))]
 
     def barrier(self, ranks: Ranks) -> None:
-        """See :meth:`Transport.barrier`; on accelerators as an exchange of objects, which picks no wrong device."""
+        """See :meth:`Transport.barrier`; on accelerators it exchanges objects, as c10d may guess a wrong device."""
         if self.backend == "gloo":
             check_ranks(ranks, self.rank, self.world_size)
             with self._naming(f"barrier of ranks {ranks}", ranks):
@@ -352,8 +352,8 @@ def join_world(**arguments: Any) -> None:
         if "EADDRINUSE" in text:
             port = re.search(r"port: (\d+)", text)
             msg = (
-                f"init_process_group: port {port[1] if port else '?'}, at which ranks are to meet, is in use; end what "
-                "listens there, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
+                f"init_process_group: the rendezvous port {port[1] if port else '?'} is in use; stop the process that "
+                "listens on it, set MASTER_PORT to a free port, or let `torchrun --standalone` choose one"
             )
         elif "imeout" in text or "imed out" in text:
             msg = _did_not_meet(arguments.get("rank", os.environ.get("RANK", "?")), text)
@@ -364,7 +364,7 @@ def join_world(**arguments: Any) -> None:
 
 def _did_not_meet(rank: object, text: str) -> str:
     """Return the error of a rank whose rendezvous timed out, from the engine's ``text``."""
-    fix = "a rank that had come did not go on: its output, or the link to its host, is the cause"
+    fix = "a rank that had joined stopped responding: look at its output and at the link to its host"
     if "connect to" in text:
         fix = "start rank 0 there, and check MASTER_ADDR, MASTER_PORT and the link to that host"
     elif "clients joined" in text:

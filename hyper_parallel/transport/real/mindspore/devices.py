@@ -41,10 +41,11 @@ __all__ = [
 
 _INEXACT = ("Float", "BFloat", "Complex")
 SIMULATED = f"{__name__}:start_simulated"
-"""What begins a simulated rank on a device, for :func:`~hyper_parallel.transport.simulated.processes.run_processes`."""
+"""The function that starts a simulated rank on a device, as text for
+:func:`~hyper_parallel.transport.simulated.processes.run_processes`."""
 
 _PART_OF_MEMORY = "0.25GB"
-"""What a simulated rank takes of its device's memory at a time: by default 2 GB, and all ranks share the device."""
+"""Size of the blocks in which a simulated rank allocates device memory; MindSpore's 2 GB are too much to share."""
 
 
 class TensorFacts:
@@ -88,7 +89,7 @@ def require_devices(ranks: int) -> None:
     """Check that ``ranks`` ranks of MindSpore have a device each, and that MindSpore would compute on them.
 
     Raises:
-        UnsupportedOnBackend: there are fewer devices than ranks, or MindSpore would run dry.
+        UnsupportedOnBackend: there are fewer devices than ranks, or MindSpore is set to a dry run.
     """
     dry = dry_run(os.environ)
     if dry is not None:
@@ -154,7 +155,7 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
 
     Args:
         device: ``npu``: rank i takes device i of those that MindSpore sees. Or ``cpu``.
-        rank: which one this is.
+        rank: number of this rank.
         world_size: number of ranks.
         port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.
         store: file where the ranks of a rehearsal meet.

@@ -36,8 +36,8 @@ class RehearsedHccl:
         carrier: transport of MindSpore tensors between the same ranks.
 
     Raises:
-        UnsupportedOnBackend: from each function, where HCCL would refuse the call.
-        TypeError: from each function, where the call does not fit the signature of MindSpore's.
+        UnsupportedOnBackend: (each function) HCCL would refuse the call.
+        TypeError: (each function) the call does not fit the signature of MindSpore's function.
     """
 
     def __init__(self, carrier: Transport) -> None:

@@ -67,8 +67,8 @@ class NumpyBridge(NamedGroups):
 
     Args:
         inner: the transport underneath; its results must be fresh, since they become the memory of new tensors.
-        to_host: MindSpore tensor to what ``inner`` carries.
-        from_host: what ``inner`` returns to a MindSpore tensor.
+        to_host: converts a MindSpore tensor to an array for ``inner``.
+        from_host: converts a result of ``inner`` to a MindSpore tensor.
     """
 
     def __init__(
@@ -216,12 +216,12 @@ _HCCL_DTYPES = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindsp
 class HcclTransport(EngineTransport):
     """Collectives of MindSpore tensors on Ascend devices, by ``mindspore.mint.distributed``.
 
-    Written against the documented interface of MindSpore 2.10 and tested with an engine that imitates it, since it
-    needs Ascend hardware: it has not met a real HCCL. Everything travels flat, so uneven and 0-d shapes work; bool
-    travels as uint8 and complex as its two parts, which HCCL does not know.
+    Written for the documented interface of MindSpore 2.10 and tested with an engine that imitates it, because it needs
+    Ascend hardware: it has never run on a real HCCL. Tensors are sent flat, so uneven and 0-d shapes work. HCCL does
+    not support bool and complex: bool is sent as uint8, and complex as its two parts.
 
     Args:
-        engine: what offers the functions of ``mindspore.mint.distributed``; that module itself by default, with its
+        engine: object with the functions of ``mindspore.mint.distributed``; that module itself by default, with its
             process group initialised.
     """
 
@@ -437,7 +437,7 @@ def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
 
     Args:
         backend: ``hccl``.
-        options: of ``mindspore.mint.distributed.init_process_group``.
+        options: options of ``mindspore.mint.distributed.init_process_group``.
 
     Raises:
         UnsupportedOnBackend: another backend; MCCL in particular computes wrong results silently.
@@ -482,7 +482,7 @@ def _flat(x: Tensor) -> Tensor:
     if x.dtype == mindspore.bool_:
         return x.astype(mindspore.uint8).reshape(-1)
     if x.dtype in _COMPLEX:
-        if 0 in x.shape:  # which real and imag refuse
+        if 0 in x.shape:  # real and imag refuse empty tensors
             return mint.zeros((0,), dtype=mindspore.float32 if x.dtype == mindspore.complex64 else mindspore.float64)
         return mint.cat([mint.real(x).reshape(-1, 1), mint.imag(x).reshape(-1, 1)], 1).reshape(-1)
     return x.reshape(-1)

@@ -104,7 +104,7 @@ def _compiled() -> tuple[int, int, int]:
 
 
 def _ran_uncompiled(before: tuple[int, int, int]) -> bool:
-    """Return whether the compiler has captured at most partial graphs since then: it breaks at recorded modules."""
+    """Return whether the compiler has captured no complete graph since ``before``: it breaks at recorded modules."""
     frames, graphs, breaks = (now - then for now, then in zip(_compiled(), before, strict=True))
     return frames > 0 and (breaks > 0 or not graphs)
 

@@ -227,16 +227,17 @@ class Recorder:
             parameters: parameters whose gradients are clipped.
             clip: function that clips them; its inner calls are not recorded again.
             largest: the norm to clip to.
-            total: the norm; None is what ``clip`` returns.
+            total: the norm; None if ``clip`` returns it.
 
         Returns:
-            what ``clip`` returns.
+            the result of ``clip``.
         """
         if self._clips:
             return clip()
         self._stepped_at = user_site(_FRAMEWORK)
-        step = self._unrecorded  # of the last step, which goes on: see before_step
-        if not self._observes or not self._optimizers:  # a recording has those that an optimizer gets, and the norm
+        step = self._unrecorded  # not None while the last step continues: see before_step
+        # A recording has the gradients that an optimizer reads, and the norm.
+        if not self._observes or not self._optimizers:
             self._record_clipped(list(parameters), step)
         if total is not None:
             self._record_norm(total, largest, step)

@@ -18,12 +18,12 @@ FULLY_SHARDED = "_hyper_parallel_fully_sharded"
 
 @contextmanager
 def counted_for_backward(model: Any) -> Iterator[Callable[[], int]]:
-    """Count storages that autograd saves inside the block, each once, but those of parameters of ``model``.
+    """Count storages that autograd saves inside the block, each once, except those of parameters of ``model``.
 
-    Tensors of checkpointed regions are not saved by autograd and not counted.
+    Tensors of checkpointed regions are not saved by autograd, so they are not counted.
 
     Yields:
-        a function that returns the most bytes that were kept at one time.
+        a function that returns the largest number of bytes that were saved at one time.
     """
     kept = _Kept(model)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, _Saved.unpack):
@@ -31,7 +31,7 @@ def counted_for_backward(model: Any) -> Iterator[Callable[[], int]]:
 
 
 class _Kept:
-    """The storages that are saved now, with how many saved tensors use each."""
+    """The storages that are saved now, each with the number of saved tensors that use it."""
 
     def __init__(self, model: Any) -> None:
         groups = [group for module in model.modules() for group in getattr(module, FULLY_SHARDED, ())]

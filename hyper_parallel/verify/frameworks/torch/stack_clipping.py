@@ -1,4 +1,4 @@
-"""Where DeepSpeed and Megatron clip gradients: functions of their own, which see what their optimizers train."""
+"""Functions of DeepSpeed and Megatron that clip gradients; they receive the tensors that their optimizers train."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clipping(NamedTuple):
 
 
 def imported_clippings() -> Iterator[Clipping]:
-    """Yield the functions of stacks that this process has imported."""
+    """Yield the clipping functions of the training stacks that this process has imported."""
     for module, owner, name, parameters, read in _FUNCTIONS:
         found = sys.modules.get(module)
         found = getattr(found, owner, None) if owner else found

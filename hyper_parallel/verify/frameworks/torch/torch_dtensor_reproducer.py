@@ -333,9 +333,9 @@ def _number(value: complex) -> str:
 # -- running programs --------------------------------------------------------------------------------------------------
 
 _SECONDS = 60.0
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # which PyTorch writes before each line of a traceback
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # PyTorch writes this before each line of a traceback
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b")  # the last line of a traceback
-_SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # what every program imports, once
+_SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # imported by every program
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def upcast(dtype: str) -> Iterator[None]:
     if not dtype:
         yield
         return
-    token, plain = _UPCAST.set(dtype), torch.get_default_dtype()  # which the transport keeps for each rank
+    token, plain = _UPCAST.set(dtype), torch.get_default_dtype()  # the transport keeps it for each rank
     try:
         torch.set_default_dtype(torch.float64 if dtype == "float64" else plain)
         with _Wider(dtype):

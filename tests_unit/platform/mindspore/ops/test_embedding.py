@@ -43,5 +43,5 @@ def test_rows_of_a_shard_of_a_table(kernel, refusal):
 
 def test_what_embedding_does_not_do_is_refused(refusal):
     """Embedding with max_norm or scale_grad_by_freq is refused on MindSpore."""
-    message = "embedding: max_norm, scale_grad_by_freq and sparse are not served on MindSpore"
+    message = "embedding: max_norm, scale_grad_by_freq and sparse are not supported on MindSpore"
     assert refusal(NotImplementedError, "embedding", whole(4, 2), real(4, 3), max_norm=1.0) == message

@@ -324,7 +324,7 @@ def test_a_world_that_cannot_be_reached_says_why():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RendezvousError, match=f"port {port}, at which ranks are to meet, is in use"):
+        with pytest.raises(RendezvousError, match=f"the rendezvous port {port} is in use"):
             join_world(backend="gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     address = f"tcp://127.0.0.1:{port}"
     second = dt.timedelta(seconds=1)
@@ -356,7 +356,7 @@ def test_a_foreign_group_is_identified_by_its_name(alone):
     [
         ("Timed out after 2 seconds: 1/2 clients joined.", "start the others, and look at their output"),
         ("The client socket has timed out while trying to connect to (host, 1).", "start rank 0 there, and check"),
-        ("Timeout waiting for a key.", "a rank that had come did not go on"),
+        ("Timeout waiting for a key.", "a rank that had joined stopped responding"),
     ],
 )
 def test_a_rank_that_did_not_meet_the_others_says_what_to_do(monkeypatch, text, fix):
