@@ -20,10 +20,10 @@ class CacheInfo(NamedTuple):
     """The size of one cache.
 
     Attributes:
-        name: what it holds.
-        entries: how many.
-        limit: the most that it may hold; None if it holds only what is in use elsewhere, or one entry for each
-            signature of an operator.
+        name: kind of its entries.
+        entries: number of entries.
+        limit: maximum number of entries; None for a cache of weak references, or of one entry for each signature of an
+            operator.
     """
 
     name: str
@@ -78,7 +78,7 @@ def register(name: str, cache: Any, limit: Callable[[], int] | None = None, *, h
     Args:
         name: what it holds.
         cache: a mapping, or a function under ``functools.lru_cache``, which knows its limit.
-        limit: returns the most entries of a mapping.
+        limit: returns the maximum number of entries of a mapping.
         has_layouts: entries hold layouts, and may be dropped at any time, on one rank alone.
     """
     info = getattr(cache, "cache_info", None)

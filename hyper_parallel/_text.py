@@ -31,8 +31,8 @@ def near_names(name: str, known: Iterable[str], most: int = 3, likeness: float =
     Args:
         name: name that is not known.
         known: names to choose from.
-        most: how many are returned at most.
-        likeness: from 0 to 1; names that resemble it less are left out.
+        most: maximum number of returned names.
+        likeness: minimum similarity of the returned names, from 0 to 1.
     """
     import difflib  # imported here, because only errors need it
 

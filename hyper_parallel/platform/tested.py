@@ -27,7 +27,7 @@ def newer_than_tested(framework: str, version: str) -> str:
 
     Args:
         framework: ``torch`` or ``mindspore``.
-        version: as the framework names itself, such as ``2.16.0.dev20261120+cpu``.
+        version: version as the framework reports it, such as ``2.16.0.dev20261120+cpu``.
     """
     newest = TESTED[framework][-1]
     if _minor(version) <= _minor(newest):

@@ -124,9 +124,9 @@ class HostOps(Protocol):
         """Restore the state that :meth:`save_state` returned.
 
         Args:
-            state: state of the rank that goes on.
-            now: what :meth:`save_state` has just returned for another rank, if no rank has run since: parts that are
-                the same object are left alone.
+            state: state of the rank that continues.
+            now: result of :meth:`save_state` for another rank, if no rank has run since; parts of ``state`` that are
+                the same object in both are not restored.
         """
 
 

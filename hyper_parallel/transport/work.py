@@ -16,7 +16,7 @@ class Work:
 
     Args:
         what: its name, for messages.
-        finish: waits for it and returns its result; called once.
+        finish: waits for the collective and returns its result; called once.
         output: the tensor that will hold the result, if it exists already; else None.
     """
 

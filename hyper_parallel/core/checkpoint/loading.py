@@ -30,7 +30,7 @@ class Compatibility:
 
     Attributes:
         stored: per tensor of ``named``, the name under which the checkpoint stores it.
-        problems: all differences.
+        problems: all differences between the state and the checkpoint.
     """
 
     def __init__(self, named: FolderNames, index: Index) -> None:
@@ -88,7 +88,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     and plain values of the state stay as they are.
 
     Args:
-        state: like the state that was saved. Tensors are written in place, objects with ``load_state_dict`` load
+        state: a state like the one that was saved. Tensors are written in place, objects with ``load_state_dict`` load
             theirs, and plain values are returned.
         folder: folder of the checkpoint.
         names: names of tensors in the folder, as for :func:`save`.

@@ -58,7 +58,7 @@ def context_parallel_attention(
         form: ``gather``, ``all_to_all`` (the fastest while there are heads for every rank) or ``ring``.
         attn_mask: tensor that broadcasts to [B, H, S, S], boolean (true: seen) or added to the scores; plain (the same
             on all ranks) or a DTensor of any layout. In ``ring`` it gets no gradient.
-        is_causal: a query sees the keys up to its own position.
+        is_causal: whether a query sees only the keys up to its own position.
         scale: scale of the scores; ``E ** -0.5`` by default.
         positions: position of each element of the sequence, a permutation of ``range(S)``, in ``ring`` only: with
             :func:`balanced_order` causal work is even over the ranks. By default the elements are in order.

@@ -121,7 +121,7 @@ def balanced_order(length: int, parts: int) -> list[int]:
         a permutation of ``range(length)``: element ``j`` of the reordered sequence is position ``order[j]``.
 
     Raises:
-        PlanError: (a ValueError) the length does not divide.
+        PlanError: (a ValueError) the length is not divisible by ``2 * parts``.
     """
     if parts < 1 or length < 1 or length % (2 * parts):
         padded = -(-max(length, 1) // (2 * max(parts, 1))) * 2 * max(parts, 1)

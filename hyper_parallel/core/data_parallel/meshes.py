@@ -114,7 +114,7 @@ class HSDPMeshInfo(FSDPMeshInfo):
     """A mesh with an axis of replicas and a data axis; see :class:`FSDPMeshInfo`.
 
     Raises:
-        PlanError: (a ValueError) no axis of replicas is given, or as for its base.
+        PlanError: (a ValueError) no axis of replicas is given, or for a reason of :class:`FSDPMeshInfo`.
     """
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class HSDPMeshInfo(FSDPMeshInfo):
 
 @dataclass(frozen=True)
 class ShardPlacementResult:
-    """What ``shard_placement_fn`` returns for a parameter that has data axes of its own.
+    """Result of ``shard_placement_fn`` for a parameter with other data axes than the rest of its module.
 
     Attributes:
         placement: ``Shard(dim)``; None is dim 0.
@@ -142,7 +142,7 @@ class DataAxes:
     """The data axes of a group of parameters.
 
     Attributes:
-        mesh: the axis of replicas, if there is one, and the data axis; only axes of replicas if none shards.
+        mesh: the axis of replicas, if there is one, and the data axis; without a data axis, only the axes of replicas.
         shares: whether the last axis of ``mesh`` shards each parameter.
         given: the mesh whose axes ``DataParallelMeshDims`` names; None if ``mesh`` itself was passed.
         joined: ``given`` with the data axes flattened.
@@ -193,8 +193,8 @@ def data_axes(mesh: DeviceMesh, dims: DataParallelMeshDims | None) -> DataAxes:
         dims: names of those axes.
 
     Raises:
-        MeshError: (a ValueError) ``mesh`` has too many axes, no names, or not the axes that are named, or one is named
-            twice.
+        MeshError: (a ValueError) ``mesh`` has too many axes or no names, or ``dims`` names an axis that does not exist,
+            or one twice.
         ArgumentTypeError: (a TypeError) ``dims`` is of another class.
     """
     if dims is None:
@@ -236,11 +236,12 @@ def placed(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -
 
     Args:
         place: ``shard_placement_fn`` of :func:`fully_shard`.
-        axes: the data axes of parameters of which ``place`` names no others.
+        axes: the data axes of parameters for which ``place`` returns no others.
         parameter: parameter of the module.
 
     Raises:
-        PlanError: (a ValueError) ``place`` returns no shard of one of its dims, or a shard although no axis shards.
+        PlanError: (a ValueError) ``place`` returns anything but a shard of a dim of the parameter, or there is no axis
+            to shard over.
     """
     returned = placement = None if place is None else place(parameter)
     if isinstance(returned, ShardPlacementResult) and isinstance(returned.mesh_info, FSDPMeshInfo):

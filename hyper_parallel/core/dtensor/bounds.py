@@ -46,7 +46,7 @@ __all__ = [
 
 SMALL = 32
 """Number of ranks up to which a loop is faster than arrays."""
-# Entries of a cache of ranges, which are numbers only.
+# Maximum number of entries of a cache of ranges; its entries contain only numbers.
 _MAX_CACHED = 512
 Indices: TypeAlias = "tuple[Any, ...]"
 """Positions in a mesh: per axis an index, or an array of one index for each rank."""
@@ -123,7 +123,7 @@ def first_sizes(layout: Layout) -> list[int]:
 
 
 def first_sizes_of(shape: Sequence[int], dim_axes: DimAxes, counts: Sequence[int]) -> list[int]:
-    """Return the same for dims of ``shape`` that are split along ``dim_axes`` of a mesh of ``counts``."""
+    """Return the sizes of the first rank's shard of a tensor of ``shape``, split along axes of a mesh of ``counts``."""
     pairs = zip(shape, dim_axes, strict=True)
     return [first_share(size, [counts[axis] for axis in axes]) if axes else size for size, axes in pairs]
 
@@ -201,7 +201,7 @@ def most_pieces(
 
 
 def _lesser(a: Any, b: Any) -> Any:
-    """Return the minimum of numbers, or elementwise of arrays; NumPy would take microseconds for numbers."""
+    """Return the minimum of two numbers, or the elementwise minimum of arrays; for numbers, NumPy would be slow."""
     return min(a, b) if type(a) is int and type(b) is int else np.minimum(a, b)
 
 

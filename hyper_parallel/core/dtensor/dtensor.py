@@ -433,7 +433,7 @@ def without_elements(local: Any, platform: Platform, layout: Layout, what: str, 
         platform: the framework of ``local``.
         layout: the layout of the result.
         what: start of the message.
-        known: whether the program says the global shape.
+        known: whether the program has given the global shape.
 
     Raises:
         ShardMismatchError: ``local`` is empty and the global shape is not known.

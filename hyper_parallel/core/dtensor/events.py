@@ -103,7 +103,7 @@ class PendingRedistribution:
         transition: its steps.
         dtype: dtype of the local tensor.
         itemsize: bytes per element.
-        cause: why it runs; None is an explicit ``redistribute``.
+        cause: the reason why it runs; None for an explicit ``redistribute``.
         module: path of the module that runs, or ``""``.
         phase: ``forward`` or ``backward``.
     """

@@ -43,7 +43,7 @@ class TiedParameters:
 
     Args:
         platform: the framework of the module.
-        root: module whose parameters are examined: those that are one object under several paths are tied.
+        root: module whose parameters are examined; a parameter that is one object under several paths is tied.
     """
 
     def __init__(self, platform: ModulesFacet, root: Any) -> None:
@@ -87,7 +87,7 @@ class _Family:
         self._slots[id(owner), name] = ref(owner)
 
     def left_behind(self, platform: ModulesFacet, parameter: Any, inside: Container[int]) -> tuple[Any, str] | None:
-        """Return a module whose parameter of this family a replacement of ``parameter`` would miss, and its name."""
+        """Return a module, and the name of its parameter of this family that replacing ``parameter`` would miss."""
         for (_, name), slot in self._slots.items():
             owner = slot()
             current = None if owner is None else platform.direct_parameters(owner).get(name)
@@ -124,7 +124,7 @@ def untying_problems(platform: ModulesFacet, root: Any, replaced: Iterable[tuple
         checked.add(id(parameter))
         if family.left_behind(platform, parameter, inside) is None:
             continue
-        gc.collect()  # modules that nothing refers to any more do not count, and all ranks must see that
+        gc.collect()  # modules without references do not count; collect them, so that all ranks see the same modules
         left = family.left_behind(platform, parameter, inside)
         if left is not None:
             owner, name = left

@@ -124,7 +124,7 @@ class IndexRuns:
     Attributes:
         length: elements in a run.
         offset: contribution of the dims inside a run to the global index of its first element.
-        outer: the other dims, innermost first: where the box begins, its size, and the stride of the global index.
+        outer: per other dim, innermost first: start and size of the box, and the stride of the global index.
     """
 
     length: int

@@ -472,7 +472,7 @@ class _ExchangedRows(NamedTuple):
         sent: the split of the shard.
         received: the concatenation of the rows that arrive.
         missing: size of the padding of this rank's parts along the dim that is gathered.
-        parts: the parts between members where some shards are empty; None if every member has a row from every other.
+        parts: the parts to exchange if some shards are empty; None if every member sends a row to every other.
     """
 
     sent: ScatteredRows

@@ -277,7 +277,7 @@ def _linear_steps(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 
 def _target_before_to_partial(source: Layout, target: Layout, kept: Sequence[tuple[int, str]]) -> Layout:
-    """Return the layout in front of the last step, which creates the new partial axes of ``target``.
+    """Return the layout before the last step, which creates the new partial axes of ``target``.
 
     A new partial axis that shards a dim of ``source`` still shards it there, as the innermost axis of the dim.
 

@@ -64,7 +64,7 @@ def local_routing(experts: NDArray[Any], num_experts: int) -> LocalRouting:
 
     Args:
         experts: chosen experts, integers [T, k] in ``range(num_experts)``.
-        num_experts: E.
+        num_experts: number E of all experts.
     """
     flat = np.asarray(experts, np.int64).reshape(-1)
     return LocalRouting(flat, np.argsort(flat, kind="stable"), np.bincount(flat, minlength=num_experts))
@@ -98,7 +98,7 @@ def plan_dispatch(
         rank: this rank's position in ``counts``.
         members: positions in ``counts`` of the ranks of this rank's expert axis, this one among them.
         bounds: range of experts of each member.
-        capacity: assignments that one expert takes, of all ranks together; None: all.
+        capacity: maximum number of assignments of one expert, over all ranks; None for no limit.
     """
     matrix = np.asarray(counts, np.int64)
     before = np.cumsum(matrix, axis=0) - matrix

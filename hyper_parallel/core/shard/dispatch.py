@@ -232,7 +232,7 @@ class Dispatcher:
 
         Args:
             full: dispatches ``x[index]`` with any index.
-            plain: the operator that it becomes for an index without tensors.
+            plain: entry of the operator for indices without tensors; its cached executors are used.
         """
         get = plain.cache.get
 

@@ -279,7 +279,7 @@ def _single_operand_call(func: Callable[..., Any], name: str, read: Run | None, 
     Args:
         func: the operator.
         name: name of the parameter that is the tensor.
-        read: reads the local tensor from the caller's arguments; None: it is that of the first one.
+        read: reads the local tensor from the caller's arguments; None if it is the first argument's.
         constants: all other arguments, by name.
     """
     bound = _with_constants(func, name, constants)

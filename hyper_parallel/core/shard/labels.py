@@ -136,7 +136,7 @@ def broadcast_labels(
 
     Args:
         shapes: the shape of each operand.
-        prefix: labels are this and the number of the output's dim.
+        prefix: prefix of the labels, which end with the number of the output's dim.
 
     Returns:
         labels per operand (None for a dim that is stretched), labels of the output, and its shape.

@@ -156,7 +156,7 @@ class Strategies:
     Attributes:
         rows: combinations of placements, any one of which may be used on any axis.
         outputs: global shape per output.
-        localize: how the local call differs from the caller's, given the operands' and outputs' final layouts.
+        localize: returns the local call, where it differs from the caller's, for final layouts of operands and outputs.
         many: True if the operator returns a tuple or list, even of one tensor.
         open: True if the number and sizes of outputs depend on the operands' values; see :func:`whole`.
         view: True if this call returns a view of its first operand, unlike other calls of the rule.

@@ -47,7 +47,7 @@ class Value:
         shape: a letter or a number per dim.
         low: smallest value.
         high: largest value; integers stay below it. A letter (or several, multiplied) means that size.
-        dim: along which shuffled integers differ from each other.
+        dim: the dim along which shuffled integers differ from each other.
         grad: whether its gradient is compared; integers and booleans have none anyway.
     """
 
@@ -88,7 +88,7 @@ class Sample:
         kwargs: keyword arguments likewise.
         writes: the first operand is written, and is the result.
         random: the result is random, and must equal what a single rank samples.
-        constant: the result may be constant.
+        constant: whether the result may be constant.
         uninitialized: only the shape and dtype of the result are defined, not its values.
         exact: the operator never rounds, so that results are compared to the bit.
         dtypes: floating dtypes to try, the first that the framework has kernels for.

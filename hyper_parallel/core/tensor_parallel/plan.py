@@ -65,7 +65,7 @@ class PlanReport:
     Attributes:
         problems: errors in the plan.
         notes: valid, but probably unintended.
-        unsupported: whether a problem is a module that its style does not apply to.
+        unsupported: whether a style does not apply to its module.
     """
 
     problems: tuple[str, ...]
@@ -134,7 +134,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
     """Return pairs of full pattern and style; keys of nested mappings continue the path.
 
     Raises:
-        TypeError: a path is not text, or what it leads to is neither a style nor a mapping.
+        TypeError: a path is not a str, or its value is neither a style nor a mapping.
     """
     if isinstance(plan, ParallelStyle):
         yield prefix, plan
@@ -292,7 +292,7 @@ def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | M
     """Return, in words, linear layers whose local outputs have unequal sizes: a line for each number of features.
 
     Args:
-        module: before it is parallelized.
+        module: the module before it is parallelized.
         device_mesh: its mesh.
         plan: styles by path.
     """

@@ -140,9 +140,9 @@ class _Input:
     """A replicated local tensor, held by a weak reference, and its shard, which is kept alive.
 
     Attributes:
-        local: refers to the tensor.
-        version: how often it had been written at that time.
-        sharding: leads to this rank's shard.
+        local: weak reference to the tensor.
+        version: number of writes to the tensor when it was noted.
+        sharding: transition to this rank's shard.
         shard: the shard, once something saves the tensor.
     """
 

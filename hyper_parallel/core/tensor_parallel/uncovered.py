@@ -47,7 +47,7 @@ class Coverage:
         modules: every module by path, a shared one by its first.
         plan: styles by path.
         matched: modules with styles.
-        alone: paths that the plan names to leave their modules alone.
+        alone: paths of modules that the plan excludes.
     """
 
     platform: Platform
@@ -101,13 +101,13 @@ class Coverage:
         return [Unit(path, self.modules[path], tuple(names[path])) for path in self.modules if names.get(path)]
 
     def _is_left_alone(self, module: Any) -> bool:
-        """Whether the plan says to leave a module alone, or it is already parallelized."""
+        """Whether the plan excludes a module, or the module is already parallelized."""
         values = self.platform.direct_parameters(module).values()
         return id(module) in self._alone or any(isinstance(value, DTensor) for value in values)
 
     @cached_property
     def _alone(self) -> frozenset[int]:
-        """Ids of modules that the plan names to leave them alone."""
+        """Ids of the modules that the plan excludes."""
         everything = self.platform.get_cells_and_names(self.root) if self.alone else ()
         return frozenset(
             id(module) for path, module in everything if any(path_matches(pattern, path) for pattern in self.alone)

@@ -100,7 +100,7 @@ class GroupsFacet(AgreementFacet):
         """Return the arguments that msrun sets and the program does not pass; engines read other launchers' variables.
 
         Raises:
-            SystemExit: with status 0, in msrun's scheduler.
+            SystemExit: (status 0) this process is msrun's scheduler.
             MeshError: msrun did not number this rank.
         """
         launched = launched_rank()

@@ -20,8 +20,8 @@ class Gap:
 
     Attributes:
         member: its name in the contract.
-        reason: what the framework or device lacks.
-        substitute: what to use instead.
+        reason: the reason: the feature that the framework or device lacks.
+        substitute: the alternative.
         devices: device types on which it is not supported; an empty tuple means all.
     """
 

@@ -112,7 +112,7 @@ class ModulesFacet(LedgerFacet):
         Args:
             parameter: parameter that is about to be replaced.
             path: its name.
-            event: after what hooks may be registered.
+            event: function after which hooks may be registered, for the message.
 
         Raises:
             PlanError: it has hooks.
@@ -241,8 +241,8 @@ class ModulesFacet(LedgerFacet):
 
         Args:
             module: the module, which is hooked.
-            options: how they are sharded.
-            parameters: original, DTensor parameter, and pairs of owner and attribute name, for each.
+            options: options of the sharding.
+            parameters: for each parameter the original, the DTensor parameter, and pairs of owner and attribute name.
 
         Raises:
             UnsupportedOnBackend: it is in the gap ledger.

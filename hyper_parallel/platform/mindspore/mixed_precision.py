@@ -1,8 +1,8 @@
 """Mixed precision of cells (``to_float``, amp levels O1 to O3) on DTensors.
 
-While such a cell runs, MindSpore casts the floating operands of each operator that it calls, views excepted. A DTensor
-is served before MindSpore casts, so its operands are cast here; kernels then run with the casting switched off, because
-they are made of several of MindSpore's operators.
+While such a cell runs, MindSpore casts the floating operands of each operator that it calls, views excepted. Operators
+on DTensors are dispatched before MindSpore casts, so their operands are cast here. Kernels then run with casting
+switched off, because they consist of several of MindSpore's operators.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def noting_precision(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def noting_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that clears MindSpore's stack: after an exception cells have not cleared it."""
+    """Wrap the function that clears MindSpore's stack, which an exception in a cell leaves behind."""
 
     @wraps(plain)
     def clear(executor: Any) -> Any:
@@ -79,7 +79,9 @@ def switched_off() -> Iterator[None]:
 
 
 def cast_operands(operators: Any, name: str, operands: Any, *, is_method: bool = False) -> Any:
-    """Return the operands of an operator as MindSpore would cast them in the cell that runs; call it switched off.
+    """Return the operands of an operator as MindSpore would cast them in the running cell.
+
+    Call it inside :func:`switched_off`.
 
     Args:
         operators: the canonical operators, as functions of DTensors.

@@ -26,11 +26,11 @@ class ReplicatedGradients:
     Args:
         platform: MindSpore's platform.
         module: the cell, which is hooked.
-        options: over which ranks, and in what buckets.
+        options: the ranks to average over, and the buckets.
 
     Attributes:
         reduces: whether gradients are reduced; False to accumulate.
-        buckets: parameters whose gradients are reduced in one collective, in the order in which they are.
+        buckets: lists of parameters whose gradients share a collective, in the order of reduction.
     """
 
     def __init__(self, platform: Any, module: Any, options: ReplicatedOptions) -> None:

@@ -39,7 +39,7 @@ class _Hooks(dict[Any, Callable[..., Any]]):
     """Replaces a leaf's dict of hooks: autograd gets those of the library, and users' hooks are added to it.
 
     Args:
-        existing: the dict of before; its hooks are deferred, too.
+        existing: the dict to replace; its hooks are deferred, too.
         added: called when a hook is registered.
         computed_with: see :class:`DeferredHooks`.
     """

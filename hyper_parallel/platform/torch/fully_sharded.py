@@ -101,7 +101,7 @@ class FullyShardedGroup:
     Args:
         platform: PyTorch's platform.
         modules: the module, or several modules that share the group.
-        options: how parameters are sharded.
+        options: options of the sharding.
         parameters: original, DTensor parameter and owners of each; all of one dtype.
     """
 

@@ -22,7 +22,7 @@ class LocalNode(Node):
     """A node of the graph of local tensors. Hooks on it would get local values, so they are refused.
 
     Args:
-        node: autograd's own.
+        node: autograd's own node.
     """
 
     def __init__(self, node: Any) -> None:

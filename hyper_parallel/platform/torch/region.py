@@ -50,7 +50,7 @@ class _Graph:
     Attributes:
         run: takes the stream of random numbers and the local tensors, returns the local outputs.
         calls: random calls of one run.
-        rebuild: makes the output of forward of the local outputs.
+        rebuild: builds the output of forward from the local outputs.
         exchanges: objects that decided what was traced, with the ranks that exchanged them and the result.
     """
 

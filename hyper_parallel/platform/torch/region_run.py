@@ -28,10 +28,10 @@ class Halves:
 
     Attributes:
         forward: takes the inputs, returns ``outputs`` results and the tensors that backward needs.
-        backward: takes these and the gradients of outputs, returns those of inputs; None: no input
-            requires one.
-        inputs: their number.
-        outputs: likewise.
+        backward: takes these tensors and the gradients of outputs, returns those of inputs; None if no input requires
+            a gradient.
+        inputs: number of inputs.
+        outputs: number of outputs.
         strides: strides of the gradients of outputs that ``backward`` takes, as they were traced.
     """
 

@@ -235,8 +235,8 @@ def content(value: Any, holders: tuple[int, ...] = ()) -> Any:
     """A copy of the plain values in containers and in objects with fields, and the identities of everything else.
 
     Args:
-        value: what to copy.
-        holders: identities of what holds it.
+        value: the value to copy.
+        holders: identities of the objects that contain it.
     """
     if isinstance(value, _PLAIN):
         return type(value), repr(value) if isinstance(value, (float, complex)) else value

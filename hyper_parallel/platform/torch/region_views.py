@@ -28,7 +28,7 @@ def remove_idle_views(graph: fx.Graph, outputs: int, backward: Collection[fx.Nod
     Args:
         graph: graph of forward and backward; its outputs are those of forward, and the gradients.
         outputs: number of those of forward, which stay the views that they are.
-        backward: what backward computes; a gradient may be one of these instead of a view of it.
+        backward: the nodes that backward computes; a gradient may be one of these instead of a view of it.
     """
     first: dict[Any, fx.Node] = {}
     equal: dict[fx.Node, fx.Node] = {}

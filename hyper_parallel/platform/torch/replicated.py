@@ -29,7 +29,7 @@ class _Bucket:
     """Parameters whose gradients are reduced in one collective.
 
     Args:
-        name: equal on all ranks.
+        name: name that is equal on all ranks.
         parameters: parameters of one dtype and device.
         ranks: number of ranks.
     """

@@ -33,9 +33,9 @@ DISTRIBUTIONS = (
 
 
 class ReplicatedFactories(TorchFunctionMode):
-    """While it is active, tensors that PyTorch's own code makes of sizes alone are replicated DTensors.
+    """While it is active, tensors that PyTorch's own code creates from sizes alone are replicated DTensors.
 
-    Those that an operator of this library makes inside stay plain.
+    Tensors that an operator of this library creates inside stay plain.
 
     Args:
         mesh: mesh of the replicated DTensors.

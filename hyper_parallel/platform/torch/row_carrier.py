@@ -20,7 +20,7 @@ class RowCarrier:
     Args:
         platform: PyTorch's platform.
         device: device of the rows.
-        caller: for error messages: the function whose rows they are.
+        caller: the function whose rows they are, for error messages.
     """
 
     def __init__(self, platform: Any, device: torch.device | None, caller: str = "fully_shard") -> None:

@@ -59,7 +59,7 @@ class Proposal(NamedTuple):
         position: position of the member among the sorted ranks.
         operation: name of the transport's method, :data:`BARRIER`, or "" for facts that are compared only. An
             all-to-all of rows has chunks in its fingerprint, whose facts then hold their dtype.
-        fingerprint: its facts give dtype, shape, and reduction or source.
+        fingerprint: fingerprint, whose facts are dtype, shape, and reduction or source.
     """
 
     position: int
@@ -108,7 +108,7 @@ class GlooAgreement:
 
     Args:
         transport: carries labels and collectives.
-        tensors: the framework's.
+        tensors: tensor operations of the framework.
         ranks: the members.
     """
 
@@ -137,8 +137,8 @@ class GlooAgreement:
         It costs one store access and one small extra collective.
 
         Args:
-            mine: the collective.
-            begin: starts it.
+            mine: the collective to start.
+            begin: function that starts it.
         """
         earlier, labels = self._claim(mine), self._gather(mine, started=True)
         work = begin() if not earlier or mine.same(earlier[0]) else self._join(mine, earlier)

@@ -88,9 +88,9 @@ class MessageFingerprint:
         destination: rank that receives it.
         tag: tag by which it is matched.
         facts: facts on which both sides must agree.
-        site: where it was called.
-        channel: through which it travels.
-        counted: whether the number of elements must agree, and not the shape: engines see no shapes.
+        site: place of the call.
+        channel: stream to which it belongs.
+        counted: whether the number of elements must agree instead of the shape, because engines do not see shapes.
     """
 
     source: int

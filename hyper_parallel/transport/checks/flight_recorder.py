@@ -193,7 +193,7 @@ class RankFlight:
     """The last calls of this rank, if the user asked for a flight record.
 
     Args:
-        rank, world_size: which rank it is, of how many.
+        rank, world_size: number of this rank, and number of ranks.
         parent: process number of the parent, which keeps the record of all ranks while it lives.
     """
 

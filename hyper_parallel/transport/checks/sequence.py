@@ -83,7 +83,7 @@ class AgreedSequence:
     Args:
         carrier: runs the collectives.
         ranks: the members.
-        caller: for error messages: the function that calls the collectives.
+        caller: the function that calls the collectives, for error messages.
     """
 
     def __init__(self, carrier: Carrier, ranks: Ranks, caller: str = "fully_shard") -> None:

@@ -72,7 +72,7 @@ def replace_function(
     Args:
         name: name of the function.
         replacement: called with the plain function and the arguments of a call, defaults included.
-        own_callers: beginnings of the names of modules that go on calling the plain function.
+        own_callers: prefixes of the names of modules that continue to call the plain function.
     """
     plain = getattr(distributed_c10d, name)
     signature = inspect.signature(plain)

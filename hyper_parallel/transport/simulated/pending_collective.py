@@ -72,7 +72,7 @@ def stuck_ranks(waiting: Mapping[int, Waiting], running: Collection[int], world_
     A member of a collective needs all members that have not joined; a message needs its peer, or any of several.
 
     Args:
-        waiting: per waiting rank what it waits for.
+        waiting: the object of each waiting rank's wait, by rank.
         running: the ranks that are not waiting.
         world_size: number of ranks.
     """
@@ -100,7 +100,7 @@ def deadlock_text(stuck: Collection[int], waiting: Mapping[int, Waiting], activi
 
     Args:
         stuck: the ranks in the deadlock.
-        waiting: per waiting rank what it waits for.
+        waiting: the object of each waiting rank's wait, by rank.
         activities: activity of each rank of the world.
     """
     waits: list[Any] = [waiting[rank] for rank in stuck]

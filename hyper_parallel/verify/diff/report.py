@@ -38,7 +38,7 @@ class DiffReport(Report):
         failed_run: ``A`` or ``B``.
         cause: the failure in one line.
         kind: kind of ``verify/engine/causes.py`` if the failure determines it.
-        uncompiled: those of ``A`` and ``B`` that use the compiler, which recording kept from compiling.
+        uncompiled: the sides, ``A`` or ``B``, whose programs use the compiler, but ran uncompiled while recorded.
         steps: number of compared optimizer steps.
         rounding: the first value that A rounds differently in each run.
         seconds: duration of the comparison.

@@ -26,7 +26,7 @@ class Power:
         median: median of all parameters.
         weakest: name of the parameter whose smallest detectable error is the largest; empty if no gradient was
             compared.
-        largest: that error.
+        largest: smallest detectable error of that parameter.
         weak: parameters whose errors are :data:`WEAK` or more, with these errors.
         count: number of parameters.
     """

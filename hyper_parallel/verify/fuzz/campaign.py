@@ -192,7 +192,7 @@ def run_campaign(settings: Settings, progress: Callable[[FuzzReport], None] = la
     """Run batches until the count or the time is reached; a batch that has started is completed.
 
     Args:
-        settings: what to run.
+        settings: settings of the run.
         progress: called after every batch.
     """
     started = time.monotonic()

@@ -99,7 +99,7 @@ class CaseInspection:
 
     Attributes:
         platform: framework.
-        attempt: what may be changed.
+        attempt: the changes that are allowed.
         axes: sizes of the mesh by name.
         seed: seed of the random values.
         rows_over: sizes of the axes over which the batches are uneven now.

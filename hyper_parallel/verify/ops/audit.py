@@ -90,7 +90,7 @@ class OperatorAudit:
         backward: number of correct tuples of placements whose gradients were compared too.
         findings: the first failure of each kind, in outputs and in gradients.
         skipped: samples and placements that were not tried, by reason.
-        exempt: why the operator is not part of the audit; else empty.
+        exempt: the reason why the operator is not part of the audit; else empty.
     """
 
     op: str

@@ -38,7 +38,7 @@ class DTensorJob:
     Attributes:
         platform: name of the framework.
         op: canonical name, or a user's function.
-        sample: as declared.
+        sample: the sample as it is declared.
         filled: its values.
         expected: results of the reference.
         mesh: shape of the mesh.
@@ -96,7 +96,7 @@ def check_on_dtensors(job: DTensorJob, places: Sequence[Places], max_failures: l
     """Check every tuple of placements; the remaining ones are abandoned after too many failures.
 
     Args:
-        job: what to check.
+        job: the sample and mesh to check.
         places: the placements of every operand, per check.
         max_failures: number of worlds that may fail; each failure costs a new set of ranks.
     """

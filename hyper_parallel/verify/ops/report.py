@@ -195,7 +195,7 @@ class SweepReport(Report):
         operators: reports in order of completion.
         planned: number of operators to check, counted per framework.
         mode: ``quick`` or ``full``.
-        interrupted: why the sweep ended early, or empty.
+        interrupted: the reason why the sweep ended early, or empty.
         seconds: wall time.
         device: device that references and ranks computed on.
     """

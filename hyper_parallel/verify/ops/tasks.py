@@ -45,7 +45,7 @@ def task_of(
     Args:
         platform: the framework.
         ops: canonical names, or those of a file's functions.
-        effort: how much is checked.
+        effort: amount of checks.
         file: a user's file.
         seconds: time limit of one operator.
         share: weight of each operator in the remaining time (see :class:`TimeBudget`); 0 takes the time limit of

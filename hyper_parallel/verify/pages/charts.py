@@ -28,7 +28,7 @@ def curves(title: str, series: Mapping[str, Sequence[float]], *, x: str, y: str,
     the picture is a text that says so.
 
     Args:
-        title: for screen readers.
+        title: title for screen readers.
         series: values by name, at most two series; values that are not finite are omitted.
         x: name of the horizontal axis.
         y: name of the vertical axis.

@@ -96,7 +96,7 @@ def table(
     """Return a table; the first cell of a row is the row's heading.
 
     Args:
-        caption: what the table shows, in a sentence.
+        caption: description of the table, in a sentence.
         columns: columns; a string is a text column with this heading.
         rows: rows with one value per column; text is escaped.
         sort: whether a click on a heading sorts.

@@ -61,7 +61,7 @@ def verify_accumulation(
     """Return the case that compares a program's micro-batches with one batch.
 
     Args:
-        program: with its own arguments.
+        program: the program with its own arguments.
         one_batch: the same program with arguments with which it processes the batch at once.
         world: world of the ranks; both runs use one rank.
         reference: the run of ``program`` on one rank.
@@ -98,7 +98,7 @@ def verify_sum(
     optimizer's gradient, but not that its weight is right.
 
     Args:
-        program: with its own arguments.
+        program: the program with its own arguments.
         world: world of the ranks; the run uses one rank.
         reference: the run of ``program`` on one rank.
         progress: called with the name of each run before it starts.

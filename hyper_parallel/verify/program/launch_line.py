@@ -98,7 +98,9 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         raise InputError(msg)
     if "--no-python" in options:
         raise InputError("--no-python starts no script of Python; leave it out")
-    options += ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []  # it starts its arguments
+    options += (
+        ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []
+    )  # msrun runs its arguments as a command
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
 
 

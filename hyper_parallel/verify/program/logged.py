@@ -51,7 +51,7 @@ class LoggedNumber:
     """A decimal number in a line.
 
     Attributes:
-        value: as a float.
+        value: the number as a float.
         unit: unit of the last printed digit.
         step: number of optimizer steps completed when the line was printed; -1 in a file.
         digits: number of printed significant digits.

@@ -63,7 +63,7 @@ def verify_resumption(
 
     Args:
         program: the program with its own arguments.
-        resumption: how it is stopped and restarted.
+        resumption: settings of the stop and the restart.
         world: world of the ranks.
         reference: the uninterrupted run on one rank.
         progress: called with the name of each run before it starts.

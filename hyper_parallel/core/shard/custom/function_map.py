@@ -114,7 +114,7 @@ class _PreparedCall:
         platform: the platform of the DTensors.
         mesh: the mesh of the outputs.
         targets: layouts in which they enter, in order.
-        args: positional arguments with local tensors in their place.
+        args: positional arguments with local tensors instead of DTensors.
         kwargs: keyword arguments likewise.
         moved: name, layout and local tensor of each operand that does not enter as the caller's own local tensor.
         summed: operands whose gradients are summed by default, as in ``SUMMED_OPERANDS``.

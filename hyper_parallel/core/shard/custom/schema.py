@@ -28,7 +28,7 @@ class RuntimeSchemaInfo:
     """Selects the non-tensor arguments that are part of the cache key.
 
     Attributes:
-        static_argnum: from this position on, arguments that are not tensors are part of the cache key.
+        static_argnum: position from which non-tensor arguments are part of the cache key.
         static_kwargkey: names of the keyword arguments that are part of it.
         needs_pytree: True if arguments may be sequences of tensors.
     """
@@ -184,7 +184,7 @@ class OpInfo:
 
     Attributes:
         schema: the call.
-        output_sharding: its result; None before.
+        output_sharding: the result of propagation; None before it.
     """
 
     schema: OpSchema

@@ -32,9 +32,10 @@ class OnEmpty:
 
     Attributes:
         value: the result of a reduction over no element; None where it is not defined.
-        shape: how the results' shapes and dtypes are found. ``COMPUTED``: the kernel is called on the empty operands.
-            A function: called with the operator's arguments, it returns shape and dtype. None: the kernel is called
-            with 1 and with 2 in place of the sizes that are zero, and the sizes of its results are linear in that.
+        shape: method that finds the results' shapes and dtypes. ``COMPUTED``: the kernel is called on the empty
+            operands. A function: called with the operator's arguments, it returns shape and dtype. None: the kernel is
+            called with 1 and with 2 in place of the sizes that are zero, and the sizes of its results are linear in
+            that.
         unchanged: writing no element returns the first operand.
         no_gradient: positions of the operands that no gradient reaches. The results are on the graph all the same, as
             MindSpore's are. All ranks must run the same collectives in backward, so an empty shard must not have a

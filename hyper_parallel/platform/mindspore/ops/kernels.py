@@ -89,7 +89,7 @@ def filled(size: Sequence[int], value: Any, dtype: Any = None) -> Any:
     Args:
         size: its shape.
         value: a number, or a tensor of one element.
-        dtype: None for the one of Python's numbers: bool, int64, float32 or complex64.
+        dtype: the dtype; None for that of the Python number: bool, int64, float32 or complex64.
 
     Raises:
         ValueError: ``dtype`` has no such value.

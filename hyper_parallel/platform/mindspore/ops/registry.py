@@ -164,7 +164,7 @@ def decomposition(*names: str, with_dispatcher: bool = False) -> Callable[[Calla
     """Register ``run(ops, primitive, *args, **kwargs)`` for ``names``.
 
     Args:
-        names: as MindSpore dispatches them.
+        names: names under which MindSpore dispatches them.
         with_dispatcher: ``run`` is called with the dispatcher in place of ``ops``, which cannot write in place.
 
     ``ops`` are the canonical operators as functions of DTensors; ``primitive`` is the legacy primitive that was called,

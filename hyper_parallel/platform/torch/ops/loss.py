@@ -133,7 +133,7 @@ _in_float32("nll_loss")
 
 @kernel("take_class")
 def _take_class(x: Tensor, target: Tensor, dim: int, start: int = 0, classes: int | None = None) -> Tensor:
-    """``pow(1)`` changes nothing, and lets the gradient have a graph of its own, as that of PyTorch's losses has."""
+    """Select the class; ``pow(1)`` gives the gradient a graph, as in PyTorch's losses, without changing values."""
     if classes is None:
         return x.gather(dim, target.unsqueeze(dim)).squeeze(dim).pow(1)
     local, index = _local_classes(target, start, x.shape[dim], classes)

@@ -33,7 +33,7 @@ def _view(x: Tensor, shape: Any) -> Tensor:
 
 
 def _copy_of_view(op: str, name: str) -> None:
-    """Let ``torch.<name>`` be a copy of the view that operator ``op`` returns."""
+    """Register ``torch.<name>``, which returns a copy of the view that operator ``op`` returns."""
     starred = binder(signature_of(op)).starred
 
     @decomposition(name, signature=signature_of(op))

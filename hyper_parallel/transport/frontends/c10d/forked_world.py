@@ -43,7 +43,7 @@ _LATE = (
     "torch.distributed.launcher.api",
     "torch.distributed.tensor.parallel",
 )
-"""Modules that PyTorch imports when they are first needed: the first by every optimizer, the launcher by every run."""
+"""Modules that PyTorch imports when it first needs them: the first one for an optimizer, the launcher for a run."""
 
 _MEMORY = "/dev/shm"  # noqa: S108 - files in it are memory
 
@@ -99,7 +99,7 @@ def _tasks(fn: Callable[..., Any], args: Sequence[Any], world_size: int, folder:
 
 
 class _ForkedWorld:
-    """The processes of one run, and what their threads here share.
+    """The processes of one run, and the state that their threads in this process share.
 
     Attributes:
         traces: per rank the traceback of its error.

@@ -25,7 +25,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
     Args:
         finish: waits for the other members, writes the outputs and returns them; called once.
         ready: whether :attr:`finish` would return at once; lets other ranks run.
-        source: gives the group rank that a message came from, after :attr:`finish`.
+        source: returns the group rank that a message came from, after :attr:`finish`.
     """
 
     def __init__(

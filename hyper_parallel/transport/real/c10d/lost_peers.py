@@ -109,7 +109,7 @@ class LostPeers:
 
         Args:
             ranks: the members.
-            build: called in a thread of its own.
+            build: called in a separate thread.
 
         Raises:
             RankFailedError: members did not join, or the store cannot be reached; the error lists the ranks that

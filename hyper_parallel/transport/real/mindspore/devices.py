@@ -154,7 +154,7 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
     """Join a world over HCCL; on CPU, its rehearsal over gloo.
 
     Args:
-        device: ``npu``: rank i takes device i of those that MindSpore sees. Or ``cpu``.
+        device: ``npu``, where rank i takes device i of those that MindSpore sees, or ``cpu``.
         rank: number of this rank.
         world_size: number of ranks.
         port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.

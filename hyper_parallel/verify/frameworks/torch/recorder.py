@@ -406,7 +406,7 @@ class Recorder:
         step.
 
         Raises:
-            ProgramStopped: that was the last step to record.
+            ProgramStopped: the step was the last one to record.
         """
         if self._unrecorded is None:
             return
@@ -423,7 +423,7 @@ class Recorder:
         """Record a step that the program made without an optimizer: its weights have changed since the last one.
 
         Raises:
-            ProgramStopped: that was the last step to record.
+            ProgramStopped: the step was the last one to record.
         """
         if self._observes or self._optimizers or not self._initial:
             return

@@ -79,7 +79,7 @@ def sided(
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a tensor of numbers lies in memory as such, and belongs to no subclass."""
+    """Return whether a value is a dense floating-point tensor with values, and not of a subclass."""
     return (
         type(value) in (torch.Tensor, nn.Parameter)
         and value.is_floating_point()

@@ -32,7 +32,7 @@ class Form:
         function: PyTorch's.
         binder: its parameters, in canonical names.
         positional: the arguments that are passed in order.
-        named: those that are passed by name.
+        named: arguments that are passed by name.
     """
 
     function: Callable[..., Any]

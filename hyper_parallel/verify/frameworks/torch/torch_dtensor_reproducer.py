@@ -146,7 +146,7 @@ def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
     """Return a program that fails with an exception, or on a wrong value that it prints next to the right one.
 
     Args:
-        finding: what to show.
+        finding: the failure to show.
         before: a call to make first.
 
     Returns:
