@@ -96,7 +96,7 @@ def _problems(item: pytest.Item) -> Iterator[str]:
 
 
 def _platform_problems(item: pytest.Item) -> Iterator[str]:
-    """Yield a problem if a test's frameworks are not among its file's: the file is not selected for them."""
+    """Yield a problem if a test's frameworks are not among those of its file, which is then not selected for them."""
     marks = list(item.iter_markers("platforms"))
     if len(marks) > 1 and not set(marks[0].args) & set(marks[-1].args):
         yield (

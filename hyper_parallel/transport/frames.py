@@ -34,7 +34,7 @@ RUNNERS: list[str] = []
 """Files that run ranks: their frames are in no traceback."""
 
 WRAPPERS: list[str] = []
-"""Folders, with a separator at the end, of functions that replace a framework's: hidden like the framework's."""
+"""Folders, with a separator at the end, of functions that replace those of a framework: hidden like its frames."""
 
 PROGRAMS: list[str] = []
 """Folders of this library, with a separator at the end, whose files are programs as a user writes them."""
@@ -86,7 +86,7 @@ _STARTERS = (
 )
 
 _ENTRY = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
-# Frames of these folders are counted instead of shown, between those of the program, and so are the frameworks'.
+# Frames of these folders and of the frameworks are counted instead of shown, if they are between frames of the program.
 _LIBRARY = re.compile(r".*/hyper_parallel/(?:core|platform|transport)/")
 
 

@@ -35,13 +35,13 @@ def is_installed(path: str) -> bool:
 
 
 def installed_package(path: str) -> str | None:
-    """Return the top-level package or module of an installed file (``"torch"``), or None for the user's."""
+    """Return the top-level package or module of an installed file (``"torch"``), or None for a user's file."""
     place = package_place(path)
     return None if place is None else place.rpartition("/")[2].partition(".")[0]
 
 
 def package_place(path: str) -> str | None:
-    """Return the folder or file of the top-level package or module of an installed file, or None for the user's."""
+    """Return the folder or file of the top-level package or module of an installed file, or None for a user's file."""
     modules = [sys.modules.get(name) for name in FRAMEWORKS]
     frameworks = tuple(folder for module in modules for folder in getattr(module, "__path__", ()))
     return _place(path.replace("\\", "/"), tuple(sys.path), frameworks)
@@ -68,7 +68,7 @@ def _place(path: str, search: tuple[str, ...], frameworks: tuple[str, ...]) -> s
 
 
 def _inside(path: str, folder: str) -> tuple[str, ...] | None:
-    """Parts of ``path`` below ``folder``, whatever links lead there; None outside."""
+    """Return the parts of ``path`` below ``folder``, with or without resolving links; None if it is outside."""
     for place, root in ((Path(path), Path(folder)), (Path(path).resolve(), Path(folder).resolve())):
         if place.is_relative_to(root):
             return place.relative_to(root).parts

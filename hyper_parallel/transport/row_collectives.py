@@ -50,7 +50,7 @@ class Parts:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where each part starts."""
+        """The index of the first element of each part."""
         return (0, *itertools.accumulate(self.sizes))[:-1]
 
     def of_members(self, order: Iterable[int]) -> tuple[int, ...]:

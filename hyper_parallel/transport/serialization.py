@@ -44,7 +44,7 @@ def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
 
 
 def pack_back(obj: Any) -> bytes:
-    """Pickle a result on its way back: what came here by value goes back by value, and is recognised there."""
+    """Pickle a result: what was received by value is sent back by value, and the sender recognises it."""
     return _dumps(obj)
 
 

@@ -230,7 +230,7 @@ def _parts_of_heads(layout: Layout, also: int | None = None) -> int:
 
 
 def _mask(mask: Any, query: Any, layout: Layout) -> Any:
-    """Return the mask as a DTensor of four dims, each sharded where the scores' is; None without one."""
+    """Return the mask as a DTensor of four dims, each sharded like that of the scores; None if there is no mask."""
     if mask is None:
         return None
     batch, heads, length, _ = (int(size) for size in query.shape)

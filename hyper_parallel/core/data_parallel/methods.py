@@ -166,7 +166,7 @@ class FSDPModule:
             setattr(group, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For copies and pickles: the class is created again from the module's own."""
+        """Return the state for copies and pickles; the class is created again from the module's own."""
         del protocol
         return _empty, (type(self).__mro__[2],), dict(vars(self))
 
@@ -179,7 +179,7 @@ def _refused(method: str) -> PlanError:
 
 
 class _ForwardMethod:
-    """A method that runs as forward does. It is copied and saved with its module."""
+    """A method that gathers parameters as forward does. It is copied and saved with its module."""
 
     def __init__(self, module: Any, method: Callable[..., Any]) -> None:
         self.module, self.method = module, method

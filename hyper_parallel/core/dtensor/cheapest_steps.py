@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Cost", "cheapest_steps", "cost_of"]
 
 # Only the ratios matter. Latency is low on purpose: a message costs as much as ten bytes and the start of a collective
-# as twenty, so bytes decide,
-# except when they are nearly equal. Layouts have no dtype, so four-byte elements are assumed.
+# as twenty, so bytes decide, except when they are nearly equal. Layouts have no dtype, so four-byte elements are
+# assumed.
 SECONDS_PER_BYTE = 1e-10
 SECONDS_PER_MESSAGE = 1e-9
 SECONDS_PER_LAUNCH = 2e-9
@@ -49,7 +49,7 @@ more."""
 _SLOWLY_PRICED = Exchange, ReduceExchange
 """Steps to the target whose cost is slow to compute; it is computed only once they may be the cheapest."""
 MAX_CACHED = 1024
-"""Entries of a cache of moves or ranges; they hold numbers only."""
+"""Maximum number of entries of a cache of moves or ranges; its entries contain only numbers."""
 
 _Move: TypeAlias = "tuple[type[Step], DimAxes, Partials, tuple[int, ...]]"
 """A step that is not built yet: its kind, the axes that split each dim after it, the partial axes after it, and its

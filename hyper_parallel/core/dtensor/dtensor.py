@@ -619,7 +619,7 @@ def _check_ranks(platform: Platform, local: Any, layout: Layout) -> None:
 
 
 def _first_replica(platform: Platform, local: Any, layout: Layout) -> Any:
-    """Return the values of the first of the ranks that should hold equal ones: ``local`` itself if all do."""
+    """Return the values of the first of the ranks that should hold equal values; ``local`` itself if all are equal."""
     mesh = layout.mesh
     used = {axis for axes in layout.dim_axes for axis in axes} | {axis for axis, _ in layout.partials}
     axes = tuple(axis for axis in range(mesh.ndim) if axis not in used and mesh.shape[axis] > 1)

@@ -1,6 +1,6 @@
 """The event log: which collectives ran, for which operator and why; ``strict()`` and ``implicit_budget()``.
 
-State is in context variables, so ranks and threads do not see each other's. Without a watcher, a redistribution that
+State is in context variables, so each rank and thread has its own. Without a watcher, a redistribution that
 communicates costs one look-up.
 """
 

@@ -180,7 +180,7 @@ def path_matches(pattern: str, path: str) -> bool:
 
 
 def describe_nearest(pattern: str, paths: Sequence[str]) -> str:
-    """For an error message: return the children of the deepest module that a prefix of ``pattern`` matches."""
+    """Return the children of the deepest module that a prefix of ``pattern`` matches, for an error message."""
     tokens = pattern.split(".")
     heads = (".".join(tokens[:depth]) for depth in reversed(range(len(tokens))))
     parent = next(path for head in heads for path in paths if path_matches(head, path))

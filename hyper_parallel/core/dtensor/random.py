@@ -127,9 +127,8 @@ class _TemporaryStream:
 
 
 _PROCESS = _Streams()
-_RANKS: WeakKeyDictionary[Transport, _Streams] = (
-    WeakKeyDictionary()
-)  # by transport, because one process may have many simulated ranks
+# By transport, because one process may have many simulated ranks.
+_RANKS: WeakKeyDictionary[Transport, _Streams] = WeakKeyDictionary()
 _LOCK = threading.RLock()
 _TEMPORARY: ContextVar[_TemporaryStream | None] = ContextVar("hyper_parallel_temporary_stream", default=None)
 _NAME: ContextVar[str | None] = ContextVar("hyper_parallel_random_name", default=None)
@@ -267,7 +266,7 @@ def record_sampling(record: Callable[[LocalRandomNumbers], LocalRandomNumbers]) 
 
 
 def forbid_sampling_while(recomputes: Callable[[], bool]) -> None:
-    """Make sampling an error while ``recomputes()`` is True and the stream does not replay the first forward's."""
+    """Make sampling an error while ``recomputes()`` is True and the stream of the first forward is not replayed."""
     with _LOCK:
         _RECOMPUTE_CHECKS.append(recomputes)
 

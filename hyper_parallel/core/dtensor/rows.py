@@ -59,7 +59,7 @@ class _Rows:
 
     @classmethod
     def filled(cls, shapes: Sequence[Shape], dim: int) -> Self:
-        """Return the rows of parts of ``shapes``, of which only the last are shorter, as the shards of one axis are."""
+        """Return the rows of parts of ``shapes``, of which only the last may be shorter, like shards of one axis."""
         return cls(tuple(map(tuple, shapes)), dim, math.prod(shapes[0][:dim]) > 1)
 
     @property

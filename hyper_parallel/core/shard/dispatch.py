@@ -351,7 +351,7 @@ class Dispatcher:
         marks: list[TensorArgument] = []
         operands: list[Operand] = []
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
-        # An entry may list the parameters in another order; operands are counted in the rule's.
+        # An entry may list the parameters in another order, but operands are numbered in the order of the rule.
         order = [name for name in binder(rule.signature).names if name in bound]
         further = () if entry.unless is not None else bound  # the arguments that `unless` reads are not the rule's
         bound = {name: bound[name] for name in dict.fromkeys((*order, *further))}

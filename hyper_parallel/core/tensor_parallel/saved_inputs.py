@@ -159,6 +159,6 @@ class _Resharded(Offloaded):
         self._platform, self._shard, self._sharding, self._shape = platform, shard, sharding, shape
 
     def restore(self) -> Any:
-        """Gather the shards, in the shape that was saved: the input's, or a view of it."""
+        """Gather the shards, in the shape of the saved tensor, which is the input or a view of it."""
         gathering = plan_transition(self._sharding.target, self._sharding.source)
         return self._platform.reshape(redistribute(self._shard, gathering, self._platform, _CAUSE), self._shape)

@@ -242,7 +242,7 @@ class SpillFile:
         self._lock = threading.Lock()
 
     def write(self, array: np.ndarray[Any, Any]) -> SpilledArray:
-        """Append the values of a contiguous array; return where they are.
+        """Append the values of a contiguous array; return their position.
 
         Raises:
             OSError: the disk is full.

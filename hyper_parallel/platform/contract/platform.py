@@ -148,11 +148,11 @@ class Platform(
         raise UnsupportedOnBackend(msg)
 
     def own_mesh(self, mesh: Any) -> Any:
-        """Return a mesh of the framework as a DeviceMesh of this library; other values as they are."""
+        """Convert a mesh of the framework to a DeviceMesh of this library; return other values unchanged."""
         return mesh
 
     def own_placement(self, placement: Any) -> Any:
-        """Return a placement of the framework as one of this library; other values as they are.
+        """Convert a placement of the framework to one of this library; return other values unchanged.
 
         Raises:
             UnsupportedOperatorError: only the framework has such a placement.

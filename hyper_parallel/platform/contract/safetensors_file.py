@@ -158,7 +158,7 @@ def _dtype(path: Path, name: str, code: str) -> Any:
 
 def _check_start(path: Path, start: bytes) -> None:
     other_format = "a zip archive, as torch.save writes" if start.startswith(_ZIP) else None
-    # The upper bytes of the length of a header are zero; a pickle has opcodes there.
+    # The upper bytes of a header's length are zero, but a pickle has opcodes at this position.
     if start.startswith(_PICKLE) and any(start[4:]):
         other_format = "a pickle"
     if other_format is not None:

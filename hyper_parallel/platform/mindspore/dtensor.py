@@ -185,7 +185,7 @@ class MindSporeDTensor(DTensor, Tensor):
 
     @property
     def data(self) -> Any:
-        """For a parameter the parameter itself; for others the same storage, off the graph."""
+        """The parameter itself; or, for another tensor, a tensor of the same storage off the graph."""
         return self if isinstance(self, Parameter) else self.detach()
 
     @data.setter
@@ -303,11 +303,11 @@ class MindSporeDTensor(DTensor, Tensor):
         return self.clone()
 
     def __copy__(self) -> Any:
-        """For a parameter a new parameter with its own values, else another object of the same tensor."""
+        """Return a new parameter with its own values for a parameter, else another object of the same tensor."""
         return self.clone() if isinstance(self, Parameter) else self._alias(self._local)
 
     def _alias(self, local: Tensor) -> Any:
-        """Another DTensor of the same storage, which becomes stale when this one does."""
+        """Return another DTensor of the same storage, which becomes stale when this one becomes stale."""
         alias = wrap(local, self._layout)
         alias._readonly = self._readonly
         self._platform.follow_writes(alias, self, is_copy=False)

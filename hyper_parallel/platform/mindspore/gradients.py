@@ -87,7 +87,7 @@ def check_current(caller: str, parameters: Any) -> None:
 
 
 def set_unreduced(parameter: Any, reason: str | None) -> None:
-    """Note why the gradient of ``parameter`` is not reduced yet; None: it is."""
+    """Record why the gradient of ``parameter`` is not reduced yet; None if it is reduced."""
     setattr(parameter, _UNREDUCED, reason)
 
 
@@ -146,7 +146,7 @@ def returning_layouts(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _laid_out(grads: Any, values: Any) -> Any:
-    """Return gradients in the layouts dual to their values'; a single gradient comes without a tuple."""
+    """Return gradients in the dual layouts of their values; a single gradient is not in a tuple."""
     if isinstance(grads, (list, tuple)):
         sources = values if isinstance(values, (list, tuple)) else (values,)
         if len(sources) == 1 and len(grads) > 1 and isinstance(sources[0], (list, tuple)):

@@ -182,14 +182,14 @@ class MindSporeModules(ModulesFacet):
         return clip_grad_norm_(*args)
 
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
-        """Over ``register_backward_hook``, which has no ``prepend``."""
+        """Register by ``register_backward_hook``, which has no ``prepend``."""
         check_hook("register_full_backward_hook", hook)
         return _register_backward(module, "hook", hook, prepend=prepend)
 
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
-        """Over ``register_backward_pre_hook``, which has no ``prepend``."""
+        """Register by ``register_backward_pre_hook``, which has no ``prepend``."""
         check_hook("register_full_backward_pre_hook", hook)
         return _register_backward(module, "pre_hook", hook, prepend=prepend)
 

@@ -196,7 +196,7 @@ _HOMES = ("mindspore.ops", "mindspore.mint", "mindspore.nn", "mindspore.numpy", 
 
 
 def places_of(function: Callable[..., Any]) -> tuple[tuple[Any, str], ...]:
-    """Where MindSpore's modules hold a function."""
+    """Return the modules of MindSpore that have a function, with its name in each."""
     return tuple(
         (module, name)
         for path, module in list(sys.modules.items())

@@ -1,6 +1,6 @@
 """MindSpore's own checkpoint functions on cells with DTensor parameters.
 
-A checkpoint holds complete values under the names of the parameters, as one of a single device does. Saving gathers
+A checkpoint has complete values under the names of the parameters, like a checkpoint of a single device. Saving gathers
 them, so all ranks of the mesh call it; one of the ranks that name the same file on the same machine writes it. Loading
 takes complete values, of which each rank keeps its shard.
 """

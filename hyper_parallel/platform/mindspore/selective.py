@@ -110,7 +110,7 @@ class _Keeping(MsDispatchMode):
 
 
 class _Reusing(MsDispatchMode):
-    """Recomputation: operators run except those whose outputs are kept; entering starts from the first call."""
+    """Recomputation: operators run except those whose outputs are kept; each entry restarts at the first call."""
 
     def __init__(self, kept: _Entries, *, mutation: bool) -> None:
         self._kept, self._mutation = kept, mutation
@@ -124,7 +124,7 @@ class _Reusing(MsDispatchMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Check that all results were used; not after an exception, MindSpore's stopping early among them."""
+        """Check that all results were used, unless an exception was raised, by which MindSpore also stops early."""
         super().__exit__(kind, error, trace)
         if kind is None:
             for name, ran in self._calls.items():

@@ -67,7 +67,7 @@ class _Hooks(dict[Any, Callable[..., Any]]):
         del self.deferred[key]
 
     def hooks(self) -> list[Callable[..., Any]]:
-        """Those of users, in the order of registration."""
+        """The hooks of users, in the order of registration."""
         return [*self.existing.values(), *self.deferred.values()]
 
 

@@ -125,7 +125,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override] # ours is read-only
-        """Where the local tensor lives."""
+        """The device of the local tensor."""
         return self._local.device
 
     @property

@@ -56,7 +56,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _cast(dtype: torch.dtype, leaf: Any) -> Any:
-    """Return a floating tensor in ``dtype``, a dataclass as a copy with cast fields, and anything else as it is."""
+    """Cast a floating tensor, and the fields of a copy of a dataclass, to ``dtype``; return anything else unchanged."""
     if isinstance(leaf, torch.Tensor):
         return leaf.to(dtype) if leaf.is_floating_point() else leaf
     tensors = [each for each in _leaves(leaf) if isinstance(each, torch.Tensor)]  # several for a dataclass
@@ -154,7 +154,7 @@ class FullyShardedGroup:
             self._prepare_rows()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles; gradients and gathered parameters are left out.
+        """Return the state for copies and pickles, without gradients and gathered parameters.
 
         Raises:
             PlanError: forward or backward of the module runs.
@@ -173,7 +173,7 @@ class FullyShardedGroup:
 
     @property
     def device(self) -> torch.device | None:
-        """Of the shards; None if there are none, or not yet: parameters of the meta device."""
+        """Device of the shards; None if there are none, or if parameters are still on the meta device."""
         local = self.members[0].local if self.members else None
         return None if local is None or (local.is_meta and self.is_meta) else local.device
 
@@ -207,7 +207,7 @@ class FullyShardedGroup:
         self.paddings = [first.new_zeros(member.slot.size - member.local.numel()) for member in self.members]
 
     def take(self, nested: Sequence[FullyShardedGroup]) -> None:
-        """Order the collectives of ``nested`` groups, which are of submodules, together with this one's."""
+        """Order the collectives of ``nested`` groups, which belong to submodules, together with those of this group."""
         schedule = None
         for group in [*nested, self]:
             group.is_outermost = group is self
@@ -326,7 +326,7 @@ class FullyShardedGroup:
         return [(id(member.local), member.local._version) for member in self.members]
 
     def gather(self) -> None:
-        """Gather all parameters, in one collective, and begin the next group's."""
+        """Gather all parameters in one collective, and begin to gather those of the next group."""
         versions = self._versions()
         is_current = versions == self.versions
         if (self.is_gathered and is_current) or not self.members:

@@ -38,7 +38,7 @@ _disabled = DisableTorchFunctionSubclass  # documented in PyTorch's extending gu
 
 
 class Interception(NamedTuple):
-    """The dispatcher and its tables; made once, when the platform is.
+    """The dispatcher and its tables; created once, with the platform.
 
     Attributes:
         dispatcher: the hot path.
@@ -125,7 +125,7 @@ def _outside_inference(value: Any) -> Any:
 
 
 def _writes(func: Callable[..., Any]) -> bool:
-    """Whether the name is that of an in-place write, which a tensor made in inference mode allows only there."""
+    """Whether the name is that of an in-place write, which tensors of inference mode allow only in that mode."""
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 

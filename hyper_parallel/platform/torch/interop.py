@@ -102,7 +102,7 @@ def _theirs(placement: Placement) -> Any:
 
 
 def own_placement(placement: Any) -> Any:
-    """Return PyTorch's placement as one of this library; a value that is not a placement of PyTorch as it is.
+    """Convert a placement of PyTorch to one of this library; return other values unchanged.
 
     Raises:
         UnsupportedOperatorError: only PyTorch has such a placement.
@@ -128,7 +128,7 @@ def own_placement(placement: Any) -> Any:
 
 
 def own_mesh(mesh: Any) -> Any:
-    """Return PyTorch's mesh as a DeviceMesh of this library; a value that is not a mesh of PyTorch as it is."""
+    """Convert a mesh of PyTorch to a DeviceMesh of this library; return other values unchanged."""
     from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
     if not isinstance(mesh, TorchMesh):

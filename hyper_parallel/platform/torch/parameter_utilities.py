@@ -107,7 +107,7 @@ def _are_on_several_meshes(tensors: Iterable[Any]) -> bool:
 
 
 def clipped_on_all_meshes(clip: Call) -> Call:
-    """``torch.nn.utils.clip_grad_norm_``: of gradients on several meshes, by this library's."""
+    """``torch.nn.utils.clip_grad_norm_``, which calls this library's function for gradients on several meshes."""
 
     @wraps(clip)
     def call(parameters: Any, *args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def clipped_on_all_meshes(clip: Call) -> Call:
 
 
 def norm_on_all_meshes(norm: Call) -> Call:
-    """``torch.nn.utils.get_total_norm``: of tensors on several meshes, by this library's; a plain tensor."""
+    """``torch.nn.utils.get_total_norm``, which calls this library's function for tensors on several meshes."""
 
     @wraps(norm)
     def call(

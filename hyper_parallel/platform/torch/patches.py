@@ -118,7 +118,9 @@ class Patch:
         static = getattr_static(owner, name)
         kinds = {classmethod: classmethod, ClassMethodDescriptorType: classmethod, staticmethod: staticmethod}
         method: Any = kinds.get(type(static))
-        original = getattr(static, "__func__", static)  # a native class method takes the class as a function does
+        original = getattr(
+            static, "__func__", static
+        )  # a native class method is called with the class, like a function
         if hasattr(original, _ORIGINAL):
             return
         if self.references:
@@ -309,7 +311,7 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
 """Patches by the module that they change, which is imported by the program: this library would wait for it."""
 
 
-# Each module of torch.optim has the function of its name; adamw's calls adam's.
+# Each module of torch.optim has a function with its own name; the one of adamw calls the one of adam.
 _STEPS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd")
 
 

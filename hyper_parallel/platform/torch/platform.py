@@ -258,7 +258,7 @@ class TorchPlatform(
         return replaying
 
     def may_cache_view(self, tensor: Any) -> bool:
-        """False if ``.data`` was handed out: writes through it do not change the version, other writes do."""
+        """Return False if the program has read ``.data``, because writes through it do not change the version."""
         return not tensor._data_taken  # noqa: SLF001 - the other half of the DTensor
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:

@@ -100,7 +100,7 @@ class CompiledForward:
         self._number = self._numbers.setdefault(self._state.key, len(self._numbers))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy or a file, which traces anew."""
+        """Return the state for a copy or a pickle, without graphs: it traces again."""
         return {name: vars(self)[name] for name in ("module", "_backend", "_forward", "__signature__")}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +203,7 @@ class CompiledForward:
                 raise PlanError(msg)
 
     def _check_unchanged(self) -> None:
-        """Refuse a forward that assigns attributes, which its graph would not do."""
+        """Refuse a forward that assigns attributes, because its graph would not assign them."""
         before = self._state
         if before.holds() and self._tensors.hold():
             return

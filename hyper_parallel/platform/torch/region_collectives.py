@@ -37,7 +37,7 @@ class RecordedCall:
         return self.method == "reduce_scatter"
 
     def bound(self) -> Callable[[Any], Any]:
-        """The function of its tensor, or list of tensors, that runs it on the transport of this rank."""
+        """Return a function that runs the collective, for its tensor or list of tensors, on this rank's transport."""
         read, arguments, transport = attrgetter(self.method), self.arguments, get_torch_platform().transport
 
         def run(tensors: Any) -> Any:

@@ -84,7 +84,7 @@ def is_observed() -> bool:
 
 
 def modes(device: str) -> tuple[Any, ...]:
-    """The modes that change what calls do."""
+    """Return the modes that change the effect of calls."""
     cast = torch.is_autocast_enabled(device)
     return (
         torch.is_grad_enabled(),
@@ -150,7 +150,7 @@ class ModuleState:
 
 @dataclass(frozen=True)
 class ModuleTensors:
-    """Where a module has its parameters and buffers.
+    """The places of a module's parameters and buffers.
 
     Attributes:
         places: path, dictionary and name of each, tied ones once.

@@ -103,7 +103,7 @@ class ReplicatedGradients:
     Args:
         platform: PyTorch's platform.
         module: the module, which is hooked.
-        options: over which ranks, and in what buckets.
+        options: the ranks to average over, and the buckets.
 
     Attributes:
         reduces: whether backward reduces gradients; False to accumulate.
@@ -120,7 +120,7 @@ class ReplicatedGradients:
         module.register_forward_pre_hook(self._before_forward, prepend=True)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """For a copy or a file; gradients and hooks are left out, as those of parameters are.
+        """Return the state for copying and pickling, without gradients and hooks, as for parameters.
 
         Raises:
             PlanError: backward of the module runs.
@@ -218,7 +218,7 @@ class ReplicatedGradients:
             bucket.call_hooks()
 
     def _mark(self, reason: str | None) -> None:
-        """Note on all parameters why their gradients are not reduced; None: they are."""
+        """Record on all parameters why their gradients are not reduced; None if they are reduced."""
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 set_unreduced(parameter, "replicate", reason)

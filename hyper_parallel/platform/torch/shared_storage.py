@@ -105,7 +105,7 @@ def check_source(what: str, target: Any, source: Any) -> None:
 
 
 def check_unfollowed(what: str, source: Any) -> None:
-    """Check that ``source`` is not read-only, as a copy of a part of another tensor is.
+    """Check that ``source`` is not read-only, like a copy of a part of another tensor.
 
     Raises:
         UnsupportedOperatorError: it is: writes would reach one of the two only.

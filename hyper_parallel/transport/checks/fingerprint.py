@@ -40,9 +40,9 @@ _FRAMEWORKS = tuple(f"{_INSTALLED}{name}{os.sep}" for name in ("torch", "mindspo
 
 @dataclass(frozen=True)
 class Site:
-    """Where a collective was called: the first frame outside the transport, and the first of the program.
+    """The call site of a collective: the first frame outside the transport, and the first frame of the program.
 
-    The program's is the first that belongs neither to this library nor to the framework.
+    The frame of the program is the first that belongs neither to this library nor to the framework.
     """
 
     near: tuple[str, int]
@@ -167,12 +167,12 @@ class TransportFingerprints:
         return self.of("all_to_all", ranks, self._kind(x), sends.shapes, expects.shapes)
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
-        """Return the fingerprint of :meth:`Transport.all_gather_rows`, equal to that of the same on lists."""
+        """Return the fingerprint of :meth:`Transport.all_gather_rows`, equal to that of :meth:`all_gather`."""
         _check_count("all_gather", len(shapes), ranks)
         return self.of("all_gather", ranks, (*self._kind(x), ("shapes", shapes)))
 
     def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> CollectiveFingerprint:
-        """Return the fingerprint of :meth:`Transport.reduce_scatter_rows`, equal to that of the same on lists."""
+        """Return the fingerprint of :meth:`Transport.reduce_scatter_rows`, equal to that of :meth:`reduce_scatter`."""
         _check_count("reduce_scatter", self._ops.shape(rows)[0], ranks)
         check_reduction(op, inexact=self._ops.inexact(rows))
         facts = (*self._kind(rows), ("shapes", shapes), ("reduction", op))
@@ -181,7 +181,7 @@ class TransportFingerprints:
     def all_to_all_rows(
         self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]
     ) -> CollectiveFingerprint:
-        """Return the fingerprint of :meth:`Transport.all_to_all_rows`, equal to that of the same on lists."""
+        """Return the fingerprint of :meth:`Transport.all_to_all_rows`, equal to that of :meth:`all_to_all`."""
         _check_count("all_to_all", self._ops.shape(rows)[0], ranks)
         return self.of("all_to_all", ranks, self._kind(rows), sends, expects)
 
@@ -260,7 +260,7 @@ def call_site(*beneath: str) -> Site:
 
 
 def _of_libraries(path: str) -> bool:
-    """Return whether a file is of this library or of the framework: between them, modules call each other."""
+    """Return whether a file belongs to this library or to the framework, whose modules call each other."""
     return path.startswith(_PACKAGE_DIR) or (_INSTALLED in path and any(package in path for package in _FRAMEWORKS))
 
 

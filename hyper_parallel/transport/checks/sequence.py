@@ -180,7 +180,7 @@ class AgreedSequence:
         self.complete(len(self._launched))
 
     def interrupt(self) -> None:
-        """Called before another collective of the same ranks: the agreed order ends here."""
+        """End the agreed order, before another collective of the same ranks."""
         if not self._agreeing:
             self.leave()
             self._records = False

@@ -35,7 +35,7 @@ _Fingerprint = Callable[[_Arguments], CollectiveFingerprint]
 _TRANSPORT = "hyper_parallel.transport."  # calls from this library's transports are compared already
 _TORCH_DIR = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 LIBRARY_FILES = (_TORCH_DIR, contextlib.__file__, functools.__file__, "<eval_with_key>")
-"""Prefixes of the names of files between a user's line and a collective: PyTorch's, decorators', generated code."""
+"""Prefixes of file names in the stack between a user's line and a collective: PyTorch, decorators, generated code."""
 _NAMESPACE = "_c10d_functional"
 _LIBRARY = torch.library.Library(_NAMESPACE, "IMPL")  # the library object; it checks while it is alive
 _KEY = DispatchKey.BackendSelect  # every call runs it, after autograd and before the devices' kernels
@@ -67,7 +67,7 @@ def guard_functions(agree: Agree) -> None:
 def replace_function(
     name: str, replacement: Callable[[Callable[..., Any], inspect.BoundArguments], Any], own_callers: tuple[str, ...]
 ) -> None:
-    """Replace a function of ``torch.distributed``, in this process, until it ends.
+    """Replace a function of ``torch.distributed`` for the rest of this process.
 
     Args:
         name: name of the function.
@@ -119,7 +119,7 @@ def _guarded_operator(name: str, fingerprint: _Fingerprint, agree: Agree) -> Cal
 
 
 def _group(arguments: _Arguments) -> Any:
-    """The group of a call; None is the world's."""
+    """Return the group of a call; None is the group of the world."""
     group = arguments.get("group")
     return dist.group.WORLD if group is None else group
 

@@ -86,7 +86,7 @@ class RankStart:
 
 
 def serve_scheduler(world_size: int, port: str) -> None:
-    """Be the scheduler: MindSpore's ``init`` listens until all workers have left, in C++ that no Python thread enters.
+    """Run the scheduler: MindSpore's ``init`` listens in C++, where signal handlers of Python never run.
 
     Args:
         world_size: number of workers.

@@ -94,7 +94,7 @@ class DistributedOp(UserOp):
     """A user's rule for one operator: subclass, implement :meth:`infer_layout`, instantiate once to register.
 
     The operands keep their layouts; an operand that is replicated along an axis on which another one is not gets its
-    gradient summed over that axis. Local results must be what the returned layouts say.
+    gradient summed over that axis. Local results must have the layouts that :meth:`infer_layout` returns.
 
     Args:
         op_name: name of the function (``func.__name__``), of the MindSpore primitive, or a ``DFunction._op_name``.
@@ -122,7 +122,7 @@ class DistributedOp(UserOp):
         raise NotImplementedError(msg)
 
     def preprocess(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to dispatch; by default the caller's."""
+        """Return the arguments to dispatch; by default those of the caller."""
         return args, kwargs
 
     def get_expand_impl(
@@ -178,7 +178,7 @@ def writes(func: Any, name: str) -> bool:
     """Whether an operator writes its first operand and returns it, by its schema or, without one, by its name."""
     schema = getattr(func, "_schema", None)
     if schema is None:
-        own = getattr(func, "__name__", name)  # a function under the operator's name may have another
+        own = getattr(func, "__name__", name)  # the function's own name may differ from the operator's
         return own.endswith("_") and not own.endswith("__")
     operand = schema.arguments[0].alias_info if schema.arguments else None
     result = schema.returns[0].alias_info if len(schema.returns) == 1 else None

@@ -473,7 +473,7 @@ def _positions(func: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _differing_axes(mesh: DeviceMesh, layouts: Sequence[Layout]) -> tuple[int, ...]:
-    """Axes along which ranks compute different things, since an operand or an output is not replicated there."""
+    """Axes along which ranks may compute different values, because an operand or an output is not replicated there."""
     return tuple(
         axis for axis in range(mesh.ndim) if not all(layout.placement_on(axis).is_replicate() for layout in layouts)
     )
@@ -497,7 +497,7 @@ def is_placement_spec(placements: Any) -> bool:
 
 
 def is_single_placement_spec(placements: Any) -> bool:
-    """Whether these can only be one tensor's placements: tuples of axis names alone may also be several tensors'."""
+    """Whether these can only be placements of one tensor; tuples of axis names may also be those of several tensors."""
     if isinstance(placements, (Layout, Placement)):
         return True
     return is_placement_spec(placements) and any(isinstance(item, (Placement, str)) for item in placements)

@@ -116,7 +116,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
 
 
 def _by_module(plans: Mapping[str, Any] | None, word: str, cells: Iterable[str]) -> Mapping[str, Any] | None:
-    """Return the entries by module path, without a trailing ``word`` in a key that matches no module as it is."""
+    """Return the entries by module path: a trailing ``word`` is removed from a key that matches no module with it."""
     entries: dict[str, Any] = {}
     for pattern, entry in (plans or {}).items():
         owner, _, last = pattern.rpartition(".")

@@ -112,7 +112,7 @@ class ShardingPropagator:
     def register_sharding_prop_rule(
         self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
     ) -> UserOp:
-        """Add an operator by a function that returns, for operands' layouts, the required layouts and the outputs'.
+        """Add an operator by a function from operands' layouts to the layouts of the outputs and the required ones.
 
         Args:
             op: the operator: a function, an operator overload, or its name.

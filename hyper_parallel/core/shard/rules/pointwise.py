@@ -254,7 +254,7 @@ def _identity(call: OpCall) -> Strategies:
 
 
 def _conjugate(call: OpCall) -> Strategies:
-    """Of real numbers the operand itself; linear."""
+    """The conjugate, which is the operand itself for real numbers; linear."""
     dtype = call["x"].dtype
     is_complex = dtype is not None and short_dtype(dtype).startswith("c")
     return _linear(call) if is_complex else _identity(call)

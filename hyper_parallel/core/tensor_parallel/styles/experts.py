@@ -101,7 +101,7 @@ class ExpertParallel(ParallelStyle):
         return None
 
     def outputs(self) -> Sequence[BoundaryLayout]:
-        """The output, a local tensor if the hidden states are."""
+        """The output, which is a local tensor if the hidden states are local."""
         return ((Replicate(), None),)
 
     def apply(self, module: Any, device_mesh: DeviceMesh) -> Any:

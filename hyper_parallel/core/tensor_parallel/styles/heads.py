@@ -57,7 +57,7 @@ class HeadCounts:
 
     @staticmethod
     def of(owner: Any) -> HeadCounts | None:
-        """Return the numbers that an attention module, or the configuration it keeps, has; None without them."""
+        """Return the numbers of heads of an attention module, or of its configuration; None if it has none."""
         counts = dict(named_counts(owner))
         heads = next((counts[name] for name in QUERY_HEAD_ATTRIBUTES if name in counts), None)
         kv_heads = next((counts[name] for name in KV_HEAD_ATTRIBUTES if name in counts), None)

@@ -75,7 +75,7 @@ def copied(x: Tensor, *, memory_format: Any = None) -> Tensor:
 
 
 def single_precision(x: Tensor) -> Tensor:
-    """Return half precision as float32 and everything else as it is.
+    """Convert half precision to float32; return everything else unchanged.
 
     In float16 a variance overflows from a deviation of 256 on, and the gradient of its reciprocal root is infinity
     times zero for constant input, such as a single element.

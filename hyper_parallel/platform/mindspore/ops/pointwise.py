@@ -76,9 +76,8 @@ AddcdivExt addcdiv  Select where  MaskedFill masked_fill  MaskedFillScalar maske
 Clone clone  StopGradient detach  Contiguous contiguous  Cast cast  ToDtype cast
 ZerosLike zeros_like  OnesLike ones_like
 """)
-spelling(
-    "gelu", "GeLU", signature="x, approximate='tanh'"
-)  # the values that ops.gelu and nn.GELU pass for that approximation
+# ops.gelu and nn.GELU call this operator for the tanh approximation.
+spelling("gelu", "GeLU", signature="x, approximate='tanh'")
 spelling("zeros_like", "ZerosLikeExt", signature="x, dtype=None, device=None")
 spelling("ones_like", "OnesLikeExt", signature="x, dtype=None, device=None")
 spelling("full_like", "FullLike", signature="x, fill_value, dtype=None, device=None")
@@ -277,7 +276,7 @@ def _as_tensors(x: Any, y: Any) -> tuple[Any, Any]:
 
 @kernel("floor_divide", off_graph=True)
 def _floor_divide(x: Any, y: Any) -> Tensor:
-    # The kernels for numbers are missing on CPU. Unlike them, // treats a whole number like an integer for integers.
+    # The kernels for a tensor and a number are missing on CPU, but the operator // works.
     if not isinstance(y, Tensor):
         return ops.stop_gradient(x // y)
     return ops.stop_gradient(mint.floor_divide(x, y))

@@ -418,7 +418,7 @@ def unless_constant(tensor: Any, constant: int) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Return the Python number in a plain tensor of one element; anything else as it is."""
+    """Return the Python number in a plain tensor of one element; return anything else unchanged."""
     return value.asnumpy().item() if isinstance(value, Tensor) else value
 
 

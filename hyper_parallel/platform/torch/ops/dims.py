@@ -86,7 +86,7 @@ def _narrow_from(ops: Any, x: Any, dim: int, start: Any, length: int) -> Any:
 
 @decomposition(Tensor.fill_diagonal_, signature="x, fill_value, wrap=False")
 def _fill_diagonal(ops: Any, x: Any, fill_value: Any, wrap: bool) -> Any:
-    """Write the main diagonal of a matrix where it is."""
+    """Write the main diagonal of a matrix in place."""
     if x.ndim != 2 or (wrap and x.shape[0] > x.shape[1]):
         msg = f"fill_diagonal_: only one diagonal of a matrix can be filled, x has shape {list(x.shape)}"
         raise UnsupportedOperatorError(msg)

@@ -50,8 +50,8 @@ spelling("prod", "prod", aten.prod.default, aten.prod.dim_int, canonical=True)
 def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """For one factor, the product is computed as its first power.
 
-    PyTorch's gradient of the product depends on the factor only where that is not zero, so that in a second backward
-    ranks with different factors would run different collectives; that of the power always does.
+    The gradient of PyTorch's product depends on the factor only if the factor is not zero, so in a second backward,
+    ranks with different factors would run different collectives. The gradient of the power always depends on it.
     """
     if dim is None:
         out = torch.prod(x) if dtype is None else torch.prod(x, dtype=dtype)

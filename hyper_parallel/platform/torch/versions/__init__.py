@@ -232,7 +232,7 @@ def schema_arguments(overload: Any) -> list[Any]:
 
 
 def stand_in(replacement: Any, plain: Any) -> None:
-    """Make TorchScript treat ``replacement`` as the operator that it takes ``plain`` for, if it does."""
+    """Make TorchScript treat ``replacement`` as the operator that ``plain`` represents, if there is one."""
     table = NAMES.find("function_table")
     operator = table._find_builtin(plain)  # noqa: SLF001 - no public spelling
     if operator:  # PyTorch itself compiles its optimizers when they are imported

@@ -174,7 +174,7 @@ def _forget_compiled() -> None:
 
 
 def _forget_default_groups() -> None:
-    """Replace groups that PyTorch's functions keep as defaults, from the time of their import, by None: the world's."""
+    """Replace groups that PyTorch's functions have as defaults since their import by None, which means the world."""
     for module in filter(None, map(sys.modules.get, _KEEPING_GROUPS)):
         for function in vars(module).values():
             defaults = getattr(function, "__defaults__", None)
@@ -184,7 +184,7 @@ def _forget_default_groups() -> None:
 
 
 INSTALLATION = Installation()
-"""The only one of this process."""
+"""The only installation of this process."""
 
 
 def _identity(mesh: Any) -> Any:

@@ -23,7 +23,7 @@ _MADE, _COMPLETE = "number of ranks", "all ranks"
 
 
 class _Part(_Prefix):  # type: ignore[misc]  # its stubs lack its constructor
-    """A store of a rank; outside of ranks, calling the class makes PyTorch's."""
+    """A store of a rank; outside of ranks, calling the class creates a store of PyTorch."""
 
     plain: Any = None
 

@@ -52,7 +52,7 @@ def to_host(x: Tensor) -> np.ndarray[Any, Any]:
 
 
 def from_host(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return a tensor with the memory of ``array``, which must have no other reference; on a device, a copy there.
+    """Return a tensor with the memory of ``array``, which must have no other reference; on a device, return a copy.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) ``array`` is bfloat16, which MindSpore cannot get from this NumPy.

@@ -198,7 +198,7 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 
 
 def seed_rank() -> None:
-    """A fixed seed, since the process may have served another run.
+    """Set a fixed seed, since the process may have served another run.
 
     MindSpore's own collectives get a new world, where a coordinator carries them; over HCCL they have the engine's.
     """
