@@ -158,7 +158,7 @@ def end_ranks() -> None:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of a process's state, such as ``T`` for stopped; empty where the system does not tell."""
+    """Return the letter of a process's state, such as ``T`` for stopped; empty where the system does not report it."""
     try:
         state = Path(_STATE.format(pid)).read_text(encoding="utf-8", errors="replace")
     except OSError:  # no such files on this system, or the process has gone

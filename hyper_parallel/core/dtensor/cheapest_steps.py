@@ -42,9 +42,7 @@ MAX_STATES = 2000
 MAX_SUMMED = 1 << 14
 """Ranks of a slice times the partial values of an element, up to which a reduction straight to the target is
 considered: computing its cost takes arrays of that size, and a reduce-scatter or an all-reduce before an exchange costs
-    little
-more."""
-
+little more."""
 
 _SLOWLY_PRICED = Exchange, ReduceExchange
 """Steps to the target whose cost is slow to compute; it is computed only once they may be the cheapest."""

@@ -246,7 +246,7 @@ class AllGather(Step):
 
     @property
     def beats_exchange(self) -> bool:
-        """True if no shard is empty: an exchange receives as much then, from every other member."""
+        """True if no shard is empty: then an exchange receives as many elements, from every other member."""
         return self._least_share > 0 and all(first_sizes(self.target))
 
     def apply(self, local: Any, platform: Platform) -> Any:
@@ -288,7 +288,7 @@ class ReduceScatter(Step):
 
     @property
     def beats_exchange(self) -> bool:
-        """True if the tensor is not empty: a reduction to boxes receives as much, from as many members at least."""
+        """True if the tensor is not empty: a reduction to boxes receives as many elements, from no fewer members."""
         return self.received > 0
 
     def apply(self, local: Any, platform: Platform) -> Any:

@@ -306,7 +306,7 @@ _EXTREMA = ("max", "min")
 
 
 def _attained(spec: ReductionSpec, data: Any, result: Any) -> tuple[Any, Any]:
-    """Return where this rank did not attain the extremum, and how many ranks did; NaN attains NaN."""
+    """Return where this rank lacks the extremum, and how many ranks have it; NaN counts as equal to NaN."""
     ones = spec.platform.ones_like(data)
     attained = ones * (data == result) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
     return attained == 0, spec.platform.transport().all_reduce(attained, "sum", spec.ranks)

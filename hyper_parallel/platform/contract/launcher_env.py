@@ -39,7 +39,7 @@ class LaunchedRank:
     scheduler: bool = False
 
     def __str__(self) -> str:
-        """Return what the process is, for messages."""
+        """Return the role of the process, for messages."""
         if self.scheduler:
             return f"the scheduler of {self.world_size} ranks (MS_ROLE)"
         what = f"one of {self.world_size} ranks" if self.rank is None else f"rank {self.rank} of {self.world_size}"

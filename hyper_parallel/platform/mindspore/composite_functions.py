@@ -31,7 +31,7 @@ def _reduce_graph(graph: MultitypeFuncGraph) -> tuple[Any, ...]:
 
 
 def _register(graph: MultitypeFuncGraph, state: tuple[list[tuple[tuple[str, ...], Any]], Any]) -> None:
-    """Register functions again, once the graph exists, which they may call."""
+    """Register functions again once the graph exists, since they may call it."""
     entries, graph.default_func = state
     for kinds, function in entries:
         graph.register(*kinds)(function)

@@ -174,7 +174,7 @@ _VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Pipeline stages after the first use their own seeds; the first uses the program's."""
+    """Use a seed of its own for each pipeline stage after the first, which uses the program's seed."""
     if not stage_index:
         yield
         return

@@ -359,7 +359,7 @@ class MindSporeMovedView(MovedView, MindSporeDTensor):  # type: ignore[override]
 
 
 def invalidate_with(copy: MindSporeDTensor, base: MindSporeDTensor) -> None:
-    """Make ``copy`` stale when ``base`` is written; or the base of one that is such a copy itself."""
+    """Make ``copy`` stale when ``base`` is written, or, if ``base`` is itself such a copy, when its base is."""
     follow(copy, MindSporeMovedView, (base,), lambda base: counting(base._local))
 
 

@@ -229,7 +229,7 @@ class FullyShardedGroup:
 
     @contextmanager
     def replacing_shards(self, shards: Sequence[Tensor]) -> Iterator[None]:
-        """Gather from ``shards`` of the trainable parameters, and differentiate by these."""
+        """Gather from ``shards``, one per trainable parameter, and differentiate with respect to these."""
         for member, shard in zip(self.trained, shards, strict=True):
             member.replacement = shard
         try:

@@ -197,7 +197,7 @@ def _told(result: Any) -> str:
 
 
 def refusing_cell_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the operator that runs backward hooks of Cells: it has no layouts, a Cell may be called with several."""
+    """Wrap the operator that runs backward hooks of Cells: it has no layout rules, and calls may differ in layouts."""
 
     @wraps(call)
     def run(self: Any, args: Any) -> Any:

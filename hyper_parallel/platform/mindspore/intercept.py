@@ -1,6 +1,6 @@
 """Intercepts MindSpore's calls on DTensors.
 
-MindSpore asks ``__fallback__`` of a tensor subclass before it selects a kernel, with the operator's name and the
+MindSpore calls ``__fallback__`` of a tensor subclass before it selects a kernel, with the operator's name and the
 arguments as the caller or its Python layer wrote them. Everything arrives here: functions, methods, operators and
 legacy primitives. An operator that is not registered is refused; nothing runs on local tensors by accident.
 """
@@ -54,7 +54,7 @@ _STARTED: dict[str, Interception] = {}
 
 
 def start(platform: Platform, handlers: dict[str, Any]) -> Interception:
-    """Make the interception of ``platform``; called once, before the platform is handed out."""
+    """Make the interception of ``platform``; called once, before the platform is returned."""
     methods = {name.removeprefix(METHOD): handler for name, handler in handlers.items() if name.startswith(METHOD)}
     dispatcher = Dispatcher(platform)
     entries = {name: handler.as_written for name, handler in handlers.items() if hasattr(handler, "as_written")}

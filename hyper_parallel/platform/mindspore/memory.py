@@ -204,7 +204,7 @@ class _OnDisk(Offloaded):
         self._record = record
 
     def restore(self) -> Tensor:
-        """Read."""
+        """Read the tensor."""
         return from_host(self._record.array())
 
 
@@ -215,5 +215,5 @@ class _OnHost(Offloaded):
         self._host = ops.stop_gradient(tensor).to("CPU", non_blocking=True)
 
     def restore(self) -> Tensor:
-        """Copy back."""
+        """Copy the tensor back."""
         return self._host.to("Ascend", non_blocking=True)

@@ -200,7 +200,7 @@ class _Context:
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
-        """Per argument of the user's call."""
+        """Whether each argument of the user's call needs a gradient."""
         return self._ctx.needs_input_grad[:-1]
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -224,7 +224,7 @@ class _Context:
 
 
 def _native(cls: Any) -> Any:
-    """``cls`` as a function of locals; made once per class."""
+    """Return the function of local tensors for ``cls``; it is made once per class."""
     native = cls.__dict__.get(_NATIVE)
     if native is None:
         back = _backward_of(cls)

@@ -23,7 +23,7 @@ _TRACED = tuple(f"torch.distributed._functional_collectives.{name}" for name in 
 
 
 def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``torch.compile`` that leaves this package's functions to Python, and keeps simulated ranks apart."""
+    """Return a ``torch.compile`` that does not compile this package's functions, and keeps simulated ranks apart."""
 
     @wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - PyTorch's name

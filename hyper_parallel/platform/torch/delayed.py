@@ -86,7 +86,7 @@ def _delayed(module: nn.Module) -> bool:
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Pipeline stages after the first use their own seeds; the first uses the program's."""
+    """Use a seed of its own for each pipeline stage after the first, which uses the program's seed."""
     if not stage_index:
         yield
         return

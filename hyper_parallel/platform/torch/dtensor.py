@@ -50,7 +50,7 @@ __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 class TorchDTensor(DTensor, Tensor):
     """A DTensor that is a ``torch.Tensor``."""
 
-    # What PyTorch's fast constructor sets; ``_layout`` and ``_local`` are other names of the same two slots.
+    # The attributes that PyTorch's fast constructor sets; ``_layout`` and ``_local`` are these two slots, too.
     __slots__ = ("_local_tensor", "_spec")
 
     _platform = None  # type: ignore[assignment] # set by the platform's first wrap
@@ -130,7 +130,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def is_sparse(self) -> bool:  # type: ignore[override] # ours is read-only
-        """Whether the local tensor is sparse; optimizers ask it of every gradient."""
+        """Whether the local tensor is sparse; optimizers read this of every gradient."""
         return self._local.is_sparse
 
     def to_dense(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override] # ours is read-only
-        """The local tensor's node, to read only; register hooks on the tensor."""
+        """The local tensor's node, read-only; register hooks on the tensor instead."""
         return node_to_read(self._local.grad_fn)
 
     @property
@@ -431,7 +431,7 @@ class TorchDTensor(DTensor, Tensor):
 
     @property
     def __tensor_flatten__(self) -> Any:
-        """Absent: a compiler, which looks it up on every tensor, breaks its graph here.
+        """Not provided: a compiler, which looks it up on every tensor, breaks its graph here.
 
         Raises:
             Unsupported: PyTorch's own exception, if a graph is being traced.
@@ -535,7 +535,7 @@ class TorchMovedView(MovedView, TorchDTensor):  # type: ignore[override] # the l
 
 
 def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
-    """Make ``copy`` stale when one of ``bases`` is written; or the base of one that is such a view itself."""
+    """Make ``copy`` stale when one of ``bases`` is written, or, if that is itself such a view, when its base is."""
     if any(copy._local is _local_of(base) for base in bases):
         return
     follow(copy, TorchMovedView, bases, _counting)
@@ -589,7 +589,7 @@ _LOCK = threading.Lock()
 
 
 def _without_gradient(local: Tensor, key: Any) -> Tensor:
-    """A tensor of the dtype and device of ``local``; kept by ``key``, unless it is special to this context."""
+    """A tensor of the dtype and device of ``local``; kept by ``key``, unless it is usable only in this context."""
     special = torch.is_inference_mode_enabled() or len_dispatch_stack() or peek_interpreter_stack() is not None
     if special or type(local.detach()) is not Tensor:
         return local.detach()

@@ -373,7 +373,7 @@ class FullyShardedGroup:
         call.remaining = call.inputs
         self.running.add(call)
         self.gather()
-        self._expose(whole=True)  # parts of the module may be recomputed, whose forward is not the module's own
+        self._expose(whole=True)  # backward may recompute parts of the module, without the module's own forward
         return gradient
 
     def _after_input(self, call: _Call, gradient: torch.Tensor) -> torch.Tensor:

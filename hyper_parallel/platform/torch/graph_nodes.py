@@ -14,7 +14,7 @@ __all__ = ["LocalNode", "node_to_read"]
 
 
 def node_to_read(node: Any) -> LocalNode | None:
-    """Return ``node``, of the graph of local tensors, without its hooks; None for None."""
+    """Return ``node``, of the graph of local tensors, without its hooks, or None if ``node`` is None."""
     return None if node is None else LocalNode(node)
 
 

@@ -102,7 +102,7 @@ def function(  # noqa: PLR0911 - one return per kind of call
 
 
 def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run PyTorch's own function without a rule: its operators are dispatched."""
+    """Run a function of PyTorch that has no rule: the operators that it calls are dispatched."""
     python = unwrapped(func)
     if python is not None:
         return python(*args, **kwargs)
@@ -115,7 +115,7 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def _outside_inference(value: Any) -> Any:
-    """Another DTensor of the same local tensor, not in inference mode, for one that was made in it."""
+    """Return ``value``, or, if it was made in inference mode, a DTensor of its local tensor that is not."""
     if not isinstance(value, DTensor) or not value.is_inference():
         return value
     other: Any = interception().dispatcher.platform.wrap(value._local, value._layout)

@@ -149,7 +149,7 @@ def _refuse_uneven(layout: Layout) -> None:
 
 
 def torch_mesh(mesh: DeviceMesh) -> Any:
-    """PyTorch's mesh; built once per rank; without the lock if ranks are threads that build it together.
+    """Return PyTorch's mesh, built once per rank; without the lock if ranks are threads that build it together.
 
     Raises:
         MeshError: ranks descend along an axis.

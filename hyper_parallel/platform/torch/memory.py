@@ -23,7 +23,7 @@ class TorchMemory(MemoryFacet):
 
     @property
     def checkpoint(self) -> Callable[..., Any]:
-        """``torch.utils.checkpoint.checkpoint``, not reentrant unless asked for."""
+        """``torch.utils.checkpoint.checkpoint``, not reentrant unless requested."""
         return _checkpoint
 
     @property
@@ -132,7 +132,7 @@ class _OnDisk(Offloaded):
 
 
 class _OnHost(Offloaded):
-    """A device tensor in pinned host memory; copied there by ``stream`` while the device computes on."""
+    """A device tensor in pinned host memory; ``stream`` copies it there while the device continues to compute."""
 
     def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
         engine = getattr(torch, tensor.device.type)

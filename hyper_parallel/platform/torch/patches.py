@@ -124,9 +124,7 @@ class Patch:
         if hasattr(original, _ORIGINAL):
             return
         if self.references:
-            inner = unwrap(
-                original
-            )  # a function inside a decorator, or inside a wrapper that lasts while simulated ranks run
+            inner = unwrap(original)  # a function in a decorator, or in a wrapper that exists while simulated ranks run
             _replace_code(inner, self.replace)
             setattr(original, _ORIGINAL, getattr(inner, _ORIGINAL))
             return
@@ -209,7 +207,7 @@ def _keeping_dtensors(apply: Call) -> Call:
 
 
 def _recomputes() -> bool:
-    """True where backward records operations: a forward runs again, not by the two mechanisms that are patched."""
+    """True where backward records operations: a forward is repeated, not by one of the two patched mechanisms."""
     return current_graph_task_id() >= 0 and torch.is_grad_enabled()
 
 
@@ -224,7 +222,7 @@ _OTHER_GENERATOR = (
 def _converting_once(plain: Call) -> Call:
     @wraps(plain)
     def of_dtensor(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **options: Any) -> Any:
-        # A mode must get the call, and a mapping returns a mapping: both are left to PyTorch.
+        # A mode must receive the call, and for a mapping a mapping is returned: PyTorch handles both.
         if type(outputs) is TorchDTensor and type(inputs) in _LEAVES and not args and not function_mode_enabled():
             return grad(outputs, inputs, grad_outputs, **options)
         return plain(outputs, inputs, grad_outputs, *args, **options)
@@ -308,7 +306,7 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
         ),
     ),
 }
-"""Patches by the module that they change, which is imported by the program: this library would wait for it."""
+"""Patches by the module that they change, which the program imports: importing it here would take long."""
 
 
 # Each module of torch.optim has a function with its own name; the one of adamw calls the one of adam.

@@ -44,7 +44,7 @@ class TorchPersistence(PersistenceFacet):
         torch.save(state, path)
 
     def _load_own(self, path: Path) -> dict[str, Any]:
-        """``torch.load`` of tensors alone; its message is left out, since it advises to execute the file."""
+        """``torch.load`` of tensors only; its error message is omitted, because it advises executing the file."""
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except OSError:
@@ -62,7 +62,7 @@ class TorchPersistence(PersistenceFacet):
 
 
 def write_items(tensor: DTensor, name: str) -> list[Any]:
-    """Return what this rank writes of ``tensor``; of equal boxes PyTorch keeps one, and an empty one is not written.
+    """Return the boxes of ``tensor`` that this rank writes; of equal boxes PyTorch keeps one; empty boxes are omitted.
 
     Raises:
         CheckpointError: (a ValueError) the tensor is partial.

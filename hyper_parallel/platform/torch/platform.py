@@ -78,7 +78,7 @@ class AsyncTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Wait, unless only metadata is read; then go on with plain tensors."""
+        """Wait, unless only metadata is read; then continue with plain tensors."""
         del types
         name = getattr(func, "__name__", "")
         attribute = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else ""

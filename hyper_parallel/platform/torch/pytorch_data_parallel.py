@@ -59,7 +59,7 @@ def managed_without_dtensors(verify: Call) -> Call:
 
 
 def with_their_mesh(mesh_info: Call) -> Call:
-    """``fully_shard``'s reading of its mesh, which may be one of this library."""
+    """Let ``fully_shard`` accept a mesh of this library."""
 
     @wraps(mesh_info)
     def call(mesh: Any, *args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ from hyper_parallel.transport.base import use_transport
 __all__ = ["MOST_GRAPHS", "CompiledForward"]
 
 MOST_GRAPHS = 64
-"""Graphs that one module keeps, the last ones used; each is of other shapes, layouts, dtypes or modes."""
+"""Number of graphs that one module keeps, the last ones used; they differ in shapes, layouts, dtypes or modes."""
 
 _NO_STREAM = torch.zeros(2, dtype=torch.int64)
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
@@ -75,7 +75,7 @@ class CompiledForward:
     _graphs: Any = None
     _state: ModuleState
     _numbers: dict[Any, int]
-    """Number of the module's state: keys of graphs have the number, which is cheap to hash."""
+    """Number of each state of the module: keys of graphs contain the number, which is cheap to hash."""
     _number: int
     _tensors: ModuleTensors
     _layouts: dict[str, Any]

@@ -1,6 +1,6 @@
 """Traces a function of local tensors, through the DTensors inside it, into a forward and a backward graph.
 
-PyTorch's AOTAutograd traces; what follows is ours: forward and backward are separated by the order of the trace, so
+PyTorch's AOTAutograd traces; the rest is done here: forward and backward are separated by the order of the trace, so
 that both run the operators and collectives that the program runs, in its order, and the collectives become calls of the
 transport.
 """
@@ -36,7 +36,7 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 class Region:
-    """What runs a function by graphs, which are traced when it is called first.
+    """A function that is run by graphs, which are traced when it is called first.
 
     Args:
         function: function of local tensors; returns a list of them.
@@ -205,7 +205,7 @@ _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()")
 
 
 def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return what runs the graph: this package's operators as functions, PyTorch's without look-ups.
+    """Return a function that runs the graph: operators of this package as functions, those of PyTorch without look-ups.
 
     It takes a list of the inputs, which it empties, so that each tensor is freed after the operator that reads it last.
     """
@@ -228,7 +228,7 @@ def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 class _Boxed(partial[Any]):
-    """PyTorch reads its attribute, passes it a list and keeps no other references."""
+    """Function of a list of inputs; by its attribute, PyTorch knows to pass a list and keep no other references."""
 
     _boxed_call = True
 

@@ -19,7 +19,7 @@ from hyper_parallel.platform.torch.versions import is_view, release_saved
 __all__ = ["Halves", "refuse_second_derivative", "single_node"]
 
 Run = Callable[[list[Any]], Sequence[Any]]
-"""Empties the list that it takes."""
+"""Function of a list of inputs, which it empties."""
 
 
 @dataclass

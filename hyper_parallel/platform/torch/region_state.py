@@ -35,7 +35,7 @@ _LIBRARIES = {"hyper_parallel", "torch", "numpy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SHARDED = "_hyper_parallel_fully_sharded"
 """Attribute of modules that fully_shard was applied to."""
-_REGISTERING = {  # hooks of tensors
+_REGISTERING = {  # functions that register hooks of tensors
     torch.Tensor.register_hook: "register_hook",
     torch.Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook",
     torch.Tensor.retain_grad: "retain_grad",
@@ -71,7 +71,7 @@ class HookRefusal(TorchFunctionMode):
 
 
 def is_observed() -> bool:
-    """Whether something observes calls one by one, so that they must be made."""
+    """Whether something observes single calls, such as a hook, so that a graph must not replace them."""
     return bool(
         watchers()
         or open_blocks()
@@ -168,7 +168,7 @@ class ModuleTensors:
 
     @classmethod
     def of(cls, root: nn.Module) -> ModuleTensors:
-        """Find them."""
+        """Find the tensors of ``root``."""
         found = cls([], [], [], [], 0)
         first: dict[int, tuple[dict[str, Any], str]] = {}
         for path, module in root.named_modules():

@@ -1,6 +1,6 @@
-"""Removes views without effect from a joint graph, each of which would cost a call on the host.
+"""Removes views without effect from a joint graph; each of them would cost a call on the host.
 
-Autograd and the tracer leave many: ``t`` of ``t``, ``detach``, a view as the shape that a tensor has, and the same view
+Autograd and the tracer leave many: ``t`` of ``t``, ``detach``, a view with the tensor's own shape, and the same view
 of the same tensor for each operator that reads it. A traced graph writes to no tensor, so equal views are one tensor.
 """
 

@@ -32,7 +32,7 @@ def _attention(
     enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
-    """Softmax attention; ``first_query`` is where a causal run of queries starts among all of them."""
+    """Softmax attention; ``first_query`` is the position of the first query, if causal, among all queries."""
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         k, v = (_repeated_heads(heads, q.shape[-3] // heads.shape[-3]) for heads in (k, v))
     scores = matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -293,7 +293,7 @@ def _add_layer_norm(
     ops: Any, _: Any, x: Any, y: Any, gamma: Any, beta: Any, eps: float = 1e-5, additional_out: bool = False
 ) -> Any:
     """Return the normalised sum, its mean and reciprocal deviation, and the sum."""
-    del additional_out  # the sum is returned whether it is asked for or not
+    del additional_out  # the sum is always returned
     total = ops.add(x, y)
     out, mean, scale = ops.native_layer_norm(total, tuple(gamma.shape), gamma, beta, eps)
     return out, mean, scale, total

@@ -1,7 +1,8 @@
 """MindSpore's private names, and the differences between its versions, each once.
 
-``from hyper_parallel.platform.mindspore.versions import name`` asks the installed version for it: the graph compiler
-moved from ``mindspore.common`` to ``mindspore.graph`` in 2.9. Attributes that are replaced are in ``patches.py``.
+``from hyper_parallel.platform.mindspore.versions import name`` looks up the name in the installed version: the graph
+compiler moved from ``mindspore.common`` to ``mindspore.graph`` in 2.9. Attributes that are replaced are in
+``patches.py``.
 """
 
 from __future__ import annotations

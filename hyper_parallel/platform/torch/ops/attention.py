@@ -42,7 +42,7 @@ def _attention(
     enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
-    """``F.scaled_dot_product_attention``; ``first_query`` is where a causal run of queries starts among all of them."""
+    """``F.scaled_dot_product_attention``; ``first_query`` is the position of the first query, if causal, among all."""
     if first_query is not None:
         visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
         attn_mask = visible.tril(first_query)

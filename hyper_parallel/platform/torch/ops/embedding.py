@@ -38,7 +38,7 @@ def _embedding(
 
 
 def _sparse_embedding(x: Tensor, weight: Tensor, padding_idx: int | None, window: Window) -> Tensor:
-    """A look-up whose gradient has the rows of this rank's ids alone, so that optimizers do not touch others."""
+    """A look-up whose gradient has only the rows of this rank's ids, so that optimizers leave other rows alone."""
     _, local, inside = within(weight, 0, x, window)
     rows = F.embedding(local[inside], weight, _local_padding(padding_idx, window), sparse=True)
     return rows.new_zeros(*x.shape, weight.shape[1]).index_put((inside,), rows)
@@ -73,7 +73,7 @@ def _embedding_with_options(
     scale_grad_by_freq: bool,
     sparse: bool,
 ) -> Any:
-    """A look-up; ``max_norm`` shortens the rows that are looked up, frequent ids may share one gradient."""
+    """A look-up; ``max_norm`` shortens the rows looked up, and frequent ids may have their gradient scaled down."""
     if max_norm is None and not scale_grad_by_freq:
         return ops.embedding(x, weight, padding_idx, sparse=sparse)
     with torch.no_grad():

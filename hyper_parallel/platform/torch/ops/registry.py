@@ -2,7 +2,7 @@
 
 ``spelling`` names the calls that are one canonical operator, ``kernel`` gives the operator on plain local tensors,
 ``decomposition`` defines a call in terms of canonical operators. Each family's file states its own; the tables are
-built once, when the platform is.
+built once, with the platform.
 
 A call is a function, a method, an operator overload, or a name: ``"mm"`` stands for ``torch.mm`` and ``Tensor.mm``,
 each where this release has it. A call whose name ends in an underscore writes its first operand.

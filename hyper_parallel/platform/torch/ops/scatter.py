@@ -34,7 +34,7 @@ def _write_at(x: Tensor, index: Any, value: Any) -> None:
 
 @kernel("index_put")
 def _put(x: Tensor, indices: Any, values: Tensor, accumulate: bool) -> Tensor:
-    return aten.index_put.default(x, indices, values, accumulate)  # torch.index_put takes no None
+    return aten.index_put.default(x, indices, values, accumulate)  # torch.index_put rejects None
 
 
 @kernel("scatter")

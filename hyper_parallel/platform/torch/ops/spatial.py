@@ -84,7 +84,7 @@ for _name in (
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "_upsample_lanczos2d_aa",
 ):  # fmt: skip
-    if hasattr(aten, _name):  # the last is new
+    if hasattr(aten, _name):  # older versions lack the last
         spelling(
             "upsample",
             getattr(aten, _name).default,

@@ -1,7 +1,7 @@
 """PyTorch's private names, and the differences between its versions, each once; transports import it, too.
 
-``from hyper_parallel.platform.torch.versions import name`` asks the installed version for it. Attributes that are
-replaced are in ``patches.py``, with the versions that need them.
+``from hyper_parallel.platform.torch.versions import name`` looks up the name in the installed version. Attributes that
+are replaced are in ``patches.py``, with the versions that need them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ NAMES = Names(
         "decompositions": _name("torch._decomp.decomposition_table", _DECOMPOSED),
         "dispatch_functionalize": _name("torch._subclasses.functional_tensor.dispatch_functionalize", _DECOMPOSED),
         "enable_python_dispatcher": _name("torch._dispatch.python.enable_python_dispatcher", _DECOMPOSED),
-        # compiler: asked for when a program first compiles
+        # compiler: looked up when a program first compiles
         "TracingContext": _name("torch._guards.TracingContext", _COMPILE),
         "Unsupported": _name("torch._dynamo.exc.Unsupported", _COMPILE),
         "UserFunctionVariable": _name("torch._dynamo.variables.functions.UserFunctionVariable", _COMPILE),

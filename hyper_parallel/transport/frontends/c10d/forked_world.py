@@ -117,7 +117,7 @@ class _ForkedWorld:
         )
 
     def start(self, packages: Sequence[str]) -> None:
-        """Start the processes; packages that ask for their rank as they are imported are left to the ranks."""
+        """Start the processes; packages that read their rank during import are imported by the ranks instead."""
         self._fork(warm_server("torch", packages), 1)
         _, asking = self._receive(0, self._workers[0])
         if asking:
