@@ -108,7 +108,7 @@ def trace(error: BaseException) -> str:
 def fold_frames(text: str, *, shows_last: bool = True) -> str:
     """Return a traceback in which runs of frames of PyTorch, MindSpore and this library are replaced by a count.
 
-    The last frame of a traceback, which raised the error, is shown wherever it is, and a single frame stays.
+    The last frame of a traceback, which raised the error, is always shown, and a single frame is not replaced.
 
     Args:
         text: the traceback as Python formats it, with those of its causes.

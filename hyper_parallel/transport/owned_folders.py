@@ -1,6 +1,6 @@
 """Temporary folders that a process owns while it runs, and that the next process removes if their owner was killed.
 
-The owner holds a lock on a file in its folder. The kernel gives the lock up when the process ends, however it ends.
+The owner holds a lock on a file in its folder. The kernel releases the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def _told(result: Any) -> str:
 
 
 def refusing_cell_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the operator that runs backward hooks of Cells: it has no layout rules, and calls may differ in layouts."""
+    """Wrap the operator that runs backward hooks of Cells to raise for DTensors: hooks would get shards."""
 
     @wraps(call)
     def run(self: Any, args: Any) -> Any:

@@ -141,7 +141,7 @@ class MindSporeModules(ModulesFacet):
         return FullyShardedGroup(self, module, options, parameters)
 
     def compiled_forward(self, module: Any, backend: Any) -> Any:
-        """Refused.
+        """Refuse to compile.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) always.

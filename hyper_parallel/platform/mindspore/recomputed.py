@@ -1,7 +1,7 @@
 """Recomputation (``Cell.recompute``, ``ms.recompute``): random numbers and fully sharded parameters of the second run.
 
-The second run samples the same random numbers. It begins inside of the cell's hooks, which have gathered parameters for
-the first run, and are not called again: so they are gathered again for it. A function that recomputes by its own
+The second run samples the same random numbers. It begins inside of the cell's hooks, which gathered the parameters for
+the first run and are not called again, so the parameters are gathered again here. A function that recomputes by its own
 derivative gets the shards as further inputs, so that it returns their gradients as those of other inputs.
 """
 

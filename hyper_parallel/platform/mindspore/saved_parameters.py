@@ -39,7 +39,7 @@ def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entries_of(save_obj: Any) -> list[tuple[str, Any]]:
-    """Return names and values in an argument of ``mindspore.save_checkpoint``; none if it refuses it."""
+    """Return names and values in an argument of ``mindspore.save_checkpoint``; none if this refuses the argument."""
     if isinstance(save_obj, nn.Cell):
         return [(parameter.name, parameter) for parameter in save_obj.get_parameters()]
     if isinstance(save_obj, dict):

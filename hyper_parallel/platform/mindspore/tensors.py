@@ -130,7 +130,7 @@ class MindSporeTensors(TensorsFacet):
         return input_tensor
 
     def power_sum(self, data: Any, p: float) -> Any:
-        """Computed in f32 or wider."""
+        """Return the sum of powers, computed in f32 or wider."""
         size = mint.abs(ops.stop_gradient(data))
         if data.dtype not in (mindspore.float32, mindspore.float64):
             size = size.astype(mindspore.float32)
@@ -207,7 +207,7 @@ class MindSporeTensors(TensorsFacet):
         return str(data.device).partition(":")[0]
 
     def fill_(self, target: Any, source: Any) -> Any:
-        """Written over, off the graph; see ``ops.kernels.write_over``."""
+        """Write over ``target``, off the graph; see ``ops.kernels.write_over``."""
         if 0 not in target.shape:
             write_over(ops.stop_gradient(target), ops.stop_gradient(source).astype(target.dtype))
         return target

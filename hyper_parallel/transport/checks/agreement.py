@@ -118,7 +118,7 @@ class GlooAgreement:
         self._ranks = tuple(sorted(ranks))
 
     def compare(self, mine: Proposal) -> bool:
-        """Wait for every member's fingerprint; whether a member has started the collective.
+        """Wait for every member's fingerprint; return whether a member has started the collective.
 
         Raises:
             CollectiveMismatchError: fingerprints do not fit, on every member.
@@ -166,7 +166,7 @@ class GlooAgreement:
         return output
 
     def start_rows(self, mine: Proposal, begin: Callable[[], tuple[Any, Work]]) -> tuple[Any, Work]:
-        """Like :meth:`start`, for an all-to-all of rows; the output, and what to wait for."""
+        """Like :meth:`start`, for an all-to-all of rows; return the output and the work to wait for."""
         earlier, labels = self._claim(mine), self._gather(mine, started=True)
         return self._begin_rows(mine, begin, earlier, labels)
 
@@ -188,7 +188,7 @@ class GlooAgreement:
         return output, Work(mine.fingerprint.operation, finish, work.output)
 
     def _claim(self, mine: Proposal) -> list[Proposal]:
-        """Claim the collective; the claims of earlier members."""
+        """Claim the collective; return the claims of earlier members."""
         texts = self._transport.claim(mine.to_json(), self._ranks)
         return [Proposal.from_json(text, self._ranks) for text in texts]
 

@@ -1,6 +1,6 @@
 """The flight recorder: the last calls of every rank, kept while a world runs and written as JSON when it fails.
 
-It lives in the process that starts the ranks and serves their comparisons, so that the calls of a rank that is killed,
+It is kept in the process that starts the ranks and compares their calls, so that the calls of a rank that is killed,
 stopped or crashes in C++ are recorded, too. Each rank keeps its own calls, too, and writes them if that process is
 killed.
 """
@@ -37,7 +37,7 @@ CALLS = 256
 class _Call:
     """One call of a rank.
 
-    ``state`` is ``started``; ``matched`` once all members have called the same; ``completed`` when the rank went on.
+    ``state`` is ``started``; ``matched`` once all members have called the same; ``completed`` when the rank continued.
     """
 
     number: int

@@ -3,8 +3,8 @@
 A window is a forward or a backward pass. Its first run agrees on each collective by itself and records the order. The
 next run agrees once, on the recorded order, and every rank is then obliged to run these collectives. A rank that leaves
 the order runs the next two of them with zeros and its own flag set, so that no rank waits for it. No more than two
-collectives are in flight, so every rank sees the flags before it goes on: if all ranks have left the order at the same
-place, the window continues with an agreement on each collective; else all of them raise.
+collectives are in flight, so every rank sees the flags before it continues: if all ranks have left the order at the
+same place, the window continues with an agreement on each collective; else all of them raise.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def single_run_main(line: Connection, stack_path: str, setup: RankSetup, output:
         setup: settings for joining the world.
         output: receives the rank's stdout.
     """
-    multiprocessing.set_start_method(None, force=True)  # the server's would import the program again
+    multiprocessing.set_start_method(None, force=True)  # that of the server would import the program again
     os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
     with _stack_file(stack_path) as stack:
         os.dup2(output.number, 1)

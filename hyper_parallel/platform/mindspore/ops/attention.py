@@ -177,7 +177,7 @@ def _from_heads(ops: Any, x: Any, layout: str) -> Any:
 
 @decomposition("RotaryPositionEmbedding")
 def _rotary(ops: Any, _: Any, x: Any, cos: Any, sin: Any, mode: int = 0) -> Any:
-    """Pairs of features rotated: halves apart (0), or neighbours (1)."""
+    """Rotate pairs of features: each of the first half with one of the second (0), or neighbours (1)."""
     if mode == 0:
         first, second = ops.chunk(x, 2, -1)
         rotated = ops.cat([ops.neg(second), first], -1)

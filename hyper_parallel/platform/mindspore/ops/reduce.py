@@ -354,7 +354,7 @@ def _running_total(
 
 @decomposition("CumulativeLogsumexp")
 def _running_logsumexp(ops: Any, primitive: Any, x: Any, dim: Any) -> Any:
-    """The dim comes as a tensor."""
+    """Return the running log-sum-exp; the dim is passed as a tensor."""
     for name in ("exclusive", "reverse"):
         expect("CumulativeLogsumexp", name, primitive.init_attrs[name], False)
     return ops.logcumsumexp(x, number(dim))

@@ -84,8 +84,8 @@ KEYWORDS = {
 # Attributes of legacy primitives that do not affect values.
 NEUTRAL = frozenset({"name", "use_lock", "dtype"})
 
-# Parameters that rules do not have and that have no effect here: random numbers go by global index, local tensors stay
-# on the mesh's device.
+# Parameters that rules do not have and that have no effect here: random numbers depend on the global index, and local
+# tensors stay on the mesh's device.
 IGNORED = frozenset({"seed", "offset", "device"})
 
 

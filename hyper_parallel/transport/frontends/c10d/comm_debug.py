@@ -16,7 +16,7 @@ from hyper_parallel.platform.torch.versions import (
 __all__ = ["count_collective", "count_of_transport"]
 
 _OPS: Any = torch.ops.c10d
-# By the names of torch.distributed's functions; operators of barriers are not counted on real ranks either.
+# Operators by function of torch.distributed; those of barriers are not counted on real ranks either.
 _PACKETS = {
     "all_reduce": _OPS.allreduce_,
     "all_reduce_coalesced": _OPS.allreduce_coalesced_,

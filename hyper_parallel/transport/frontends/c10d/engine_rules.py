@@ -31,7 +31,7 @@ OLDER_NAMES = {
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
-"""Names of methods of process groups, and the names that PyTorch before 2.13 calls, as gloo's groups have them."""
+"""Methods of process groups, and the names of the same methods before PyTorch 2.13 and in gloo's groups."""
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _MOVED = _FLOATS | {torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64}

@@ -1,8 +1,8 @@
 """Changes in PyTorch while a simulation runs, so that each rank has its own ``torch.distributed``.
 
 PyTorch keeps one world per process, in an object that all its functions read. While a simulation runs, that object
-looks up the rank that asks (a context variable) and answers with that rank's own groups; outside of ranks it answers
-with the process's own world, which is not changed. The registry of groups in C++ is switched to one per thread.
+looks up the calling rank (a context variable) and returns that rank's own groups; outside of ranks it returns those of
+the process's own world, which is not changed. The registry of groups in C++ is switched to one per thread.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _forget_compiled() -> None:
 
 
 def _forget_default_groups() -> None:
-    """Replace groups that PyTorch's functions have as defaults since their import by None, which means the world."""
+    """Replace groups that are defaults of arguments of PyTorch's functions by None, which means the world."""
     for module in filter(None, map(sys.modules.get, _KEEPING_GROUPS)):
         for function in vars(module).values():
             defaults = getattr(function, "__defaults__", None)

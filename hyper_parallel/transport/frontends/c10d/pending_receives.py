@@ -1,8 +1,8 @@
 """Detects that a tensor is read, or written, between an ``irecv`` and its wait.
 
-Its values then depend on when the message arrives. On simulated ranks it always has the old values, so the program
-would be silently wrong. While a receive is pending, each operator of its thread is checked: views and factories read no
-values, everything else that touches the memory of the receive is an error.
+The values that are read depend on when the message arrives. On simulated ranks it always has the old values, so the
+program would be silently wrong. While a receive is pending, each operator of its thread is checked: views and factories
+read no values, everything else that touches the memory of the receive is an error.
 """
 
 from __future__ import annotations

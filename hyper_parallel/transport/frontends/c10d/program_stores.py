@@ -1,6 +1,6 @@
 """The stores that a program makes itself on simulated ranks: each is a part of the world's store.
 
-PyTorch's own wait in C++, for ranks that run only when the one that waits lets them.
+The stores of PyTorch wait in C++, where a simulated rank cannot let the rank that it waits for run.
 """
 
 from __future__ import annotations

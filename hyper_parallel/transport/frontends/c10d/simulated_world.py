@@ -67,7 +67,7 @@ def run_ranks(body: Callable[[], Any], world_size: int, timeout: float, *, own_m
 def _emptied_queue() -> Iterator[None]:
     """Empty autograd's queue of this thread at the end: a backward that has raised leaves its tasks there.
 
-    Their tensors would be freed when the thread ends, perhaps while the interpreter does, which aborts the process.
+    Their tensors would be freed when the thread ends, perhaps while the interpreter exits, which aborts the process.
     The queue gives back tasks of the newest nodes first, so a backward through the oldest one comes after all of them.
     """
     with torch.enable_grad(), torch.inference_mode(mode=False):

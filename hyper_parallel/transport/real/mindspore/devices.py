@@ -66,7 +66,7 @@ class TensorFacts:
         return str(x.dtype).startswith(_INEXACT)
 
     def device(self, x: Tensor) -> str:
-        """Empty: a process of MindSpore has one device, and the tensors of a world are all on such."""
+        """Empty: a process of MindSpore has one device, of the same type on all ranks of a world."""
         del x
         return ""
 

@@ -200,7 +200,7 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 def seed_rank() -> None:
     """Set a fixed seed, since the process may have served another run.
 
-    MindSpore's own collectives get a new world, where a coordinator carries them; over HCCL they have the engine's.
+    If a coordinator carries MindSpore's own collectives, they get a new world; over HCCL they use that of the engine.
     """
     mindspore.manual_seed(0)
     mindspore.set_seed(0)  # operators on CPU draw by this one
