@@ -45,7 +45,7 @@ class FSDPModule:
         """Free what was gathered of this module's own group.
 
         Raises:
-            PlanError: its forward or backward runs.
+            PlanError: the forward or backward of the module is running.
         """
         for group in groups_of(self)[0]:
             group.reshard()
@@ -135,7 +135,7 @@ class FSDPModule:
         """Ranks may use different parameters; one that no rank uses has no gradient.
 
         Raises:
-            PlanError: such parameters shall have gradients of zeros.
+            PlanError: True is given, which asks for gradients of zeros for such parameters.
         """
         del recurse
         if reduce_scatter_unused_params:
@@ -233,7 +233,7 @@ def _require_sharded(caller: str, modules: Sequence[Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def class_with(methods: type, kind: type) -> type:
-    """Return a class named as ``kind``, in which the methods of ``methods`` override its own."""
+    """Return a subclass of ``kind`` with the same name, in which the methods of ``methods`` come first."""
     if issubclass(kind, methods):
         return kind
     return type(kind.__name__, (methods, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})

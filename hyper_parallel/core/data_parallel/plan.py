@@ -25,7 +25,7 @@ class Slot:
     """The place of one parameter in every rank's row.
 
     Attributes:
-        shape: global shape; it has no dims only on one rank.
+        shape: global shape; without dims only if there is one rank.
         ranks: number of ranks over which ``dim`` is sharded.
         offset: first element in the row.
         dim: the sharded dim.
@@ -38,7 +38,7 @@ class Slot:
 
     @property
     def _extent(self) -> int:
-        """Length along the dim of all ranks; 1 of a parameter without dims."""
+        """Length along the dim over all ranks; 1 if the parameter has no dims."""
         return self.shape[self.dim] if self.shape else 1
 
     @cached_property

@@ -64,7 +64,7 @@ class _Rows:
 
     @property
     def shape(self) -> Shape:
-        """Shape of a row: of the first part."""
+        """Shape of a row, which is that of the first part."""
         return self.shapes[0]
 
 

@@ -378,7 +378,7 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
 
 
 def _protecting(platform: Platform, copied: str | None, *, may_copy: bool = False) -> Callable[[Any, Any], None]:
-    """Return what makes a view read-only if writes to it would be lost; it then becomes stale when its base is written.
+    """Return a function that makes a view read-only, and stale once its base is written, if writes to it would be lost.
 
     Args:
         platform: the framework.

@@ -152,7 +152,7 @@ class _Proposal:
         return None if stays_plain else NoParallel(use_local_output=None)
 
     def _returns_output(self, unit: Unit) -> bool:
-        """Whether a module is the layer that returns the model's output, which shall be plain."""
+        """Whether a module is the layer that returns the model's output, which must be plain."""
         return self.plain_output and unit.path == self._last and self._is_linear(unit.path)
 
     def _layer_styles(self, unit: Unit) -> list[ParallelStyle]:

@@ -43,8 +43,7 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     # Here the layer itself sums, so its output is complete for every reader, and "gather" has nothing to do.
     "local_colwise": ColwiseParallel,
     "local_rowwise": RowwiseParallel,
-    # In Transformers, the first shards features of every expert, as the names of its parameters say. Here both shard
-    # experts.
+    # Here both shard experts. In Transformers, the first one shards the features of every expert, by parameter name.
     "moe_tp_experts": ExpertParallel,
     "ep_dispatch_experts": ExpertParallel,
 }

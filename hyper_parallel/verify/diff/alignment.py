@@ -101,7 +101,7 @@ class _Pairs:
 
 
 def _distance(one: Any, other: Any) -> float:
-    """Return the distance of an array from another one, or from its shard of it, relative to the largest number."""
+    """Return the distance of two arrays, the second of which may be a shard, relative to the largest number."""
     if same_values(one, other):
         return 0.0
     if np.shape(one) != np.shape(other):

@@ -63,7 +63,7 @@ def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: 
 
 
 def _only_dropped(actual: Any, expected: Any, allowed: Any) -> bool:
-    """Return whether elements, but not entire rows, are zero in only one of the arrays, the others being multiples."""
+    """Return whether some elements, but no entire row, are zero in only one array, and the others are multiples."""
     zero = (actual == 0) != (expected == 0)
     both = (actual != 0) & (expected != 0)
     if not zero.any() or not both.any() or actual.ndim < 1:

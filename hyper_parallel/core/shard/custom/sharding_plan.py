@@ -45,7 +45,7 @@ class ShardingPlan:
         plan: placements by path of a parameter or buffer: ``{"layers.*.fc1.weight": ("tp", "None")}``. The others
             are replicated.
         input_plan: layouts of inputs by path of the module: placements for its one tensor argument, a sequence
-            with an entry per positional argument (None leaves one alone), or a mapping by parameter name. A plain
+            with an entry per positional argument (None: left alone), or a mapping by parameter name. A plain
             tensor is this rank's local shard; a DTensor is redistributed. A key ``"fc1.input"`` is ``"fc1"``, and
             ``"input"`` is ``""``, unless the module has modules of these names.
         output_plan: layouts of outputs by path of the module: placements, or a sequence or mapping nested like
@@ -226,7 +226,7 @@ class _Boundary:
         return self.platform.wrap(value, layout)
 
     def nested(self, value: Any, entry: Any, what: str) -> Any:
-        """``value`` with each tensor in the placements of ``entry``, which is nested alike; None leaves one alone."""
+        """``value`` with each tensor in the placements of ``entry``, nested alike; None keeps a tensor as it is."""
         if entry is None:
             return value
         if isinstance(value, Mapping) and isinstance(entry, Mapping):

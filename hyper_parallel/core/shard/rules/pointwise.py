@@ -213,7 +213,7 @@ _BINARY = {
     "isclose": "x, y, rtol=1e-05, atol=1e-08, equal_nan=False",
     POLYNOMIALS: "x, y",
 }
-# The names of all of them, for the frameworks' tables.
+# Names of the operators above, for the frameworks' tables.
 STEPWISE, NONLINEAR = (" ".join(table) for table in (_STEPWISE, _NONLINEAR))
 BINARY = " ".join(("maximum minimum", *_BINARY))
 _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (

@@ -97,7 +97,7 @@ class ParallelStyle(abc.ABC):
         return None
 
     def inputs(self) -> Sequence[BoundaryLayout]:
-        """The module's inputs from the style, where they may be local tensors. Pure; used to complete a plan."""
+        """Inputs that the module gets from the style, if they may be local tensors. Pure; used to complete a plan."""
         return ()
 
     def outputs(self) -> Sequence[BoundaryLayout]:
@@ -121,7 +121,7 @@ class LayerStyle(ParallelStyle):
         return self._other_kind(platform, module)
 
     def _other_kind(self, platform: Platform, module: Any) -> str:
-        """The reason why a module of another kind is refused, with the layer that it wraps, as adapters do."""
+        """The reason why a module of another kind is refused, with the name of the layer in it if it wraps one."""
         supported = f"{type(self).__name__} supports linear and embedding layers"
         layers = [
             path

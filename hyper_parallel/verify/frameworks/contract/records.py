@@ -46,8 +46,8 @@ THRESHOLDS = ("margin", "side")
 above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
 
 OBSERVED = ("input", "collective", "call")
-"""Kinds of records of recordings alone: inputs of models, what a rank gives collectives, and what operators got and
-returned in a log of PyTorch's DebugMode."""
+"""Kinds of records that only recordings have: inputs of models, inputs of collectives, and arguments and results of
+operators in a log of PyTorch's DebugMode."""
 
 DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
 """Kinds of records that are not compared as results: the rows that an operator such as top-k chooses from, the indices
@@ -115,7 +115,7 @@ class LocalValue(NamedTuple):
     Attributes:
         array: NumPy array: a copy of what this rank holds; bfloat16 and float16 as float32.
         region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
-        dtype: dtype of the tensor if the array's is wider: ``bfloat16`` or ``float16``; otherwise empty.
+        dtype: dtype of the tensor if the array has a wider one: ``bfloat16`` or ``float16``; otherwise empty.
     """
 
     array: Any
@@ -139,8 +139,8 @@ class Record:
         value: NumPy array: a copy of what this rank holds.
         region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
         site: ``file:line`` of the user's call where there is one (records, losses, clipping).
-        dtype: dtype that the value was rounded to if the array's is wider: ``bfloat16`` or ``float16``; otherwise
-            empty.
+        dtype: dtype that the value was rounded to if the array has a wider one: ``bfloat16`` or ``float16``;
+            otherwise empty.
     """
 
     kind: str

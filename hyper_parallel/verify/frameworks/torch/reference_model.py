@@ -117,7 +117,7 @@ class Transformer(nn.Module):
 
 
 def loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    """Mean cross-entropy; classes second, as PyTorch wants them, so that no dims are merged."""
+    """Mean cross-entropy; dim 1 has the classes, as PyTorch requires, so that no dims are merged."""
     return F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL)
 
 

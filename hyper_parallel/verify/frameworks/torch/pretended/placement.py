@@ -228,7 +228,7 @@ def _generator(placed: Placement) -> Any:
 
 
 def _of_device(placed: Placement, plain: Any, substitute: Any) -> Any:
-    """Return a class that stands for ``torch.Stream`` or ``torch.Event``: on the device, or on none, a substitute."""
+    """Return a class in place of ``torch.Stream`` or ``torch.Event``, which makes ``substitute`` for the device."""
 
     class _Kind(type):
         def __instancecheck__(cls, value: Any) -> bool:
