@@ -73,6 +73,7 @@ from hyper_parallel.platform.mindspore.versions import (
 )
 from hyper_parallel.platform.mindspore.versions.older import (
     accepting_always_call,
+    accepting_prepend,
     calling_hooks_after_failures,
     offer_functions,
 )
@@ -288,6 +289,14 @@ PATCHES: tuple[Patch, ...] = (
         _SEES_LOCAL_TENSORS,
     ),
     Patch(((nn.Cell, "compile_and_run"),), cells_uncompiled, _SEES_LOCAL_TENSORS),
+    *(
+        Patch(((nn.Cell, name),), partial(accepting_prepend, hooks), "it has no argument prepend", versions=("2.8",))
+        for name, hooks in (
+            ("register_forward_hook", "_forward_hook"),
+            ("register_forward_pre_hook", "_forward_pre_hook"),
+        )
+        if "prepend" not in inspect.signature(getattr(nn.Cell, name)).parameters
+    ),
     *(
         Patch(((nn.Cell, name),), replace, "a hook does not run if the forward raises", versions=("2.8", "2.9"))
         for name, replace in (

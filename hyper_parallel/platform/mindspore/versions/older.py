@@ -1,6 +1,7 @@
 """Gives older versions of MindSpore what newer ones have, so that patches and hooks are the same.
 
-Before 2.10, a hook of a Cell's forward does not run if the forward raises: ``always_call`` is added. From 2.9 on,
+Before 2.9, hooks of a Cell's forward cannot be registered before others: ``prepend`` is added. Before 2.10, a hook of a
+Cell's forward does not run if the forward raises: ``always_call`` is added. From 2.9 on,
 ``GradOperation``, ``mindspore.grad`` and ``value_and_grad`` call three functions of ``mindspore.ops.composite.base``:
 the forward, the forward with a seed, the backward. Before, they call methods of the operation and of the executor:
 these methods call the three functions, which do what the methods did.
@@ -20,7 +21,7 @@ from mindspore.ops.function.grad import grad_func
 
 from hyper_parallel.platform.mindspore.versions import Grad, PyNativeExecutor, pynative_executor
 
-__all__ = ["accepting_always_call", "calling_hooks_after_failures", "offer_functions"]
+__all__ = ["accepting_always_call", "accepting_prepend", "calling_hooks_after_failures", "offer_functions"]
 
 _NAMES = ("_pynative_func_grad_forward", "_pynative_forward_run", "_pynative_func_grad_backward")
 _CURRENT: ContextVar[tuple[Any, Any, Any]] = ContextVar("the differentiation: operation, inner operation, weights")
@@ -98,13 +99,26 @@ def _executed(*, has_aux: bool) -> Any:
     return grad
 
 
+def accepting_prepend(hooks: str, register: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a method that registers forward hooks the argument ``prepend``: the hook runs before those in ``hooks``."""
+
+    @wraps(register)
+    def run(self: Any, hook_fn: Callable[..., Any], *args: Any, prepend: bool = False, **options: Any) -> Any:
+        handle = register(self, hook_fn, *args, **options)
+        if prepend:
+            getattr(self, hooks).move_to_end(handle.handle_id, last=False)
+        return handle
+
+    return run
+
+
 def accepting_always_call(register: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``Cell.register_forward_hook`` the argument ``always_call``: the hook runs also if the forward raises."""
 
     @wraps(register)
-    def run(self: Any, hook_fn: Callable[..., Any], *, always_call: bool = False, **options: Any) -> Any:
+    def run(self: Any, hook_fn: Callable[..., Any], *args: Any, always_call: bool = False, **options: Any) -> Any:
         if not always_call:
-            return register(self, hook_fn, **options)
+            return register(self, hook_fn, *args, **options)
 
         @wraps(hook_fn)
         def noted(*args: Any) -> Any:
@@ -112,7 +126,7 @@ def accepting_always_call(register: Callable[..., Any]) -> Callable[..., Any]:
                 ran.add(id(noted))
             return hook_fn(*args)
 
-        handle = register(self, noted, **options)
+        handle = register(self, noted, *args, **options)
         object.__setattr__(self, _ALWAYS, {**vars(self).get(_ALWAYS, {}), handle.handle_id: noted})
         return handle
 

@@ -1,6 +1,8 @@
-"""What older versions of MindSpore get: hooks of a Cell's forward that run also if the forward raises."""
+"""What older versions of MindSpore get: hooks of a Cell's forward before others, and after a forward that raises."""
 
 from __future__ import annotations
+
+import inspect
 
 import pytest
 
@@ -23,9 +25,10 @@ def cell():
             return x * scale
 
     layer = Layer()
-    plain = nn.Cell.register_forward_hook
-    register = older.accepting_always_call(plain)
-    call = older.calling_hooks_after_failures(nn.Cell.__call__)
+    register, call = nn.Cell.register_forward_hook, nn.Cell.__call__
+    if "always_call" not in inspect.signature(register, follow_wrapped=False).parameters:  # otherwise they are patched
+        register = older.accepting_always_call(register)
+        call = older.calling_hooks_after_failures(call)
     layer.value = ms.Tensor([3.0], ms.float32)
     return layer, lambda hook, **options: register(layer, hook, **options), lambda *a, **k: call(layer, *a, **k)
 
@@ -69,3 +72,22 @@ def test_a_hook_that_has_run_does_not_run_again(cell):
     with pytest.raises(RuntimeError, match="a hook"):
         call(layer.value)
     assert seen == ["first", "last"]
+
+
+def test_a_hook_may_be_registered_before_others():
+    """With ``prepend`` a hook runs before those that were registered earlier; without it, after them."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from hyper_parallel.platform.mindspore.versions import older
+
+    def without_prepend(layer, hook, with_kwargs=False):
+        return nn.Cell.register_forward_pre_hook(layer, hook, with_kwargs=with_kwargs)
+
+    layer, seen = nn.Identity(), []
+    register = older.accepting_prepend("_forward_pre_hook", without_prepend)
+    register(layer, lambda *_: seen.append("first"))
+    register(layer, lambda *_: seen.append("before"), prepend=True)
+    register(layer, lambda _layer, _inputs, kwargs: seen.append(("last", kwargs)), True)
+    layer(ms.Tensor([3.0], ms.float32))
+    assert seen == ["before", "first", ("last", {})]
