@@ -32,8 +32,8 @@ class ContextParallel:
     Args:
         seq_dim: dim of the sequence.
         head_dim: dim of the heads; it may include each head's features.
-        ulysses_degree: number of ranks that exchange sequence for heads; 1 gathers keys and values instead, all ranks
-            gather nothing.
+        ulysses_degree: number of ranks that exchange sequence for heads. With 1, keys and values are gathered instead;
+            with all ranks, nothing is gathered.
         qkv_indices: positions of query, key and value among the module's arguments.
         qkv_kwarg_names: names of query, key and value if they are passed by keyword.
         use_local_output: must be true: the module returns the rank's own shard as a plain tensor.

@@ -2,7 +2,7 @@
 
 A file is installed if it is part of the standard library, lies in a folder named ``site-packages`` or
 ``dist-packages``, is named in the record that an installer left in a folder on ``sys.path`` (``pip install --target``),
-or is part of the frameworks themselves, which people also build in a checkout. Everything else is the user's.
+or is part of the frameworks themselves, which people also build in a checkout. All other files belong to the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded scenarios: the reference transformer on real text, and a tutorial, with plans like a user's."""
+"""The embedded scenarios: the reference transformer on real text, and a tutorial, with plans like those of users."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def context_parallel_attention(
       keys and values of the complete sequence.
     - ``all_to_all``: all tensors are resharded from the sequence to the heads, and back (Ulysses; Jacobs et al.,
       2023). A rank holds the complete sequence of some heads, and their scores where no fused kernel avoids them.
-    - ``ring``: keys and values travel from rank to rank, while each computes with the shard before (Ring Attention;
-      Liu et al., 2023). A rank holds two parts of keys and values, and the scores of a tile of 1,024
+    - ``ring``: keys and values travel from rank to rank, while each rank computes with the previous shard (Ring
+      Attention; Liu et al., 2023). A rank holds two parts of keys and values, and the scores of a tile of 1,024
       queries by as many keys.
 
     Neither the length nor the number of heads needs to be divisible by the size of the axis. There may be fewer heads

@@ -13,7 +13,7 @@ class MixedPrecisionPolicy:
     """Dtypes of a fully sharded module; shards, gradients of shards and optimizer state keep the parameters' dtype.
 
     Attributes:
-        param_dtype: dtype of the gathered parameters, in which forward and backward compute; None: the parameters'.
+        param_dtype: dtype of the gathered parameters, in which forward and backward compute; None keeps it.
         reduce_dtype: dtype in which gradients are accumulated without reduction, and reduced; None: ``param_dtype``.
         output_dtype: dtype of floating outputs; None leaves them as they are.
         cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.

@@ -42,7 +42,7 @@ class TensorTransform:
 
         Args:
             tensor: a DTensor.
-            layout: the target, on a mesh of the same ranks; its shape, if it has one, must be the tensor's.
+            layout: the target, on a mesh of the same ranks; its shape, if it has one, must be that of the tensor.
 
         Raises:
             ArgumentTypeError: (a TypeError) ``tensor`` is not a DTensor.

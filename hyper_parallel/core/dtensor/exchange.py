@@ -59,7 +59,7 @@ class OwnBoxes(NamedTuple):
 
     Attributes:
         outgoing: boxes that it sends, those for the first member first.
-        incoming: boxes that it receives, likewise.
+        incoming: boxes that it receives, those from the first member first.
         sends: number of elements that it sends to each member.
         expects: number of elements that it receives from each member.
     """
@@ -278,7 +278,7 @@ class ReduceExchange(_SliceExchange):
         return max(mean, first), mean
 
     def _held_and_needed(self) -> tuple[int, int]:
-        """Number of elements that a member of the first slice both holds and needs: for all members, and the first."""
+        """Number of elements that a member of the first slice both holds and needs: the sum of all, and the first."""
         if not self.source.ndim:
             return self.members, 1
         if self.members <= SMALL:

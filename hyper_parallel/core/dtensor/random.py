@@ -369,8 +369,8 @@ def use_deterministic(seed: int = 0) -> None:
     ``hyper_parallel.platform.torch.pytorch_data_parallel.rank_order_hook`` has DDP average in the order of the ranks.
 
     Args:
-        seed: seed of all generators, from 0 up to 2**32 - 1. Ranks that shall draw different plain tensors (dropout of
-            other samples) call the framework's own seed afterwards; DTensors need the same one everywhere.
+        seed: seed of all generators, from 0 up to 2**32 - 1. Ranks that need different plain tensors, such as the
+            dropout of their own samples, call the framework's own seed function afterwards; DTensors need equal seeds.
 
     Raises:
         ValueError: the seed is negative or too large.

@@ -179,10 +179,11 @@ class OpEntry:
         canonical: always call ``local``, because ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
         composed: the function that runs instead of a plan, for a decomposition.
-        direct: for a decomposition that can also be planned, the entry to plan, unless its ``unless`` returns True.
-        unless: for an entry that is a ``direct``, a function of the bound arguments that returns whether
-            ``composed_as`` runs the call. It may read values in the cache key, and arguments that the rule lacks.
-        composed_as: the function that runs such calls.
+        direct: for a decomposition of which some calls can be planned as one operator, the entry of these calls.
+        unless: of an entry that is the ``direct`` of another one: a function of the bound arguments that returns
+            whether ``composed_as`` runs the call. It may read values in the cache key, and arguments that the rule
+            lacks.
+        composed_as: the decomposition, which runs these calls.
         by_dtype: the key holds the operands' dtypes; "partial": only if an operand is partial.
         loose: scalar types whose value is not part of the cache key.
         cache: executors by key.

@@ -71,7 +71,7 @@ def compile_plan(
         entry: the spelling.
         plan: the plan of the call.
         args: the caller's positional arguments with tensors marked.
-        kwargs: the keyword arguments likewise.
+        kwargs: the keyword arguments, in the same form.
         marks: the marks in the order of the plan's operands.
 
     Returns:
@@ -279,7 +279,7 @@ def _single_operand_call(func: Callable[..., Any], name: str, read: Run | None, 
     Args:
         func: the operator.
         name: name of the parameter that is the tensor.
-        read: reads the local tensor from the caller's arguments; None if it is the first argument's.
+        read: reads the local tensor from the caller's arguments; None if it is that of the first argument.
         constants: all other arguments, by name.
     """
     bound = _with_constants(func, name, constants)
@@ -474,7 +474,7 @@ def _fused(
         entry: the spelling.
         plan: the plan of the call.
         args: positional arguments with tensors marked.
-        kwargs: the keyword arguments likewise.
+        kwargs: the keyword arguments, in the same form.
         fetches: the functions that give local tensors, by mark.
         inherit: reads the base operand of a view; None if the operator returns no view.
         otherwise: the closure that does the same in several steps, and protects a view of a read-only operand.

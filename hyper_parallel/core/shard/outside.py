@@ -47,7 +47,7 @@ def outside_of_mesh(
         entry: the spelling.
         call: the call, with layouts on the mesh that this rank is outside of.
         args: the caller's positional arguments with tensors marked.
-        kwargs: the keyword arguments likewise.
+        kwargs: the keyword arguments, in the same form.
         marks: the marks in the order of the call's operands.
 
     Raises:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 # The plan entry that made the last DTensor, for errors about mixed tensors: the mesh of the style, as messages show it,
-# and a clause that names the module and its entry in the plan. Ranks and threads do not see each other's.
+# and a clause that names the module and its entry in the plan. Each rank and thread sees only its own.
 _LAST_OUTPUT: ContextVar[tuple[str, str]] = ContextVar("hyper_parallel_style_output", default=("", ""))
 
 

@@ -217,7 +217,7 @@ class Rule:
             where it does only if an operand is partial.
         view: True where the output shares storage with the first operand: if that had to move, writing through the
             output would be lost, so it is read-only.
-        itself: True where the framework may return its first operand itself; the call on DTensors then also does.
+        itself: True where the framework may return its first operand itself; then the call on DTensors does so, too.
     """
 
     op: str

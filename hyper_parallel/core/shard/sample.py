@@ -85,7 +85,7 @@ class Sample:
 
     Attributes:
         args: positional arguments; :class:`Value`, :class:`Size` and :class:`DType` are filled in.
-        kwargs: keyword arguments likewise.
+        kwargs: keyword arguments, in the same form.
         writes: the first operand is written, and is the result.
         random: the result is random, and must equal what a single rank samples.
         constant: whether the result may be constant.

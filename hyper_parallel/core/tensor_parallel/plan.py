@@ -40,7 +40,7 @@ class Match:
 
     Attributes:
         pattern: the plan's path.
-        path: the module's.
+        path: path of the module.
         module: the module.
         style: the style that the plan gives it.
         ancestors: the modules that it is in, from the one that has it as a child to the root of the plan.

@@ -75,7 +75,7 @@ def rank_order_hook(group: Any, bucket: Any) -> torch.futures.Future[torch.Tenso
     ranks it sends n / 2 times as much as an all-reduce.
 
     Args:
-        group: the process group that DDP was given; None is the world's.
+        group: the process group that DDP was given; None means all ranks.
         bucket: DDP's flat gradients.
 
     Returns:

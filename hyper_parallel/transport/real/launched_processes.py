@@ -69,7 +69,7 @@ class LaunchedRun:
     Attributes:
         results: results of the ranks; empty if the run failed.
         failure: the error of a failed run, or None.
-        outputs: printed output of each rank; in a single run only stderr, since stdout is this process's.
+        outputs: printed output of each rank; in a single run only stderr, since ranks share the stdout of this process.
         history: last collectives and messages of each rank, oldest first.
     """
 

@@ -32,7 +32,7 @@ class Posted:
         error: the text of the mismatch, if any.
         matched: whether the other side was found.
         seen: whether its rank has received the result.
-        raises: whether a mismatch raises on this side's rank; if false, only on the other side's.
+        raises: whether a mismatch raises on the rank of this side; if false, it raises only on that of the other side.
     """
 
     message: MessageFingerprint

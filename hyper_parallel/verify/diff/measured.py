@@ -178,7 +178,7 @@ class MeasuredProgram:
 def _has_counterpart(record: Record, is_dump: bool) -> bool:
     """Return whether a verified program has such records; inputs are recorded in the first step only."""
     if is_dump and record.kind in ("gradient", "input"):
-        return False  # the input is the first module's, not the model's
+        return False  # the input is that of the first module, not of the model
     return record.kind != "collective" and (record.kind != "input" or record.step == 0)
 
 

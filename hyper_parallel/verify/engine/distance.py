@@ -80,8 +80,8 @@ def whole_distance(
         bound: tolerances of the complete tensor.
         energy: sum of squares of that tensor; the tolerances of a shard are larger by the square root of its share.
         shared: relative error that all parts may have in common, in addition.
-        noise: share of the shard in the squared movement of the tensor along itself. A shard with a noise of 1 moves
-            along itself by the movement of the tensor divided by the shard's share of the energy.
+        noise: share of the shard in the squared movement of the tensor along itself. If it is 1, the shard's own
+            movement along itself is that of the tensor, divided by the shard's share of the energy.
     """
     exponent = exponent_of(largest(expected))
     moved = whole_movement(actual.reshape(-1) - expected.reshape(-1), expected.reshape(-1), exponent)

@@ -19,7 +19,7 @@ _DECIMAL = (20, 25, 40, 50, 100, 125, 200, 250)
 _TRIALS = 1 << 20
 
 _OF_ONE_SIZE = 8
-"""Axes of one size, such as groups that a program makes, of which a factor is composed; the others add none."""
+"""Maximum number of axes of equal size, such as groups of a program, that are tried as divisors of a factor."""
 
 
 def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1e-6) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1
 
     @cache
     def powers(index: int, left: int, value: int) -> tuple[int, ...] | None:
-        """Return powers of the axes from ``index`` on, ``left`` in all, that make ``number`` of ``value``, or None."""
+        """Return powers of the axes from ``index`` on, of sum ``left``; their product with ``value`` is ``number``."""
         if index == len(names):
             return () if not left and value > 1 and abs(number - value) <= tolerance * value else None
         for power in range(min(left, 2) + 1):

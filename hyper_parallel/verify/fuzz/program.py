@@ -53,7 +53,7 @@ class Step:
         call: name of the call as the user writes it: ``torch.add``, ``Tensor.reshape``, ``operator.getitem``,
             ``nn.Linear``.
         args: positional arguments, with :class:`TensorRef` for tensors and ``DType`` for dtypes.
-        kwargs: keyword arguments likewise.
+        kwargs: keyword arguments, in the same form.
         outs: numbers of the tensors that it returns, in order.
         several: whether it returns a sequence of tensors.
         aliases: whether it writes an operand, or its result shares memory with one.

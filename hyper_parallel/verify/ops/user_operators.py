@@ -49,7 +49,7 @@ def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     Args:
         fn: the function, which takes plain tensors and DTensors.
         args: positional arguments; operands are declared by their values: ``real("ab")``, ``indices("v", "ab")``.
-        kwargs: keyword arguments likewise.
+        kwargs: keyword arguments, in the same form.
     """
     name = str(getattr(fn, "__name__", None) or getattr(fn, "_op_name", None) or fn)
     with _LOCK:

@@ -46,7 +46,7 @@ class FilledSample:
 
     Attributes:
         args: positional arguments with :class:`Slot` for operands.
-        kwargs: keyword arguments likewise.
+        kwargs: keyword arguments, in the same form.
         arrays: values of the operands.
         requires_grad: per operand, whether its gradient is compared.
         sizes: sizes of the letters, for messages.

@@ -80,7 +80,7 @@ class PrivateFiles:
     Attributes:
         folder: the argument.
         temporary: the run's folder of temporary files, not redirected.
-        temporary_root: the user's.
+        temporary_root: the argument.
         compiler_cache: the default folder of PyTorch's compiler.
         shared: folders that all runs write without redirection: caches of packages, compilers and downloads.
     """

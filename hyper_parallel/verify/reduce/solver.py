@@ -64,7 +64,7 @@ def smallest_sizes(file: str, sizes: Sizes, axes: Axes, fits_head: Callable[[int
         fits_head: function that returns whether rotary embeddings support a width of a head.
 
     Raises:
-        InputError: (a ValueError) no smaller sizes have the relations of the model's.
+        InputError: (a ValueError) no smaller sizes have the same relations as the sizes of the model.
     """
     chosen: dict[str, int] = {}
     order = [role for role in _sequence(sizes) if role in sizes]

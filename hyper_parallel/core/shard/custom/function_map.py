@@ -115,7 +115,7 @@ class _PreparedCall:
         mesh: the mesh of the outputs.
         targets: layouts in which they enter, in order.
         args: positional arguments with local tensors instead of DTensors.
-        kwargs: keyword arguments likewise.
+        kwargs: keyword arguments, in the same form.
         moved: name, layout and local tensor of each operand that does not enter as the caller's own local tensor.
         summed: operands whose gradients are summed by default, as in ``SUMMED_OPERANDS``.
     """

@@ -49,7 +49,7 @@ class ShardingPlan:
             tensor is this rank's local shard; a DTensor is redistributed. A key ``"fc1.input"`` is ``"fc1"``, and
             ``"input"`` is ``""``, unless the module has modules of these names.
         output_plan: layouts of outputs by path of the module: placements, or a sequence or mapping nested like
-            the output; of one tensor, a sequence of its placements as well. ``"fc1.output"`` and ``"output"`` likewise.
+            the output. Keys ``"fc1.output"`` and ``"output"`` are ``"fc1"`` and ``""``, as for ``input_plan``.
         return_local_tensor: paths of modules that return local tensors.
     """
 

@@ -178,13 +178,14 @@ def lu_unpack(call: OpCall) -> Strategies:
 
 
 _FACTORS = ("...[n][n]", "...[n]", "...")
-"""Outputs per matrix, by how many dims of the matrices they lack."""
+"""Patterns of additional outputs of an equation, by the number of dims that they have less than the matrices."""
 
 
 def _sides(call: OpCall, *lacking: int) -> Strategies:
     """Strategies of ``A x = y`` or ``x A = y``, where ``y`` is one vector per matrix if the shapes say so.
 
-    Outputs per matrix, which lack so many of its dims, have the batch dims of the matrices, not broadcast to ``y``.
+    For each number in ``lacking`` there is an additional output, which has that many dims less than the matrices. Its
+    batch dims are those of the matrices, not broadcast to ``y``.
     """
     a, y, left = call["A"], call["y"], call["left"]
     vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])

@@ -128,7 +128,7 @@ def decomposition(
     Args:
         calls: the calls, as users may write them.
         signature: their parameters, in the names by which the function takes them.
-        op: the name of the operation where it differs from the call's.
+        op: the name of the operation where it differs from that of the call.
         copies_back: as for :func:`spelling`.
         unless: a canonical operator that the calls are equal to, and a predicate on bound arguments that says when they
             are not; only then the function runs. The calls take the operator's arguments by its own names.

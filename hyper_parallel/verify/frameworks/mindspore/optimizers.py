@@ -17,7 +17,7 @@ class MindSporeOptimizer(TrainingOptimizer):
     """An optimizer of ``mindspore.nn``, ``mint.optim`` or ``experimental.optim``, on local gradients.
 
     Args:
-        optimizer: MindSpore's.
+        optimizer: optimizer of MindSpore.
         parameters: parameters that it trains, by path.
     """
 

@@ -30,7 +30,7 @@ __all__ = ["Recorder"]
 _FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
 _BEFORE = -1  # the step of weights before training
 _RECOMPUTED = "._recompute_cell"  # the child of a recomputed cell that does its computation
-_NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through one
+_NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through an Identity
 _Change = Callable[[Any], Any]
 _DROPOUTS = (nn.Dropout, mint_nn.Dropout)
 
@@ -95,7 +95,7 @@ class Recorder:
     def _enter_model(self, cell: nn.Cell, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._names.add(cell)
         self._end_step()
-        recorded = self._differentiating or pynative_executor.requires_grad()  # the latter: for Tensor.backward
+        recorded = self._differentiating or pynative_executor.requires_grad()  # the second is for Tensor.backward
         self._evaluates = not (recorded or is_wrapper(cell))
         if not self._steps:
             self._changed.write_weights(self._names.parameters())

@@ -29,7 +29,7 @@ class Form:
     """One public call of an operator; it is called with the operator's arguments by canonical name.
 
     Attributes:
-        function: PyTorch's.
+        function: function of PyTorch.
         binder: its parameters, in canonical names.
         positional: the arguments that are passed in order.
         named: arguments that are passed by name.
