@@ -178,8 +178,8 @@ class DTensor(_FrameworkTensor):
         """Return this rank's local tensor, on the graph.
 
         Args:
-            grad_placements: placements of the gradient that the code after this call produces; by default the dual of
-                this tensor's. Give ``[Partial()]`` for a replicated axis along which that code differs between ranks.
+            grad_placements: placements of the gradient that the code after this call produces; by default those of
+                the dual layout. Give ``[Partial()]`` for a replicated axis along which that code differs between ranks.
 
         Raises:
             LayoutError: a gradient placement that this layout cannot have.
@@ -206,9 +206,9 @@ class DTensor(_FrameworkTensor):
             placements: placements or aliases; all Replicate by default.
             async_op: accepted; the result is always complete.
             forward_dtype: floating dtype to which values are cast before they are communicated, and of the result;
-                by default the tensor's.
-            backward_dtype: floating dtype in which the gradient is communicated, before it is cast to the tensor's;
-                by default the tensor's, whatever ``forward_dtype`` is.
+                by default the dtype of the tensor.
+            backward_dtype: floating dtype in which the gradient is communicated, before it is cast to the dtype of the
+                tensor; by default that dtype, whatever ``forward_dtype`` is.
 
         Raises:
             LayoutError: the placements do not fit the mesh or the tensor.

@@ -100,7 +100,7 @@ class PendingRedistribution:
     """A redistribution that is about to communicate.
 
     Attributes:
-        transition: its steps.
+        transition: steps of the redistribution.
         dtype: dtype of the local tensor.
         itemsize: bytes per element.
         cause: the reason why it runs; None for an explicit ``redistribute``.

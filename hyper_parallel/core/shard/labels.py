@@ -46,7 +46,7 @@ class Labels:
             label may not be sharded.
         whole: labels that may not be sharded.
         each: operands in each of which the operator is linear while the others are fixed.
-        joint: operands in which it is linear together: on one axis, all of them are Partial or none of them is.
+        joint: operands in which the operator is linear together: on one axis, all of them are Partial, or none is.
         joins: operands that are added to the result once, such as a bias; Partial wherever the output is.
         monotone: Partial reductions (``max``, ``min``) that pass through an increasing operator of one operand.
     """

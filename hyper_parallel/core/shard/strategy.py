@@ -39,7 +39,7 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
 
     Args:
         call: the call.
-        strategies: its rows, and the shapes of its outputs.
+        strategies: result of the rule: rows, and shapes of the outputs.
         in_place: True when the first operand is written, so that its layout cannot change.
 
     Returns:
@@ -62,7 +62,7 @@ def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: 
 
     Args:
         call: the call.
-        strategies: the shapes of its outputs.
+        strategies: result of the rule, with the shapes of the outputs.
         picked: a row per axis.
         order: every axis, outermost first.
 
@@ -182,9 +182,9 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
     """The cost of changing one operand's placement along one axis.
 
     Args:
-        now: its placement.
-        wanted: its placement in the row.
-        elements: its number of elements.
+        now: present placement of the operand.
+        wanted: placement of the operand in the row.
+        elements: number of elements of the operand.
         size: the number of ranks on the axis.
 
     Returns:

@@ -113,7 +113,7 @@ class _PreparedCall:
     Attributes:
         platform: the platform of the DTensors.
         mesh: the mesh of the outputs.
-        targets: layouts in which they enter, in order.
+        targets: layouts in which the DTensors enter, in order.
         args: positional arguments with local tensors instead of DTensors.
         kwargs: keyword arguments, in the same form.
         moved: name, layout and local tensor of each operand that does not enter as the caller's own local tensor.

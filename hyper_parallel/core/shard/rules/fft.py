@@ -40,8 +40,8 @@ def _one_dim(resized: Callable[[int], int], *, requested: Callable[[int], int]) 
     """Placement function of a transform along one dim.
 
     Args:
-        resized: size of the output for a size of the input, where ``n`` is not given.
-        requested: size of the output for ``n`` points.
+        resized: function from the size of the input to that of the output, if ``n`` is not given.
+        requested: function from ``n`` to the size of the output.
     """
 
     def strategies(call: OpCall) -> Strategies:

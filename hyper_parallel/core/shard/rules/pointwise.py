@@ -61,7 +61,7 @@ def elementwise(
     Args:
         call: the call.
         each: operands in each of which the operator is linear while the others are fixed.
-        joint: operands in which it is linear together.
+        joint: operands in which the operator is linear together.
         monotone: Partial reductions (``max``, ``min``) that pass through an increasing operator.
         extra: further rows.
         outputs: number of outputs.
