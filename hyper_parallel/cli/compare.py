@@ -14,8 +14,8 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 Compare two JSON reports of one command, such as those of two nights: of verify ops, verify model or fuzz, or of the
-maintainers' mutants, bench and coverage gate. Regressions come first; an entry that the second report lacks is
-one. A time or ratio counts as changed if it differs by a quarter or more.
+maintainers' mutants, bench and coverage gate. Regressions come first; an entry that the second report lacks counts
+as a regression. A time or ratio counts as changed if it differs by a quarter or more.
 
 Exit status: 0 if nothing got worse, 1 if something did, 2 for invalid input."""
 

@@ -24,7 +24,7 @@ _MOST_RANKS = 65536
 
 _DESCRIPTION = """\
 Print what a parallel plan does in one training step on a mesh of up to 65536 ranks: how each parameter is sharded,
-which memory a rank needs, which collectives run in which module, how many bytes the busiest rank receives and how
+how much memory a rank needs, which collectives run in which module, how many bytes the busiest rank receives and how
 long that takes. One process computes the first and the last rank; nothing is communicated or compared. Repeated
 layers are folded into one row. With several --plan the plans are ranked by the time of their collectives.
 

@@ -30,13 +30,13 @@ _DTYPES = (
 _DESCRIPTION = """\
 Run random programs on simulated ranks and on a single device, and compare every value and every gradient. A program
 chains 3 to 12 operators and modules: the operators' own samples, views, indexing, arithmetic, writes in place,
-changes of placement. Meshes have one to three axes and up to eight ranks; leaves are sharded, replicated or partial,
+changes of placement. Meshes have one to three axes and up to eight ranks; inputs are sharded, replicated or partial,
 in odd, empty and size-1 dims, and have several dtypes. On PyTorch, gradients come from backward() or autograd.grad, and
 some are differentiated again; on MindSpore they come from GradOperation or value_and_grad.
 
-A program is equal, rejected (by an error of this library), rejected by both, accepted (only the single device
-rejects it), wrong, an internal error, or a hang. The last three are reduced and written as programs of plain user
-code that end with a non-zero status. The same seed and count give the same programs.
+A program is equal, refused (by an error of this library), refused by both, accepted (only the single device
+refuses it), wrong, an internal error, or a hang. Programs with one of the last three outcomes are reduced, and written
+as programs of plain user code that end with a non-zero status. The same seed and count give the same programs.
 
 Exit status: 0 if programs were compared and nothing was found, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -54,7 +54,7 @@ def add_parser(subcommands: Any) -> None:
         help="compare random programs on DTensors with a single device",
         description=_DESCRIPTION,
         examples=_EXAMPLES,
-        guide="hyper_parallel/verify/fuzz/README.md",
+        guide="docs/adding-an-operator.md",
     )
     parser.add_argument("--platform", metavar="FRAMEWORK", help="torch or mindspore (default: those installed)")
     add_seed(parser, "all programs")

@@ -29,11 +29,11 @@ _EXAMPLES = (*_OF_OPS, _OF_PLANS[0])
 _PLAN = """\
 Certify a parallel plan of a PyTorch model on a mesh of up to 65536 ranks, without starting them. One step runs on
 tensors without values, as the first rank. Every operator's placements on every axis are proven for these sizes, by the
-laws of prove ops, or listed as tested; the report also lists where pending sums and gradients are
-reduced, and what no proof covers.
+laws of prove ops, or listed as tested; the report also lists where pending sums and gradients are reduced, and what no
+proof covers.
 
-No certificate is issued, and the module is named, if a pending sum leaves as a plain tensor, a gradient has another
-layout than its parameter, or a shared gradient is not reduced.
+No certificate is issued, and the module is named, if a pending sum is passed on as a plain tensor, the layout of a
+gradient differs from that of its parameter, or a shared gradient is not reduced.
 
 Exit status: 0 with a certificate, 1 without, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -51,8 +51,9 @@ Exit status: 0 if no row is refuted by a test, 1 if one is, 2 for invalid input,
 _REDISTRIBUTIONS = """\
 Check the steps of every change of placement, and of its gradient, between all layouts on meshes of up to eight ranks,
 with the axes that split a dim in any order. A collective is proven by a law for every size and number of ranks. An
-exchange of boxes is checked at the listed sizes, on all ranks: every element of a target box comes once, from a rank
-that has it, and each partial value of a sum is counted once. How steps pack tensors is tested by verify redistribute.
+exchange of boxes is checked at the listed sizes, on all ranks: every element of a target box arrives once, from a
+rank that has it, and each partial value of a sum is counted once. How steps pack tensors is tested by verify
+redistribute.
 
 Exit status: 0 if no step is wrong, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
 
@@ -88,7 +89,7 @@ def add_parser(commands: Any) -> None:
         guide="docs/proofs.md",
     )
     moves.add_argument("--json", action="store_true", help="print the report as JSON")
-    moves.add_argument("--report", metavar="PATH", help="also write the report here; JSON if PATH ends in .json")
+    moves.add_argument("--report", metavar="PATH", help="also write the report to PATH, as JSON if it ends in .json")
     moves.set_defaults(run=run_redistributions)
     plan = kinds.add_parser(
         "plan",

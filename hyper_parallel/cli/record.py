@@ -20,13 +20,14 @@ __all__ = ["add_parser", "run"]
 
 
 _DESCRIPTION = """\
-Run a training unchanged, and write fingerprints of what each rank computes to a file per rank in FOLDER: norm, sum,
-extremes, eight projections and four elements of inputs, outputs of modules, losses, gradients and parameters. If a run
-is killed, what was written until then remains. `hyper-parallel verify diff FOLDER FOLDER` and `hyper-parallel verify
-diff FOLDER train.py` compare recordings.
+Run a training program unchanged, and write fingerprints of what each rank computes to a file per rank in FOLDER:
+norm, sum, extremes, eight projections and four elements of inputs, outputs of modules, losses, gradients and
+parameters. If a run is killed, what was written until then remains. `hyper-parallel verify diff FOLDER FOLDER` and
+`hyper-parallel verify diff FOLDER train.py` compare recordings.
 
-The command starts python, torchrun, msrun or accelerate launch on a script or a module, of PyTorch or MindSpore. Where
-another launcher starts each rank, it starts this command: srun hyper-parallel record -o FOLDER -- python train.py.
+COMMAND starts python, torchrun, msrun or accelerate launch with a script or a module of PyTorch or MindSpore. If
+another launcher starts the ranks, let it start this command on each: srun hyper-parallel record -o FOLDER -- python
+train.py.
 
 Exit status: that of the command; 2 for invalid input, 130 after Ctrl-C."""
 
@@ -68,7 +69,7 @@ def add_parser(commands: Any) -> None:
         "--platform", choices=FRAMEWORKS, help="framework of the program (default: the one that its file imports)"
     )
     subparser.add_argument(
-        "--json", action="store_true", help="the result as JSON on stdout; the program prints to stderr"
+        "--json", action="store_true", help="print the result as JSON on stdout, and the program's output on stderr"
     )
     subparser.usage = "hyper-parallel record -o FOLDER [options] -- COMMAND"
     subparser.leftover = "; give the command after --"

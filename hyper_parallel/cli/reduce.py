@@ -23,8 +23,8 @@ CONFIG also differ in the result. The report lists what was kept, what has chang
 case.
 
 CONFIG is a Hugging Face config (.json), a TOML of torchtitan, arguments of Megatron (a file or a shell script) or a
-YAML of MindFormers; the result has the same format. Axes of the mesh that it does not name are those of --mesh; the
-report says which axes are assumed to be 2.
+YAML of MindFormers; the result has the same format. Axes of the mesh that CONFIG does not name are taken
+from --mesh; the report says which axes are assumed to be 2.
 
 Exit status: 0 if the estimated time is within --budget, 1 if it is not, 2 for invalid input, 130 after Ctrl-C."""
 

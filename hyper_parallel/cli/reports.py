@@ -14,9 +14,9 @@ from hyper_parallel.verify.report_files import write_text
 __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
-List the reports in a folder and in the folders in it, failed ones first: pages that --html wrote, and JSON reports that
---report wrote. With --html, write a start page that links all of them, such as those of one night; the
-pages get a link to it.
+List the reports in a folder and its subfolders, failed ones first: pages that --html wrote, and JSON reports that
+--report wrote. With --html, write a start page that links all of them, such as those of one night; the pages get a
+link to it.
 
 Exit status: 0 if there are reports and none failed, 1 if one failed, 2 if none was found."""
 

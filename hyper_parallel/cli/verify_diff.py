@@ -27,16 +27,16 @@ __all__ = ["add_parser", "run"]
 _RUNS = 6  # A on one rank, two perturbed repeats, the ranks of A, the ranks of B, the comparison
 
 _DESCRIPTION = """\
-Run two programs, or one in two ways, and compare everything that they compute: `verify diff "train.py --tp 2"
+Run two programs, or one program in two ways, and compare everything that they compute: `verify diff "train.py --tp 2"
 "train.py --tp 4" --a-world-size 2 --b-world-size 4`, `verify diff train.py --a-rev HEAD~1`.
 
 A and B are scripts with their arguments, each in one string, or commands: "torchrun --nproc-per-node 2 train.py".
 Without B, both are A. The ranks of B are compared with those of A. A also runs on one rank, which locates the shards of
 its ranks; repeats of that run, perturbed by one unit in the last place, measure the rounding error.
 
-A or B may be the folder of a recording (hyper-parallel record) or of a dump of Ascend's msprobe: a recording
-is compared with another one, or with a program on as many simulated ranks. Both may be logs of PyTorch's DebugMode, in
-files .log or .txt.
+A or B may be the folder of a recording (hyper-parallel record) or of a dump of Ascend's msprobe. A recording is
+compared with another one, or with a program on the same number of simulated ranks. A and B may also both be logs of
+PyTorch's DebugMode, in files whose names end in .log or .txt.
 
 The report says first whether initial weights and samples are equal. Then it names the first value that differs, and
 whether only the order of sums differs, or the computation.

@@ -44,10 +44,10 @@ where Linux has Landlock.
 
 Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
 
-The report lists blind spots of the case: ranks with equal data hide a missing average, constant weights hide the
-gradients behind them, one step hides state that is stale in the second. The result is inconclusive if all ranks do
-the same work or all gradients are zero. --harden runs a passing program again with fewer blind spots, without changing
-it: constant initial weights become random, losses of ranks with equal data are weighted, outputs that the loss
+The report lists blind spots of the case: ranks with equal data hide a missing average, constant weights hide wrong
+gradients of earlier layers, one step hides state that is stale in the second. The result is inconclusive if all ranks
+do the same work or all gradients are zero. --harden runs a passing program again with fewer blind spots, without
+changing it: constant initial weights become random, losses of ranks with equal data are weighted, outputs that the loss
 adds up are multiplied by random numbers, symmetric inputs get noise, masks get unequal counts, inputs get other
 strides, --steps 1 becomes 3, and more ranks make axes unequal and shards uneven. Blind spots that remain are listed.
 
@@ -102,7 +102,7 @@ def add_parser(kinds: Any) -> None:
     )  # fmt: skip
     subparser.add_argument(
         "--logged", action=argparse.BooleanOptionalAction, default=None,
-        help="fail on every logged number that differs (default: only where the cause is known)",
+        help="fail on every logged number that differs, or compare none (default: fail only where the cause is known)",
     )  # fmt: skip
     subparser.add_argument(
         "--resume", metavar="ARGS",

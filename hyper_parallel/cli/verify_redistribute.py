@@ -26,7 +26,7 @@ _DESCRIPTION = """\
 Redistribute a tensor from every placement to every placement on simulated ranks. Values and gradients are compared
 with a single device, and the number of received elements with the minimum that any algorithm needs.
 
-Exit status: 0 if every supported change passed, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 if every supported change of placement passed, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 _EXAMPLES = (
     "hyper-parallel verify redistribute --quick",

@@ -20,8 +20,8 @@ __all__ = ["BLIND", "BLIND_DUMP", "BLIND_LOG", "RecordedReport", "element_words"
 
 BLIND = (
     "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot "
-    "expose an error that is within the tolerance of all of these, such as one in few elements of a large tensor, nor "
-    "optimizer states and dropout masks, which are not recorded"
+    "expose an error that is within the tolerance of all of these, such as wrong values in a few elements of a large "
+    "tensor, nor optimizer states and dropout masks, which are not recorded"
 )
 """Sentences in every report of a recording."""
 

@@ -43,9 +43,9 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
             else "seed the data alike in both, and let each rank take its part of one global batch"
         )
         return (
-            f"{name}: the reference is trained on another batch than the ranks together, so they cannot agree: in the "
-            f"first step one rank alone sees {len(known[key])} samples, the {parallel.world_size} ranks {len(rows)} "
-            f"different ones, {len(rows - known[key])} of which the reference does not see; {fix}"
+            f"{name}: the reference is trained on a different batch from all ranks together, so they cannot agree: in "
+            f"the first step one rank alone sees {len(known[key])} samples, the {parallel.world_size} ranks "
+            f"{len(rows)} different ones, {len(rows - known[key])} of which the reference does not see; {fix}"
         )
     return None
 

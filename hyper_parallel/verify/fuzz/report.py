@@ -176,7 +176,7 @@ class FuzzReport(Counts, Report):
             lines.append(f"{framework}: {counts.total()} programs: {parts}")
         lines.append(
             f"{self.compared} results compared on all ranks, {self.gradients} of them gradients; "
-            f"{self.exact} programs to the bit; {len(self.steps)} different calls"
+            f"{self.exact} programs compared bit for bit; {len(self.steps)} different calls"
         )
         rate = self.programs / self.processor_seconds if self.processor_seconds else 0.0
         mixed = f", dtypes {','.join(self.dtypes)}" if self.dtypes else ""

@@ -899,8 +899,8 @@ def test_a_batch_size_per_rank_is_told():
         torch.optim.SGD(model.parameters(), lr=0.1).step()
 
     assert refusal(per_rank, 3) == (
-        "test_a_batch_size_per_rank_is_told.<locals>.per_rank: the reference is trained on another batch than the "
-        "ranks "
+        "test_a_batch_size_per_rank_is_told.<locals>.per_rank: the reference is trained on a different batch from "
+        "all ranks "
         "together, so they cannot agree: in the first step one rank alone sees 4 samples, the 3 ranks 12 different "
         "ones, "
         "8 of which the reference does not see; if its batch size of 4 is per rank, give the reference the whole batch "
