@@ -55,7 +55,7 @@ from hyper_parallel.platform.torch.pytorch_data_parallel import (
 )
 from hyper_parallel.platform.torch.region_run import refuse_second_derivative
 from hyper_parallel.platform.torch.replicated_factories import DISTRIBUTIONS, draws_alike
-from hyper_parallel.platform.torch.script_groups import built_within_the_limit, group_of_mesh
+from hyper_parallel.platform.torch.script_groups import built_within_the_limit, group_of_mesh, received_apart
 from hyper_parallel.platform.torch.sharded_schedule import abandon_failed_backward
 from hyper_parallel.platform.torch.state_dicts import (
     broadcasting_to_shards,
@@ -283,6 +283,13 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
     "torch.distributed.checkpoint._state_dict_stager": lambda module: (
         Patch(
             ((module.StateDictStager, "_offload_tensor"),), staging_dtensors, "it copies storage, which a DTensor lacks"
+        ),
+    ),
+    "torch.distributed.pipelining.stage": lambda module: (
+        Patch(
+            ((vars(module)["_PipelineStageBase"], "_get_init_p2p_neighbors_ops"),),
+            received_apart,
+            "it receives from both neighbors into one tensor at once, which is an error where a program does it",
         ),
     ),
     "torch.distributed.tensor.debug._comm_mode": lambda module: tuple(

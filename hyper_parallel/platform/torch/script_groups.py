@@ -1,4 +1,7 @@
-"""Process groups that a script builds with PyTorch's functions, or passes to them, next to meshes of this library."""
+"""Process groups that a script builds with PyTorch's functions, or passes to them, next to meshes of this library.
+
+The first messages in such a group, by which PyTorch's pipeline stages connect, are here, too.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-from torch import distributed
+from torch import distributed, empty_like
 
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.interop import require_ascending
 from hyper_parallel.transport.real.c10d import C10dTransport
 
-__all__ = ["built_within_the_limit", "group_of_mesh"]
+__all__ = ["built_within_the_limit", "group_of_mesh", "received_apart"]
 
 Call = Callable[..., Any]
 
@@ -58,3 +61,21 @@ def built_within_the_limit(new_group: Call) -> Call:
         return world.built(members, make) if isinstance(world, C10dTransport) else make()
 
     return build
+
+
+def received_apart(first_messages: Call) -> Call:
+    """``_get_init_p2p_neighbors_ops`` of a pipeline stage, with a tensor of its own for each receive.
+
+    A stage between two others receives from both at once, into one tensor that nothing reads. In a program that is an
+    error: which values the tensor gets is by chance.
+    """
+
+    @wraps(first_messages)
+    def messages(stage: Any) -> Any:
+        found = first_messages(stage)
+        for each in found:
+            if each.op is distributed.irecv:
+                each.tensor = empty_like(each.tensor)
+        return found
+
+    return messages

@@ -121,3 +121,33 @@ def test_groups_of_simulated_ranks_are_those_of_the_simulation():
         return torch.distributed.get_process_group_ranks(group)
 
     assert simulate(rank, 2, "torch") == [[0, 1]] * 2
+
+
+def test_a_model_that_is_split_into_stages_trains():
+    """The first messages of a middle stage come from both neighbors; losses and gradients are those of one device."""
+    from torch import nn
+    from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6), nn.Linear(6, 5))
+
+    def body():
+        split = {"1": SplitPoint.BEGINNING, "2": SplitPoint.BEGINNING}
+        rank = torch.distributed.get_rank()
+        stage = pipeline(make(), (inputs[:2],), split_spec=split).build_stage(rank, torch.device("cpu"))
+        schedule, losses = ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss), []
+        schedule.step(*([] if rank else [inputs]), **({"target": targets, "losses": losses} if rank == 2 else {}))
+        return losses, [x.grad for x in stage.submod.parameters()]
+
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(2, 8, 5).unbind()
+    model, expected = make(), []
+    for x, y in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+        expected.append(nn.functional.mse_loss(model(x), y))
+        (expected[-1] / 4).backward()
+    ranks = simulate(body, 3, "torch")
+    torch.testing.assert_close(ranks[2][0], expected)
+    assert not ranks[0][0]
+    gradients = [grad for _, own in ranks for grad in own]
+    torch.testing.assert_close(gradients, [x.grad for x in model.parameters()])
