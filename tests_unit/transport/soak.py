@@ -70,13 +70,15 @@ def collectives(rounds):
     import torch.distributed as dist
 
     rank, size = dist.get_rank(), dist.get_world_size()
+    # PyTorch 2.13 renamed it
+    gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
     def round_(number):
         total = torch.tensor([rank + number, 1])
         dist.all_reduce(total)
         assert total.tolist() == [size * (size - 1) // 2 + size * number, size]
         gathered = torch.empty(size, dtype=torch.long)
-        dist.all_gather_single(gathered, torch.tensor([rank * number]))
+        gather(gathered, torch.tensor([rank * number]))
         assert gathered[-1] == (size - 1) * number
         received = torch.empty(1, dtype=torch.long)
         works = dist.batch_isend_irecv(

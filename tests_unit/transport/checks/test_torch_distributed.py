@@ -10,6 +10,15 @@ from hyper_parallel.transport.serialization import pack
 
 pytestmark = pytest.mark.platforms("torch")
 
+# PyTorch 2.13 has the first names; before, its two modules of collectives had the others.
+GATHER = ("all_gather_single", "all_gather_into_tensor", "all_gather_tensor")
+SCATTER = ("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+def named(module, names):
+    """The first of the functions that a module has."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
 
 def run(fn, world_size, args=()):
     """Return the results of a function on a warm world."""
@@ -61,7 +70,7 @@ def _blocking():
         (
             "shape",
             "all_gather_into_tensor(f32[3])",
-            lambda wrong: dist.all_gather_single(ones((2 + wrong) * size), ones(2 + wrong)),
+            lambda wrong: named(dist, GATHER)(ones((2 + wrong) * size), ones(2 + wrong)),
         ),
         (
             "shapes",
@@ -71,7 +80,7 @@ def _blocking():
         (
             "shape",
             "reduce_scatter_tensor(f32[3], SUM)",
-            lambda wrong: dist.reduce_scatter_single(ones(2 + wrong), ones((2 + wrong) * size)),
+            lambda wrong: named(dist, SCATTER)(ones(2 + wrong), ones((2 + wrong) * size)),
         ),
         (
             "chunk shapes",
@@ -136,7 +145,10 @@ def _agreeing():
     sizes = [[1, 3, 2], [0, 2, 0], [4, 1, 1]]
     come = [row[rank] for row in sizes]
     x = (torch.arange(float(sum(sizes[rank]))) + 10 * rank).requires_grad_()
-    exchanged = fc.all_to_all_single(x, come, sizes[rank], world)
+    exchange = fc.all_to_all_single
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("_c10d_functional::all_to_all_single", "Autograd"):
+        exchange = fc.all_to_all_single_autograd  # in PyTorch 2.10, the other has no gradient
+    exchanged = exchange(x, come, sizes[rank], world)
     (exchanged * (1 + rank)).sum().backward()
     y = torch.empty(sum(come))
     dist.all_to_all_single(y, x.detach(), come, sizes[rank])
@@ -156,8 +168,8 @@ def _agreeing():
         x.grad.tolist(),
         fc.all_reduce(z, "max", world).tolist(),
         [part.tolist() for part in fc.all_reduce_coalesced([z, z[:1]], "sum", world)],
-        fc.all_gather_single(z[:1], 0, world).tolist(),
-        fc.reduce_scatter_single(z, "sum", 0, world).tolist(),
+        named(fc, GATHER)(z[:1], 0, world).tolist(),
+        named(fc, SCATTER)(z, "sum", 0, world).tolist(),
         fc.broadcast(z, 2, world).tolist(),
         nn.all_reduce(z).tolist(),
         total.tolist(),
@@ -232,7 +244,7 @@ def _outlived_inputs():
 
     total = 0.0
     for start in range(10):
-        gathered = [fc.all_gather_single(torch.full((4,), float(start)), 0, dist.group.WORLD) for _ in range(30)]
+        gathered = [named(fc, GATHER)(torch.full((4,), float(start)), 0, dist.group.WORLD) for _ in range(30)]
         total += sum(x.sum().item() for x in gathered)
     return total
 

@@ -15,6 +15,15 @@ from hyper_parallel.verify import simulate
 
 pytestmark = pytest.mark.platforms("torch")
 
+# PyTorch 2.13 has the first names; before, its two modules of collectives had the others.
+GATHER = ("all_gather_single", "all_gather_into_tensor", "all_gather_tensor")
+SCATTER = ("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+def named(module, names):
+    """The first of the functions that a module has."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
 
 class Outputs(dict):
     """The outputs of calls, by a text that names the call, and the values that calls take."""
@@ -45,7 +54,7 @@ def reductions(outputs, dtype):
         parts = [values(2, 3, dtype=dtype, seed=place) for place in range(size)]
         out, single = torch.zeros(2, 3, dtype=dtype), torch.zeros(2, dtype=dtype)
         dist.reduce_scatter(out, parts, op)
-        dist.reduce_scatter_single(single, values(2 * size, dtype=dtype), op)
+        named(dist, SCATTER)(single, values(2 * size, dtype=dtype), op)
         outputs.record(f"{op} {dtype}", x, y, out, single, *([z] if rank == size - 1 else []))
     for op in [ops.BAND, ops.BOR, ops.BXOR] if dtype in INTEGERS else []:
         x = values(7, dtype=dtype)
@@ -60,7 +69,7 @@ def movements(outputs, dtype):
     dist.broadcast(x, root)
     listed, single = [torch.zeros(3, dtype=dtype) for _ in range(size)], torch.zeros(size, 3, dtype=dtype)
     dist.all_gather(listed, values(3, dtype=dtype))
-    dist.all_gather_single(single, values(1, 3, dtype=dtype))
+    named(dist, GATHER)(single, values(1, 3, dtype=dtype))
     outputs.record(f"gather {dtype}", x, *listed, single)
     taken, sent = torch.zeros(2, dtype=dtype), [values(2, dtype=dtype, seed=place) for place in range(size)]
     dist.scatter(taken, sent if rank == root else None, root)
@@ -103,10 +112,10 @@ def functions(outputs):
     from torch.distributed.nn import functional as differentiable
 
     group, size, values = dist.group.WORLD, dist.get_world_size(), outputs.values
-    x = values(2 * size, 3)
+    x, gather = values(2 * size, 3), named(functional, GATHER)
     outputs.record("all_reduce", functional.all_reduce(x, "sum", group))
-    outputs.record("gather", functional.all_gather_single(x, 0, group), functional.all_gather_single(x, 1, group))
-    outputs.record("scatter", functional.reduce_scatter_single(x, "sum", 0, group))
+    outputs.record("gather", gather(x, 0, group), gather(x, 1, group))
+    outputs.record("scatter", named(functional, SCATTER)(x, "sum", 0, group))
     outputs.record("exchange", functional.all_to_all_single(x, None, None, group))
     outputs.record("broadcast", functional.broadcast(x, 0, group))
     outputs.record("all_reduces", *functional.all_reduce_coalesced([x, x + 1], "max", group))
@@ -256,7 +265,7 @@ REFUSED = {
     (
         "all_gather_into_tensor: the whole is float32[3] and the part float32[2]; over 2 ranks the whole must have 2 "
         "times as many elements, of the same dtype"
-    ): lambda: dist.all_gather_single(ones(3), ones(2)),
+    ): lambda: named(dist, GATHER)(ones(3), ones(2)),
     "all_gather over 2 ranks got 1 tensors; it takes one for each": lambda: dist.all_gather([ones(2)], ones(2)),
     "all_gather: an output is float32[3] and its input float32[2]; they must be the same": lambda: dist.all_gather(
         [ones(3), ones(3)], ones(2)
@@ -275,7 +284,7 @@ REFUSED = {
     ),
     (
         "all_gather_into_tensor: the tensor float32[4, 2] of all parts must be contiguous; call .contiguous() first"
-    ): lambda: dist.all_gather_single(torch.ones(2, 4).t(), ones(4)),
+    ): lambda: named(dist, GATHER)(torch.ones(2, 4).t(), ones(4)),
     "MAX of a sparse tensor: only SUM reduces sparse tensors": lambda: dist.all_reduce(
         ones().to_sparse(), dist.ReduceOp.MAX
     ),

@@ -267,6 +267,7 @@ def test_another_world_has_another_transport(tmp_path):
         for rank in range(2)
     ]
     outputs = [run.communicate(timeout=300)[0].splitlines() for run in runs]
+    outputs = [[line for line in lines if not line.startswith("[Gloo]")] for lines in outputs]  # as PyTorch 2.10 writes
     assert [run.returncode for run in runs] == [0, 0]
     assert outputs == [
         ["0 2 [0.0, 1.0]", "1 2 [0.0, 1.0]", "1"],
