@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -182,13 +182,13 @@ def _last_rank(
             return None, [f"rank {rank} fails where rank 0 does not: {str(error).splitlines()[0]}"]
 
 
-def meta_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Make new tensors without values inside this context."""
+@contextlib.contextmanager
+def meta_tensors() -> Iterator[None]:
+    """Make new tensors without values inside this context, except for counters of optimizer steps."""
     platform = current_platform()
-    without: contextlib.AbstractContextManager[Any] = platform.init_on_device(
-        platform.meta_device, include_buffers=True
-    )
-    return without
+    without = platform.init_on_device(platform.meta_device, include_buffers=True)
+    with without, harness_of(platform).counters_on_host():
+        yield
 
 
 def _differences(events: Sequence[Event], others: Sequence[Event], rank: int) -> list[str]:

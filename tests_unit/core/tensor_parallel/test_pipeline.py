@@ -222,7 +222,7 @@ def test_a_dtensor_between_stages_is_refused():
     """Stages pass plain tensors: the last layer of a stage must not return a DTensor."""
     import torch
     from torch import nn
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, _utils
 
     def body():
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "tp"))
@@ -235,6 +235,12 @@ def test_a_dtensor_between_stages_is_refused():
         schedule.step(*([data] if rank == 0 else []), **({"target": data} if rank == 1 else {}))
 
     error = error_of(body, 2)
+    if not hasattr(_utils, "TensorMeta"):  # as in PyTorch 2.10, which sends the output itself, without data
+        assert str(error) == (
+            "a pickled DTensor says f32[2, 5], of which rank 1 holds [0, 0], but its local tensor is [2, 5]; load the "
+            "file that this rank wrote"
+        )
+        return
     assert isinstance(error, MixedTensorError)
     assert str(error) == (
         "copy_: a plain tensor [2, 5] cannot be written with DTensors but those of one value that is replicated and "

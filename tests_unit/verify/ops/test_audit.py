@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from hyper_parallel.cli import main
 from hyper_parallel.verify.ops import audit
@@ -27,7 +28,10 @@ def test_pytorchs_own(capsys, tmp_path):
     assert (document["ok"], relu["outcome"], relu["counts"].keys()) == (False, "ok", {"ok"})
     assert relu["backward"] > 0
     assert cumsum["outcome"] == "wrong"
-    assert cumsum["counts"]["ok"] > 10
+    # Its gradient calls flip, which PyTorch's DTensor has a rule for since 2.13; without, the rows are rejected.
+    tables = vars(DTensor._op_dispatcher.sharding_propagator).values()
+    has_flip = any(torch.ops.aten.flip.default in table for table in tables if isinstance(table, dict))
+    assert cumsum["counts"]["ok" if has_flip else "rejects"] > 10
     (finding,) = cumsum["findings"]
     assert finding["text"].startswith("output of cumsum, sample ")
     assert " on 2 ranks [Shard(1)]: output 0 [Shard(dim=1)] is " in finding["text"]

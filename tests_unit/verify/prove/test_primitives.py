@@ -320,6 +320,15 @@ def test_numbers_of_positions_are_whole():
     assert (does.inputs, does.output, does.whole) == ((), (0,), frozenset({0}))
 
 
+def _reads_values():
+    """Whether bucketize of a number needs its table's values to know its result's shape: tables without are refused."""
+    try:
+        _aten().bucketize(2.0, _torch().ones(5, device="meta"))
+    except RuntimeError as error:
+        return str(error) == "Tensor.item() cannot be called on meta tensors"
+    return False
+
+
 @pytest.mark.parametrize(
     "name, call, shapes, reason",
     [
@@ -345,6 +354,8 @@ def test_numbers_of_positions_are_whole():
 def test_what_is_not_described(name, call, shapes, reason):
     """A function whose dims do not follow its description is opaque: its labels would be wrong."""
     rng = np.random.default_rng(3)
+    if name == "bucketize" and _reads_values():
+        pytest.skip("[no-tool] bucketize of a number reads its table in PyTorch 2.10, so it cannot be traced")
     assert of(described(call, [operand(shape, rng) for shape in shapes]), name) == [Opaque(f"{name}: {reason}")]
 
 

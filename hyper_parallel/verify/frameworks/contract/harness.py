@@ -219,6 +219,10 @@ class HarnessPlatform(abc.ABC):
             raise UnsupportedOnBackend(msg)
         return nullcontext()
 
+    def counters_on_host(self) -> AbstractContextManager[Any]:
+        """Inside this context, what an optimizer counts its steps with has values even where new tensors have none."""
+        return nullcontext()
+
     def missing_device(self, device_type: str) -> str:
         """Return the reason why this process has no device of this type, and the fix."""
         return f"check the driver and the build of the framework for {device_type}"

@@ -20,7 +20,7 @@ from hyper_parallel.verify.frameworks.contract.training import (
     first_paths,
 )
 from hyper_parallel.verify.frameworks.torch.indexed_draws import IndexedDraws
-from hyper_parallel.verify.frameworks.torch.optimizers import TorchOptimizer
+from hyper_parallel.verify.frameworks.torch.optimizers import CountersOnHost, TorchOptimizer
 from hyper_parallel.verify.frameworks.torch.saved_tensors import FULLY_SHARDED, counted_for_backward
 
 if TYPE_CHECKING:
@@ -229,6 +229,10 @@ class TorchHarness(HarnessPlatform):
         """See :meth:`HarnessPlatform.on_device`; on CPU, factories are not changed."""
         plain = super().on_device(device_type)
         return plain if device_type == "cpu" else _on_device(device_type)
+
+    def counters_on_host(self) -> AbstractContextManager[Any]:
+        """See :meth:`HarnessPlatform.counters_on_host`."""
+        return CountersOnHost()
 
     def missing_device(self, device_type: str) -> str:
         """Diagnose by the installed packages; a visible device of another type is reported first."""

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from numbers import Number
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.verify.frameworks.contract.training import StepResult, TrainingOptimizer
 
-__all__ = ["TorchOptimizer"]
+__all__ = ["CountersOnHost", "TorchOptimizer"]
+
+_OF_THREAD = threading.local()
+
+
+class CountersOnHost(TorchFunctionMode):
+    """Creates on the CPU what an optimizer counts its steps with, although tensors are created on meta.
+
+    A step reads its counter. PyTorch's Adam asks for the CPU since 2.13; before, and in NAdam and RAdam, it does not.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function."""
+        del types
+        named = kwargs or {}
+        if func is torch.tensor and getattr(_OF_THREAD, "steps", False) and isinstance(args[0], Number):
+            named = {"device": "cpu", **named}
+        return func(*args, **named)
 
 
 class TorchOptimizer(TrainingOptimizer):
@@ -27,7 +49,11 @@ class TorchOptimizer(TrainingOptimizer):
     def __call__(self, result: StepResult) -> None:
         """Call ``step()``."""
         del result
-        self.engine.step()
+        _OF_THREAD.steps = True
+        try:
+            self.engine.step()
+        finally:
+            _OF_THREAD.steps = False
 
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
         """Watch by a hook of the optimizer."""

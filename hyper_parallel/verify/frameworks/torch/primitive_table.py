@@ -32,7 +32,7 @@ __all__ = ["REWRITTEN", "SIZED", "describe", "is_kept", "name_of", "unread"]
 # Their numeric arguments are sizes of the result, which are compared as sizes.
 SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
 _ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type", "_conj",
-                "complex", "polar", "copy")  # fmt: skip
+                "_conj_physical", "complex", "polar", "copy")  # fmt: skip
 _JOINT = ("add", "sub", "rsub", "neg", "real", "imag", "view_as_real", "view_as_complex", "deg2rad", "rad2deg", "_conj",
           "_conj_physical", "conj_physical", "complex")  # fmt: skip
 _COPIES = ("clone", "alias", "detach", "lift_fresh_copy", "lift_fresh", "contiguous", "view_of", "positive")

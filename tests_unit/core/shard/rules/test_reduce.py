@@ -50,6 +50,14 @@ def test_sums_and_means(fn):
     holds(fn, [values(5, 1, 3)], (2, 2), limit=20)
 
 
+TRACE_IS_WRONG = torch.autograd.functional.jacobian(torch.trace, torch.ones(5, 3)).count_nonzero() != 3
+
+
+def trace(x):
+    """The trace; its gradient, where it is wrong in PyTorch, as in 2.10 for more rows than columns, is replaced."""
+    return x.diagonal().sum() if TRACE_IS_WRONG and not isinstance(x, DTensor) else torch.trace(x)
+
+
 WHOLE = [
     torch.prod, lambda x: x.prod(1), lambda x: x.prod(0, keepdim=True), torch.amax, lambda x: x.amax(0),
     lambda x: x.amin((0, 1), keepdim=True), torch.max, torch.min, lambda x: tuple(x.max(1)),
@@ -64,7 +72,7 @@ WHOLE = [
     lambda x: F.softmax(x, dim=-1), lambda x: F.log_softmax(x, 0),
     lambda x: torch.log_softmax(x, 1, dtype=torch.float64),
     lambda x: torch.ops.aten._softmax_backward_data(x, x.detach().softmax(1), 1, torch.float64),
-    lambda x: torch.norm(x, "nuc"), torch.trace, lambda x: torch.dist(x, x * x, 3),
+    lambda x: torch.norm(x, "nuc"), trace, lambda x: torch.dist(x, x * x, 3),
     lambda x: torch.renorm(x, 2, 1, 0.5),
     lambda x: F.softmin(x, 1), lambda x: x.cumprod(0), lambda x: torch.logcumsumexp(x, 0),
 ]  # fmt: skip

@@ -53,3 +53,18 @@ def test_the_most_bytes_in_use_are_the_allocators(monkeypatch):
     most = harness().peak_bytes("npu")
     used.append(96)
     assert (most(), used) == (96, [7, 0, 96])
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax"])
+def test_counters_of_steps_have_values_without_data(name):
+    """An optimizer steps without data: its counter is on the CPU; other numbers of the program are not."""
+    with torch.device("meta"), harness().counters_on_host():
+        model = torch.nn.Linear(3, 2)
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer = harness().optimizer(model, getattr(torch.optim, name), 0.1)
+        for count in (1, 2):
+            optimizer(None)
+            states = [optimizer.engine.state[x] for x in model.parameters()]
+            assert [state["step"].tolist() for state in states] == [count, count]
+        assert all(x.is_meta for state in states for x in state.values() if x.ndim)
+        assert torch.tensor(1.0).is_meta
