@@ -227,18 +227,36 @@ def test_async_save_has_the_values_of_its_call(tmp_path):
     launch(_saved_while_written, 2, args=(str(tmp_path / "checkpoint"),), platform="torch")
 
 
+def stager_of(blocking):
+    """A stager of PyTorch."""
+    return BlockingAsyncStager() if blocking else DefaultStager(StagingOptions(False, False, False, False))
+
+
+def serves_once(blocking):
+    """Whether a stager fails from its second state on, as PyTorch 2.12's default one, without DTensors, too."""
+    stager = stager_of(blocking)
+    stager.stage({"model": {}})
+    try:
+        stager.stage({"model": {}})
+    except KeyError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_staged_states_are_copies(blocking):
     """Copies have layouts and values, share nothing with the model, and take later values where they are kept."""
+    once = serves_once(blocking)
 
     def main():
         model, optimizer = parallel("both", 4)
-        stager = BlockingAsyncStager() if blocking else DefaultStager(StagingOptions(False, False, False, False))
+        stager = stager_of(blocking)
         for _ in range(2):
             trained(model, optimizer)
             state, _ = get_state_dict(model, optimizer)
             expected = {name: getattr(value, "_local", value).clone() for name, value in state.items()}
             staged = stager.stage({"model": state})["model"]
+            stager = stager_of(blocking) if once else stager
             trained(model, optimizer)
             for name, value in state.items():
                 assert getattr(staged[name], "layout", None) == getattr(value, "layout", None)
