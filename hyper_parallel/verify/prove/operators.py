@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hyper_parallel.core.shard.rule import LocalCall, Ref, Row, Rule, Strategies
 from hyper_parallel.core.shard.sample import Sample, Size, Value, exemption, samples_of
 from hyper_parallel.errors import HyperParallelError
 from hyper_parallel.verify.frameworks import harness_of
-from hyper_parallel.verify.frameworks.contract.primitives import Graph
+from hyper_parallel.verify.frameworks.contract.primitives import Graph, kinds
 from hyper_parallel.verify.ops.claims import bind_sample, mesh_of, row_text, with_operands
 from hyper_parallel.verify.ops.values import fill, seed_of, substitute
 from hyper_parallel.verify.prove.checker import Proof, prove_row
@@ -29,6 +29,8 @@ __all__ = ["LEVELS", "ProvenRow", "SampleGraph", "answered", "family_of", "graph
 LEVELS = ("proven", "tested", "assumed", "refuted")
 HINTS = (11, 13, 17, 19, 23, 29, 31)
 """Sizes of the letters of a sample: all different, and different from the numbers in samples."""
+OTHER_HINT = 37
+"""Another size of a letter that counts results."""
 
 
 @dataclass
@@ -64,6 +66,7 @@ class SampleGraph:
         answer: the rule's result, with its rows.
         graph: graph of primitives; None if it could not be traced.
         why: the reason why it could not be traced.
+        numbers: sizes of dims that stay numbers if the operator asks for them.
     """
 
     number: int
@@ -73,6 +76,7 @@ class SampleGraph:
     why: str = ""
     sample: Sample | None = None
     letters: dict[str, int] = field(default_factory=dict)
+    numbers: frozenset[int] = frozenset()
 
 
 def family_of(op: str) -> str:
@@ -152,9 +156,19 @@ def _why(proof: Proof) -> str:
     return proof.forward or f"backward: {proof.backward}"
 
 
-def answered(platform: Platform, rule: Rule, number: int, sample: Sample) -> tuple[SampleCall, Strategies] | None:
-    """Return a sample as a call on one rank with the rows of its rule; None if the rule has no rows."""
-    sizes = dict(zip(_letters(sample), HINTS, strict=False))
+def answered(
+    platform: Platform, rule: Rule, number: int, sample: Sample, letters: dict[str, int] | None = None
+) -> tuple[SampleCall, Strategies] | None:
+    """Return a sample as a call on one rank with the rows of its rule; None if the rule has no rows.
+
+    Args:
+        platform: the framework.
+        rule: the operator's rule.
+        number: number of the sample.
+        sample: the sample.
+        letters: sizes of its letters; other ones than the default.
+    """
+    sizes = letters or dict(zip(_letters(sample), HINTS, strict=False))
     seed = seed_of(rule.op, number)
     filled = None
     for integral in (False, True):
@@ -173,11 +187,43 @@ def answered(platform: Platform, rule: Rule, number: int, sample: Sample) -> tup
 
 
 def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -> SampleGraph | None:
-    found = answered(platform, rule, number, sample)
+    letters = dict(zip(_letters(sample), HINTS, strict=False))
+    made = _made(platform, rule, number, sample, letters)
+    if made is None or made.graph is not None or sample.random:
+        return made
+    counted = {letter: OTHER_HINT for letter in letters if _counts(platform, rule, number, sample, letters, letter)}
+    if not counted:
+        return made
+    first, second = (
+        _made(platform, rule, number, sample, sizes, counted=frozenset(sizes[letter] for letter in counted))
+        for sizes in (letters, letters | counted)
+    )
+    if first is None or second is None or first.graph is None or second.graph is None:
+        return made
+    return first if kinds(first.graph) == kinds(second.graph) else replace(made, why="its results are not alike")
+
+
+def _counts(platform: Platform, rule: Rule, number: int, sample: Sample, letters: dict[str, int], letter: str) -> bool:
+    """Whether the size of a letter decides how many results there are."""
+    found = [answered(platform, rule, number, sample, letters | more) for more in ({}, {letter: OTHER_HINT})]
+    first, second = (-1 if each is None else len(each[1].outputs) for each in found)
+    return first != second and -1 not in {first, second}
+
+
+def _made(
+    platform: Platform,
+    rule: Rule,
+    number: int,
+    sample: Sample,
+    letters: dict[str, int],
+    *,
+    counted: frozenset[int] = frozenset(),
+) -> SampleGraph | None:
+    found = answered(platform, rule, number, sample, letters)
     if found is None:
         return None
-    letters = dict(zip(_letters(sample), HINTS, strict=False))
-    made = SampleGraph(number, *found, None, sample=sample, letters=letters)
+    numbers = frozenset(_numbers(sample)) - set(letters.values()) | counted
+    made = SampleGraph(number, *found, None, sample=sample, letters=letters, numbers=numbers)
     if sample.random:
         made.why = "it draws random numbers"
     else:
@@ -223,7 +269,7 @@ def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Gra
     else:
         tensors_and_sizes = tensors
     try:
-        graph = harness_of(platform).primitives(run, tensors_and_sizes, wanted, symbolic, _numbers(sample))
+        graph = harness_of(platform).primitives(run, tensors_and_sizes, wanted, symbolic, made.numbers)
     except Exception as error:  # noqa: BLE001 - any operator may fail on symbolic sizes in its own way
         return None, f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
     if len(graph.outputs) != len(made.answer.outputs):
@@ -261,7 +307,7 @@ def _numbers(sample: Sample) -> set[int]:
             found.update(dim for dim in leaf.shape if isinstance(dim, int))
 
     substitute((sample.args, sample.kwargs), collect)
-    return found - set(HINTS)
+    return found
 
 
 def _letters(sample: Sample) -> list[str]:

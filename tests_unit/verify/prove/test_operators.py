@@ -9,6 +9,9 @@ from hyper_parallel.cli import main
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.shard.rule import Row
 from hyper_parallel.platform.select import current_platform, use_platform
+from hyper_parallel.verify.frameworks.contract.primitives import Constant, Graph, Input, Opaque, Primitive, Step, kinds
+from hyper_parallel.verify.frameworks.contract.sizes import Size
+from hyper_parallel.verify.prove import operators
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.operators import graphs_of, prove_operator, prove_sample_row
 
@@ -91,6 +94,39 @@ def test_sizes_that_a_sample_gives_as_numbers(platform):
                 places = [Shard(dim) if at == each else R for each in range(len(made.answer.rows[0].inputs))]
                 proof = prove_row(made.graph, replace(made.answer.rows[0], inputs=tuple(places)))
                 assert proof.forward == f"a dim of size {size} is split"
+
+
+def test_as_many_results_as_a_dim_is_long(platform, monkeypatch):
+    """Results that are alike are proven for every number of them; of others, no row is proven."""
+    made = next(graphs_of(platform, "unbind"))
+    assert len(made.graph.outputs) == made.letters["b"]
+    assert {prove_sample_row(platform, made, row).level for row in made.answer.rows} == {"proven"}
+    wrong = Row((Shard(1),), (R,) * len(made.graph.outputs))
+    assert prove_sample_row(platform, made, wrong).why == "a dim of size 13 is split"
+    monkeypatch.setattr(operators, "kinds", id)
+    made = next(graphs_of(platform, "unbind"))
+    assert (made.graph, made.why) == (None, "its results are not alike")
+
+
+def test_kinds_of_steps():
+    """A graph with more results and operands that are alike has the same kinds; one with another step has not."""
+    size = Size(1, ("s",))
+    piece = Primitive(((0, 1),), (0,), whole=frozenset({1}), joint=(0,), moves=True)
+
+    def graph(count, does=piece):
+        steps = [Step("x", Input(), (), (size, Size(count)))]
+        steps += [Step("unbind", piece, (0,), (size,)) for _ in range(count - 1)] + [
+            Step("unbind", does, (0,), (size,))
+        ]
+        together = Primitive(((0,),) * count, (0,), joint=tuple(range(count)))
+        steps.append(Step("add", together, tuple(range(1, count + 1)), (size,)))
+        return Graph(tuple(steps), (0,), (*range(1, count + 1), count + 1))
+
+    assert kinds(graph(2)) == kinds(graph(5))
+    for other in (replace(piece, moves=False), Constant(), Opaque("no")):
+        assert kinds(graph(2)) != kinds(graph(5, other))
+    whole = replace(graph(2), outputs=(1, 2))
+    assert kinds(whole) != kinds(graph(2))
 
 
 def test_of_the_command(capsys):

@@ -22,6 +22,7 @@ CASES = [
     ("maximum", lambda x, y: x.maximum(y), [(3, 4), (4,)]),
     ("sum", lambda x: x.sum(1), [(3, 4, 2)]),
     ("sum", lambda x: x.sum((0, 2), True), [(3, 4, 2)]),
+    ("sum", lambda x: x.sum(1, dtype=_torch().float32).double(), [(3, 4)]),
     ("amax", lambda x: x.amax(1), [(3, 4)]),
     ("amin", lambda x: x.amin(0), [(3, 4)]),
     ("prod", lambda x: x.prod(1), [(3, 4)]),
@@ -50,6 +51,7 @@ CASES = [
     ("diagonal", lambda x: x.diagonal(0, 2), [(4, 3, 3)]),
     ("unbind", lambda x: x.unbind(1)[0], [(3, 4)]),
     ("split", lambda x: x.split(2, 1)[0], [(3, 4)]),
+    ("stack", lambda x, y: _torch().stack([x, y], 1), [(3, 4), (3, 4)]),
     ("mm", lambda x, y: x @ y, [(3, 4), (4, 2)]),
     ("bmm", lambda x, y: x.bmm(y), [(2, 3, 4), (2, 4, 5)]),
     ("embedding", lambda w, i: _torch().nn.functional.embedding(i, w), [(5, 4), (3, "5")]),
@@ -101,6 +103,7 @@ CASES = [
     ("linalg_solve_triangular", lambda x, y: _torch().linalg.solve_triangular(x, y, upper=True),
      [(3, 2, 2), (3, 2, 4)]),
     ("_linalg_solve_ex", lambda x, y: _torch().linalg.solve(x, y, left=True), [(3, 2, 2), (3, 2, 4)]),
+    ("_linalg_solve_ex", lambda x: _aten()._linalg_solve_ex(x, x.new_ones(len(x), 2, 4))[1], [(3, 2, 2)]),
     ("cholesky_solve", lambda x, y: x.cholesky_solve(y.abs()), [(3, 2, 4), (3, 2, 2)]),
     ("linalg_lu_solve", lambda x, i, y: _torch().linalg.lu_solve(x, _pivots(i), y),
      [(3, 2, 2), (3, "2"), (3, 2, 4)]),
@@ -365,6 +368,56 @@ def test_gradients_divided_by_counts_are_opaque():
     call = lambda w, i: _torch().nn.functional.embedding(i, w, scale_grad_by_freq=True)  # noqa: E731 - one call
     graph = with_backward(call, operand((7, 4), rng), operand((3, "5"), rng))
     assert of(graph, name) == [Opaque(f"{name}: gradients divided by counts")]
+
+
+def test_sums_of_integers():
+    """A sum is linear in numbers, and in integers of 64 bits, which wrap; not in what it converts to integers."""
+    torch, (x, y) = _torch(), np.random.default_rng(5).standard_normal((2, 3, 4)) * 3
+    for dtype, to, linear in (
+        ("int64", None, True), ("int32", None, False), ("bool", None, False), ("float64", None, True),
+        ("float64", "int64", False), ("float32", "float64", True), ("int64", "float64", False),
+    ):  # fmt: skip
+        for name in ("sum", "cumsum"):
+            call = lambda x, to=to, name=name: getattr(x, name)(1, dtype=to and getattr(torch, to))  # noqa: E731
+            first, second = (torch.as_tensor(each).to(getattr(torch, dtype)) for each in (x, y))
+            (does,) = of(described(call, [first]), name)
+            assert does.joint == ((0,) if linear else ()), (dtype, to)
+            if linear:
+                assert torch.allclose(call(first + second), call(first) + call(second))
+    large = torch.full((1, 4), 2**62)
+    assert torch.equal((large + large).sum(1), large.sum(1) + large.sum(1))
+
+
+def test_what_is_unread():
+    """The factors of matrices do not depend on what is solved for."""
+    torch = _torch()
+    x = torch.as_tensor(np.random.default_rng(7).standard_normal((3, 2, 2)))
+    _, *first = _aten()._linalg_solve_ex(x, torch.ones(3, 2, 4).double())
+    _, *second = _aten()._linalg_solve_ex(x, torch.zeros(3, 2, 4).double())
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    steps = described(torch.linalg.solve, [x, x]).steps
+    assert [step.operands for step in steps if step.name == "_linalg_solve_ex"] == [(2, 3), (2,), (2,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (ValueError(), "ValueError"),
+        (ValueError("no\nmore"), "no"),
+        (NotImplementedError("aten.geqrf.default"), "PyTorch has no shapes of aten.geqrf.default"),
+        (RuntimeError("x.cpp:49: SymIntArrayRef expected to contain only concrete integers"),
+         "PyTorch computes its shapes only from numbers"),
+        (RuntimeError("Could not guard on data-dependent expression Eq(u0, 1)"),
+         "what it does depends on values, such as indices that it checks"),
+        (TypeError("argument 'diagonal' must be int, not _Unknown"),
+         "it depends on the rank, such as on where its part starts"),
+    ],
+)  # fmt: skip
+def test_reasons_in_words(error, words):
+    """A trace that fails names what a reader can understand, in one line, without files of PyTorch."""
+    from hyper_parallel.verify.frameworks.torch.primitive_labels import in_words
+
+    assert in_words(error) == words
 
 
 def test_the_last_row_without_gradient_depends_on_the_number_of_rows():

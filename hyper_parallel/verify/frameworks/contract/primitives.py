@@ -7,11 +7,11 @@ only other facts are the operands in which it is linear or increasing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 
-__all__ = ["Constant", "Graph", "Input", "Opaque", "Primitive", "Reshape", "Step"]
+__all__ = ["Constant", "Graph", "Input", "Opaque", "Primitive", "Reshape", "Step", "kinds"]
 
 Label = int
 Labels = tuple[Label | None, ...]
@@ -125,3 +125,23 @@ class Graph:
     hints: dict[str, int] = field(default_factory=dict, hash=False)
     assumptions: tuple[tuple[str, tuple[str, ...]], ...] = ()
     no_backward: str = ""
+
+
+def kinds(graph: Graph) -> frozenset[object]:
+    """Return what a graph does, whatever the number of its steps that are alike, and of operands that are alike.
+
+    An operator that has as many results as a dim is long has the same kinds of steps for each length.
+    """
+    of_steps: list[object] = []
+    for step in graph.steps:
+        does: object = step.does
+        if isinstance(step.does, Primitive):
+            inputs, groups = step.does.inputs, (step.does.each, step.does.joint)
+            classes = [frozenset(inputs[index] for index in group) for group in groups]
+            does = (frozenset(inputs), *classes, replace(step.does, inputs=(), each=(), joint=(), numbers=""))
+        operands = frozenset(of_steps[operand] for operand in step.operands)
+        symbols = tuple(size.symbols for size in step.shape)
+        of_steps.append((step.name.rstrip("_0123456789"), does, operands, symbols, len(step.operands) > 1))
+    ends = (graph.inputs, graph.outputs, graph.cotangents, graph.gradients)
+    of_ends = tuple(frozenset(None if number is None else of_steps[number] for number in each) for each in ends)
+    return frozenset([*of_steps, of_ends, graph.no_backward])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 
-__all__ = ["Describe", "Labels", "argument", "broadcast", "shape_of", "size_of"]
+__all__ = ["Describe", "Labels", "argument", "broadcast", "in_words", "shape_of", "size_of"]
 
 Labels = tuple[int | None, ...]
 Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
@@ -61,3 +61,20 @@ def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
 def argument(args: Any, kwargs: Any, position: int, name: str, default: Any) -> Any:
     """Return an argument that is given by its position, by its name, or not at all."""
     return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+_WORDS = (
+    ("_Unknown", "it depends on the rank, such as on where its part starts"),
+    ("data-dependent", "what it does depends on values, such as indices that it checks"),
+    ("SymIntArrayRef", "PyTorch computes its shapes only from numbers"),
+    ("customized tensor", "PyTorch computes its shapes only from numbers"),
+)
+"""Parts of errors of a trace, and the reasons that they stand for."""
+
+
+def in_words(error: Exception) -> str:
+    """Return why a trace failed, in one line."""
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    if text.startswith("aten.") and " " not in text:
+        return f"PyTorch has no shapes of {text}"
+    return next((words for part, words in _WORDS if part in text), text)

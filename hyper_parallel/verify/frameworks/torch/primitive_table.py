@@ -83,6 +83,7 @@ _UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
                      "fractional_max_pool3d_backward"), ((1,),)),
     "copy": ((0,),),
     "convolution_backward": ((1,), (2,), (1, 2)),
+    "_linalg_solve_ex": ((), (1,), (1,), (1,)),  # the factors of the matrices, and what is wrong with them
     "grid_sampler_2d_backward": ((1,), ()),
     "grid_sampler_3d_backward": ((1,), ()),
 }  # fmt: skip
@@ -101,8 +102,8 @@ _TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "mas
 _KEPT = frozenset((
     *_CONSTANTS, *_COPIES, *_REDUCED, *_WHOLE_REDUCED, *_ALONG, *_BATCHED, *_LEADING, "view", "_unsafe_view", "reshape",
     "expand", "permute", "t", "transpose", "squeeze", "unsqueeze", "select", "cat", "mm", "bmm", "constant_pad_nd",
-    "slice_backward", "select_backward", "split", "split_with_sizes", "unbind", "diagonal", "convolution", "topk",
-    "_to_copy", "where", "view_as_real", "view_as_complex", "arange", "iota", "unfold", "unfold_backward",
+    "stack", "slice_backward", "select_backward", "split", "split_with_sizes", "unbind", "diagonal", "convolution",
+    "topk", "_to_copy", "where", "view_as_real", "view_as_complex", "arange", "iota", "unfold", "unfold_backward",
     *_RESHAPING, *_UNREAD, *_TRANSFORMED, *INDEXED, "complex", "polar", "_cdist_forward", "_cdist_backward",
     "grid_sampler_2d", "grid_sampler_3d",
 ))  # fmt: skip
@@ -257,11 +258,16 @@ def _reduction(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
     if len(out) != len(shape):
         raise LookupError("dims that were not understood")
     reduce = _REDUCED.get(name, "")
-    floats = operands[0].dtype.is_floating_point or operands[0].dtype.is_complex
     return Primitive(
         (labels,), out, whole=frozenset() if reduce else frozenset(reduced), reduce=reduce,
-        joint=(0,) if name == "sum" and (floats or not shapes[0]) else (), increasing=name in {"amax", "amin"},
+        joint=(0,) if name == "sum" and _sums(operands[0], kwargs) else (), increasing=name in {"amax", "amin"},
     )  # fmt: skip
+
+
+def _sums(x: Tensor, kwargs: Any) -> bool:
+    """Whether sums of ``x`` are linear in it: no element is rounded to an integer, and integers are not converted."""
+    dtypes = {x.dtype, kwargs.get("dtype") or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)}
+    return dtypes == {torch.int64} or all(each.is_floating_point or each.is_complex for each in dtypes)
 
 
 @_of("expand", "unsqueeze", "squeeze", "permute", "t", "transpose", "select", "diagonal")
@@ -343,8 +349,8 @@ def _moved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 def _one_dim(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
     del index
     dim = argument(args, kwargs, 2 if name == "topk" else 1, "dim", -1)
-    floats = operands[0].is_floating_point() or operands[0].is_complex()
-    return _along(shapes, shape, _dims(dim, len(shape)), joint=(0,) if name == "cumsum" and floats else ())
+    linear = name == "cumsum" and _sums(operands[0], kwargs)
+    return _along(shapes, shape, _dims(dim, len(shape)), joint=(0,) if linear else ())
 
 
 @_of("slice_backward", "select_backward")
@@ -387,13 +393,19 @@ def _windows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
     return Primitive((parts,), own, whole=whole, joint=(0,))
 
 
-@_of("unbind")
-def _unbound(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    del name, kwargs, operands, shape, index
-    labels = tuple(range(len(shapes[0])))
-    dim = (args[1] if len(args) > 1 else 0) % len(labels)
-    return Primitive((labels,), tuple(label for label in labels if label != dim), whole=frozenset({dim}), joint=(0,),
-                     increasing=True, moves=True)  # fmt: skip
+@_of("unbind", "stack")
+def _pieces(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
+    """Describe a tensor and its pieces along one dim, which pieces lack; each is at its own index."""
+    del operands, index
+    labels = tuple(range(max(len(shapes[0]), len(shape))))
+    dim = argument(args, kwargs, 1, "dim", 0) % len(labels)
+    rest, whole = tuple(label for label in labels if label != dim), frozenset({dim})
+    if name == "unbind":
+        return Primitive((labels,), rest, whole=whole, joint=(0,), increasing=True, moves=True)
+    if any(each != shapes[0] for each in shapes):
+        raise LookupError("operands of other sizes")
+    everything = tuple(range(len(shapes)))
+    return Primitive((rest,) * len(shapes), labels, whole=whole, joint=everything, increasing=True, moves=True)
 
 
 @_of("mm", "bmm")

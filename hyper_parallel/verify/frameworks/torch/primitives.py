@@ -40,7 +40,7 @@ from hyper_parallel.verify.frameworks.contract.primitives import (
     Step,
 )
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
-from hyper_parallel.verify.frameworks.torch.primitive_labels import shape_of
+from hyper_parallel.verify.frameworks.torch.primitive_labels import in_words, shape_of
 from hyper_parallel.verify.frameworks.torch.primitive_table import (
     REWRITTEN,
     SIZED,
@@ -136,7 +136,7 @@ def traced(
         numbers: sizes of dims that stay these numbers if the operator asks for them, such as 1 where it broadcasts.
 
     Raises:
-        Exception: any error that the operator raises on symbolic sizes.
+        ValueError: the operator fails on symbolic sizes; the reason is in words.
     """
     symbolic = not any(isinstance(each, tuple) for each in operands)
     graphs = list[Graph]()
@@ -155,7 +155,7 @@ def traced(
             break
     if not graphs:
         assert failure is not None
-        raise failure
+        raise ValueError(in_words(failure)) from failure
     return min(graphs, key=lambda graph: _open(graph, symbolic=symbolic, kept=len(kept)))
 
 
@@ -248,7 +248,7 @@ def _traced(
             try:
                 grads = torch.autograd.grad(differentiable, wanted, cotangents, allow_unused=True)
             except Exception as error:  # noqa: BLE001 - any failure of the backward leaves the forward
-                failure = str(error).splitlines()[0]
+                failure = in_words(error)
         shown["failure"] = failure
         return outs, [cotangents.pop(0) if each.requires_grad else None for each in outs], list(grads)
 
