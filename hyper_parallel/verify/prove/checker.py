@@ -8,6 +8,7 @@ with operands that differ between ranks, it must be a pending sum, which the lib
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -149,11 +150,15 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
         backward = "the gradient of an extremum goes to the ranks that attain it"
     backward = backward or (_missing(walk, row) if not forward else "")
     assumed = tuple(text for text, _ in graph.assumptions)
+    forward = forward or next((f"sizes for which not {text} take another path" for text in assumed
+                               if (found := _BOUND.fullmatch(text)) and int(found[1]) < _LIMIT), "")  # fmt: skip
     conditions = tuple(sorted(f"{_CONDITIONS[kind]} {size}" for kind, size in walk.needs))
     return Proof(forward, backward, conditions, assumed, differentiable or bool(graph.no_backward))
 
 
 _NONE = -99
+_BOUND, _LIMIT = re.compile(r"s\d+ <=? (\d+)"), 2**20
+"""An assumption that a size is not larger than a number, which is a choice of algorithm below a limit of PyTorch."""
 _CONDITIONS = {"even": "the number of ranks divides", "full": "no rank has an empty part of"}
 
 

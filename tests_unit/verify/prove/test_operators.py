@@ -71,6 +71,18 @@ def test_a_gradient_that_ranks_share(graphs):
     assert prove_row(replace(graph, gradients=(x, weight, None, None)), split).holds
 
 
+def test_paths_of_small_sizes(graphs):
+    """A graph of sizes up to a number does not prove a row for every size; the limits of PyTorch are no other path."""
+    made = graphs["linear"]
+    (row,) = {row for row in made.answer.rows if row.inputs == (Shard(0), R, R)}
+    for bound, why in (
+        ("s28 <= 25", "sizes for which not s28 <= 25 take another path"), ("s28 <= 16777216", ""), ("s28 >= 2", ""),
+        ("-s28 <= 25", ""),
+    ):  # fmt: skip
+        proof = prove_row(replace(made.graph, assumptions=((bound, ("s28",)),)), row)
+        assert (proof.forward, proof.sizes) == (why, (bound,))
+
+
 def test_conditions_on_sizes(platform):
     """A view merges a split dim if the ranks divide it; the row that does not ask for that is not proven."""
     made = next(graphs_of(platform, "view"))
