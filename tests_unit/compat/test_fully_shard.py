@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -424,6 +426,8 @@ def refusals():
 )
 def test_gradients_are_those_of_one_device(check, ranks):
     """Gradients by imperative backward add up what the ranks compute, in the layouts of the parameters."""
+    if check is meta and not hasattr(importlib.import_module("mindspore"), "DeviceCtx"):
+        pytest.skip("MindSpore itself has no meta device")
     assert simulate(check, ranks, platform="mindspore") == [True] * ranks
 
 

@@ -28,6 +28,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, getitem_entry, handlers
 from hyper_parallel.platform.mindspore.shared_storage import counting
 from hyper_parallel.platform.mindspore.versions import make_subclass, no_grad
+from hyper_parallel.platform.mindspore.versions.older import tell_errors
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -398,6 +399,7 @@ def install(platform: Any) -> None:
         lambda x, index: intercept.call("__getitem__", (x, index)), getitem_entry()
     )
     patches.install()
+    tell_errors(MindSporeDTensor, patches.CALLS)
     make_picklable()
 
 

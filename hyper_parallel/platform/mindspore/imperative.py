@@ -16,6 +16,7 @@ from hyper_parallel.platform.mindspore.versions import (
     pynative_executor,
     run_backward,
 )
+from hyper_parallel.platform.mindspore.versions.older import identity
 from hyper_parallel.transport.base import active_transport_of
 
 __all__ = ["enable"]
@@ -82,9 +83,9 @@ def _leaves(root: Any) -> list[Any]:
     leaves, seen, waiting = [], set(), [root]
     while waiting:
         node = waiting.pop()
-        if node is None or node._unique_id() in seen:
+        if node is None or identity(node) in seen:
             continue
-        seen.add(node._unique_id())
+        seen.add(identity(node))
         is_leaf = node.is_leaf
         if is_leaf() if callable(is_leaf) else is_leaf:
             leaves.append(node)

@@ -19,6 +19,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import is_leaf
 from hyper_parallel.platform.mindspore.runtime import device_type
 from hyper_parallel.platform.mindspore.selective import fingerprint
 from hyper_parallel.platform.mindspore.versions import cell_base
+from hyper_parallel.platform.mindspore.versions.older import recompute_to_the_end
 from hyper_parallel.transport.real.mindspore.transport import from_host, to_host
 
 __all__ = ["MindSporeMemory"]
@@ -125,7 +126,7 @@ def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False,
         return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
     replay = replayable(_compared(fn) if device_type() == "cpu" else fn, _state, _restored)
     # Stopping early leaves the gradient engine unbalanced where the last operator is a legacy primitive.
-    return mindspore.recompute(replay, *args, use_reentrant=False, early_stop=False, **options)
+    return recompute_to_the_end(replay, *args, **options)
 
 
 def _replaying(cell: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import mindspore
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
-from mindspore.ops import primitive as primitives
+from mindspore.ops import functional_overload, primitive as primitives, tensor_method
 from mindspore.ops.auto_generate import gen_ops_prim, pyboost_inner_prim
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
@@ -75,11 +75,12 @@ from hyper_parallel.platform.mindspore.versions.older import (
     accepting_always_call,
     accepting_prepend,
     calling_hooks_after_failures,
+    filling_by_where,
     offer_functions,
 )
 from hyper_parallel.platform.tested import TESTED
 
-__all__ = ["PATCHES", "Patch", "differentiating", "install", "places_of"]
+__all__ = ["CALLS", "PATCHES", "Patch", "differentiating", "install", "places_of"]
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,15 @@ _SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were who
 _LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would treat as complete"
 _SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
 _CASTS_LATE = "operands are cast for mixed precision after DTensors are served, and the setting cannot be read"
+_ROUNDS = "Tensor.masked_fill rounds float64 and its gradients to float32, and has no kernel for whole numbers"
 _SEARCHES = "looking for the handler of a DTensor takes MindSpore as long as a light operator"
 _SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
+
+_LEGACY = (primitives, "_run_op")
+_FUNCTIONS = tuple((gen_ops_prim, name) for name in vars(gen_ops_prim) if name.startswith("pyboost_"))
+_OVERLOADED = tuple((functional_overload, name) for name in vars(functional_overload) if name.endswith("_instance"))
+CALLS = (_LEGACY, *_FUNCTIONS, *_OVERLOADED)
+"""What MindSpore's Python layer calls with an operator and its operands: owner and name of each."""
 
 PATCHES: tuple[Patch, ...] = (
     Patch(((PyNativeExecutor, "set_mixed_precision_type"),), noting_precision, _CASTS_LATE),
@@ -258,7 +266,7 @@ PATCHES: tuple[Patch, ...] = (
         adds=True,
     ),
     Patch(
-        ((primitives, "_run_op"),),
+        (_LEGACY,),
         _intercepted_at_once,
         "legacy primitives do not look for DTensors in lists: ops.stack and ops.addn would use the local tensors; and "
         + _SEARCHES,
@@ -305,6 +313,11 @@ PATCHES: tuple[Patch, ...] = (
         )
         if "always_call" not in inspect.signature(nn.Cell.register_forward_hook).parameters
     ),
+    *(
+        [Patch(((Tensor, "masked_fill"),), filling_by_where, _ROUNDS, versions=("2.8",))]
+        if "astype" not in tensor_method.tensor_masked_fill.__code__.co_names
+        else []
+    ),
     Patch(((base.GradOperation, "__call__"), (Grad, "__call__")), gradients_uncompiled, _SEES_LOCAL_TENSORS),
     Patch(
         ((PyNativeExecutor, "call_custom_bprop"),),
@@ -334,17 +347,21 @@ PATCHES: tuple[Patch, ...] = (
     Patch(((Tensor, "register_hook"),), hooks_on_dtensors, _LOCAL_GRADIENTS),
     Patch(((CellBackwardHook, "__call__"),), refusing_cell_hooks, _LOCAL_GRADIENTS),
     Patch(((base, "_pynative_forward_run"),), seeded_locally, _LOCAL_GRADIENTS),
-    Patch(places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS),
+    *(
+        [Patch(places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS)]
+        if _FORWARD in grad_func.vjp.__code__.co_names
+        else []  # it calls GradOperation with the seed
+    ),
     Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),
     Patch(((type(pyboost_inner_prim.softmax_impl), "__call__"),), without_size_one, _SPOILS_GRADIENTS),
-    Patch(
-        tuple((gen_ops_prim, name) for name in vars(gen_ops_prim) if name.startswith("pyboost_")),
-        _function_at_once,
-        _SEARCHES,
-    ),
+    Patch(_FUNCTIONS, _function_at_once, _SEARCHES),
     *(
         Patch(((type(operator), "__call__"),), partial(_operator_at_once, name), _SEARCHES)
-        for name, operator in (("Concat", pyboost_inner_prim.concat_impl), ("Softmax", pyboost_inner_prim.softmax_impl))
+        for name, operator in (
+            ("Concat", pyboost_inner_prim.concat_impl),
+            ("Softmax", pyboost_inner_prim.softmax_impl),
+            ("StackExt", pyboost_inner_prim.stack_ext_impl),
+        )
     ),
     Patch(((nn.TrainOneStepWithLossScaleCell, "construct"),), scaled_step, "the loss scale is a plain tensor"),
     Patch(

@@ -57,7 +57,7 @@ class LocalNode(Node):
         return metadata
 
     def _sequence_nr(self) -> int:
-        number: int = self.autograds._sequence_nr()  # noqa: SLF001 - of the class that this one stands for
+        number: int = self.autograds._sequence_nr()  # of the class that this one stands for
         return number
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+
 import numpy as np
 import pytest
 
@@ -182,7 +185,10 @@ REFERENCES = [(tensor, right, arrays) for arrays, pairs in REFERRED for tensor, 
 
 
 def _spelled(expression, right):
-    """The expression on DTensors, and its plain reference."""
+    """The expression on DTensors, and its plain reference; skips functions that MindSpore itself does not have."""
+    mint = importlib.import_module("mindspore.mint")
+    if missing := [name for name in re.findall(r"\bmint\.(\w+)", expression) if not hasattr(mint, name)]:
+        pytest.skip(f"MindSpore itself has no mint.{missing[0]}")
 
     def run(*tensors):
         import mindspore

@@ -43,7 +43,6 @@ class OnEmpty:
         off_graph: whether the results are off the graph, whatever the operands are; or a function of the keyword
             arguments that returns it.
         handled_with: a keyword; a call that passes it is handled by the kernel itself.
-        product: gradients also depend on the operands, although ``shape`` is set.
     """
 
     value: Any = None
@@ -52,7 +51,6 @@ class OnEmpty:
     no_gradient: tuple[int, ...] = ()
     off_graph: bool | Callable[[dict[str, Any]], bool] = False
     handled_with: str | None = None
-    product: bool = False
 
 
 class _Zeros(Function):
@@ -227,7 +225,7 @@ def _run_empty(
         return compute(*_replaced(args, rest), **_replaced(kwargs, rest))
 
     off_graph = special.off_graph(kwargs) if callable(special.off_graph) else special.off_graph
-    linear = special.shape is not None and not special.product
+    linear = special.shape is not None
     on_graph = [not off_graph and _carries_gradient(tensor) for tensor in tensors]
     without = special.no_gradient
     if not (off_graph or all(on_graph)) and any(map(requires_grad, operands)):

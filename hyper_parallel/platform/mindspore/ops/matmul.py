@@ -12,7 +12,7 @@ from mindspore.mint.nn import functional as F
 
 from hyper_parallel.errors import LayoutError
 from hyper_parallel.platform.mindspore.ops.dims import MATRIX
-from hyper_parallel.platform.mindspore.ops.empty_shards import COMPUTED, OnEmpty, empty_safe, no_elements
+from hyper_parallel.platform.mindspore.ops.empty_shards import OnEmpty, empty_safe, no_elements
 from hyper_parallel.platform.mindspore.ops.pointwise import into
 from hyper_parallel.platform.mindspore.ops.registry import decomposition, expect, kernel, spellings
 
@@ -25,7 +25,7 @@ Addmv addmv  Addbmm addbmm  Ger outer  Vdot dot
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
-_CONTRACTION = OnEmpty(value=0, shape=COMPUTED, product=True)
+_CONTRACTION = OnEmpty(value=0)
 _plain_linear = empty_safe("linear", lambda x, weight, bias: F.linear(x, weight, bias), _CONTRACTION)
 _matrices = empty_safe("matmul", mint.matmul, _CONTRACTION)
 _batches = empty_safe("matmul", mint.bmm, _CONTRACTION)

@@ -44,7 +44,9 @@ NAMES = Names(
         "PyNativeExecutor": _of_api("_PyNativeExecutor", _GRADIENTS),
         **{name: _name(f"mindspore.Tensor.{name}", _IMPERATIVE) for name in TENSOR_GRADIENTS},
         "RecomputeCell": _name("mindspore.common.recompute._RecomputeCell", _RECOMPUTED),
-        "RecomputeHandle": _name("mindspore.common.recompute._RecomputeHandle", _RECOMPUTED, "2.10"),
+        "RecomputeHandle": Wanted(
+            ("mindspore.common.recompute._RecomputeHandle", "mindspore.common.recompute._RecomputeState"), _RECOMPUTED
+        ),
         "get_bprop_fn": _name("mindspore.ops._grad_experimental.grad_base.get_bprop_fn", _WORLD),
         "grad_comm_ops": _name("mindspore.ops._grad_experimental.grad_comm_ops", _WORLD),
         "run_backward": _name("mindspore._c_expression.run_backward", _IMPERATIVE),

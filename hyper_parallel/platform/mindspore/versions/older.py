@@ -1,32 +1,67 @@
 """Gives older versions of MindSpore what newer ones have, so that patches and hooks are the same.
 
-Before 2.9, hooks of a Cell's forward cannot be registered before others: ``prepend`` is added. Before 2.10, a hook of a
-Cell's forward does not run if the forward raises: ``always_call`` is added. From 2.9 on,
-``GradOperation``, ``mindspore.grad`` and ``value_and_grad`` call three functions of ``mindspore.ops.composite.base``:
-the forward, the forward with a seed, the backward. Before, they call methods of the operation and of the executor:
-these methods call the three functions, which do what the methods did.
+Before 2.10:
+
+- A hook of a Cell's forward does not run if the forward raises: ``always_call`` is added.
+- An error of ``__fallback__`` is printed, and another one raised, *Python fallback failed*: calls raise the first one.
+
+Before 2.9:
+
+- Hooks of a Cell's forward cannot be registered before others: ``prepend`` is added.
+- ``Tensor.masked_fill`` with a number rounds float64 to float32, or has no kernel; its gradient is rounded, and NaN
+  where a NaN is masked: ``mint.where`` fills instead.
+- ``mindspore.recompute`` never stops early and has no contexts: what it calls enters them.
+- Nodes of the graph have no identity: operations have the number of their call instead.
+- ``GradOperation``, ``mindspore.grad`` and ``value_and_grad`` call methods of the operation and of the executor. Newer
+  ones call three functions of ``mindspore.ops.composite.base``: the forward, the forward with a seed, the backward. The
+  methods call these three, which do what the methods did.
 """
 
 from __future__ import annotations
 
+import inspect
+import operator
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
+from inspect import getattr_static
+from types import FunctionType, MethodDescriptorType
 from typing import Any
 
-from mindspore import nn
-from mindspore.ops import GradOperation
+import mindspore
+from mindspore import Tensor, mint, nn
+from mindspore.ops import GradOperation, functional
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
-from hyper_parallel.platform.mindspore.versions import Grad, PyNativeExecutor, pynative_executor
+from hyper_parallel.core.dtensor.dtensor import DTensor
+from hyper_parallel.platform.mindspore.versions import Grad, PyNativeExecutor, make_subclass, pynative_executor
 
-__all__ = ["accepting_always_call", "accepting_prepend", "calling_hooks_after_failures", "offer_functions"]
+__all__ = [
+    "accepting_always_call",
+    "accepting_prepend",
+    "calling_hooks_after_failures",
+    "filling_by_where",
+    "identity",
+    "offer_functions",
+    "recompute_to_the_end",
+    "remembering_errors",
+    "tell_errors",
+    "telling_errors",
+]
 
 _NAMES = ("_pynative_func_grad_forward", "_pynative_forward_run", "_pynative_func_grad_backward")
 _CURRENT: ContextVar[tuple[Any, Any, Any]] = ContextVar("the differentiation: operation, inner operation, weights")
 _Base: Any = base
 _PLAIN: dict[bool, Any] = {}
+_LAST: list[tuple[Any, tuple[Any, ...], Any]] = []
+"""The function whose forward has ended last, until its backward runs; its arguments and outputs."""
+_OPERATORS = frozenset(
+    f"__{kind}{name}__" for kind in ("", "i") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+)
+_RAISED: list[BaseException] = []
+"""The error that ``__fallback__`` has raised last."""
 _ALWAYS = "_hyper_parallel_always_called"
 _RAN: ContextVar[set[int] | None] = ContextVar("the hooks that have run in the innermost call of a Cell", default=None)
 
@@ -35,7 +70,7 @@ def offer_functions() -> None:
     """Install the three functions if MindSpore lacks them; repeated calls do nothing."""
     if hasattr(_Base, _NAMES[0]):
         return
-    for name, function in zip(_NAMES, (_forward, _forward_with_seed, _backward), strict=True):
+    for name, function in zip(_NAMES, (_pynative_func_grad_forward, _forward_with_seed, _backward), strict=True):
         for module in (base, grad_func):
             setattr(module, name, function)
     for operation in (GradOperation, Grad):
@@ -43,6 +78,7 @@ def offer_functions() -> None:
     for name, has_aux in (("grad", False), ("grad_aux", True)):
         _PLAIN[has_aux] = vars(PyNativeExecutor)[name]
         setattr(PyNativeExecutor, name, _executed(has_aux=has_aux))
+    PyNativeExecutor.end_graph = _noting_outputs(PyNativeExecutor.end_graph)
 
 
 def _method(self: Any, fn: Any, grad: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,12 +91,15 @@ def _method(self: Any, fn: Any, grad: Any, weights: Any, *args: Any, **kwargs: A
     return run_args if isinstance(self, GradOperation) else (run_args, out)
 
 
-def _forward(fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run ``fn`` on the tape, unless it has run there already; return its outputs."""
+def _pynative_func_grad_forward(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run ``fn`` on the tape, unless it has run there already; return its outputs.
+
+    Its frame is recognised by its name.
+    """
     operation, grad, weights = _CURRENT.get()
     position = None if isinstance(operation, GradOperation) else operation.grad_position
     if pynative_executor.check_run(grad, fn, weights, position, *args, *kwargs.values(), create_graph=True):
-        return fn(*args, **kwargs)
+        return _outputs(fn, args, kwargs)
     if isinstance(fn, nn.Cell):
         requires_grad, fn.requires_grad = fn.requires_grad, True
         try:
@@ -72,6 +111,24 @@ def _forward(fn: Any, *args: Any, **kwargs: Any) -> Any:
     out = fn(*args, **kwargs)
     pynative_executor.end_graph(fn, out, *args, **kwargs)
     return out
+
+
+def _noting_outputs(end_graph: Callable[..., None]) -> Callable[..., None]:
+    @wraps(end_graph)
+    def run(self: Any, fn: Any, out: Any, *args: Any, **kwargs: Any) -> None:
+        end_graph(self, fn, out, *args, **kwargs)
+        _LAST[:] = [(fn, (*args, *kwargs.values()), out)]
+
+    return run
+
+
+def _outputs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the outputs of the forward that is on the tape."""
+    operands = (*args, *kwargs.values())
+    for last, its_operands, out in _LAST:
+        if last is fn and len(operands) == len(its_operands) and all(map(operator.is_, operands, its_operands)):
+            return out
+    return fn(*args, **kwargs)
 
 
 def _forward_with_seed(fn: Any, sens_param: bool, *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +145,7 @@ def _forward_with_seed(fn: Any, sens_param: bool, *args: Any, **kwargs: Any) -> 
 
 def _backward(fn: Any, grad_op: Any, weights: Any, grad_position: Any, has_aux: bool, *run_args: Any) -> Any:
     """Return the gradients of the forward that ran last."""
+    _LAST.clear()
     return _PLAIN[has_aux](pynative_executor, fn, grad_op, weights, grad_position, *run_args)
 
 
@@ -152,5 +210,117 @@ def calling_hooks_after_failures(call: Callable[..., Any]) -> Callable[..., Any]
             raise
         finally:
             _RAN.reset(token)
+
+    return run
+
+
+def filling_by_where(masked_fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``Tensor.masked_fill`` of a plain tensor call ``mint.where``, whose values and gradients are exact."""
+
+    @wraps(masked_fill)
+    def run(self: Any, mask: Any, value: Any) -> Any:
+        if any(isinstance(operand, DTensor) for operand in (self, mask, value)):
+            return masked_fill(self, mask, value)  # the handler gets it
+        if isinstance(value, (int, float, complex)):
+            value = functional.scalar_to_tensor(value).astype(self.dtype)
+        same = mask.dtype == mindspore.bool_ and getattr(value, "dtype", None) == self.dtype
+        return mint.where(mask, value, self) if same else masked_fill(self, mask, value)
+
+    return run
+
+
+def recompute_to_the_end(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call ``mindspore.recompute`` without stopping early; before 2.9 it never does, and ``fn`` enters the contexts."""
+    if "early_stop" in inspect.signature(mindspore.recompute).parameters:
+        return mindspore.recompute(fn, *args, use_reentrant=False, early_stop=False, **options)
+    contexts = options.pop("context_fn", None)
+    run = fn if contexts is None else _in_contexts(fn, *contexts())
+    return mindspore.recompute(run, *args, use_reentrant=False, **options)
+
+
+def _in_contexts(fn: Callable[..., Any], first: Any, again: Any) -> Callable[..., Any]:
+    waiting = [first]
+
+    @wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with waiting.pop() if waiting else again:
+            return fn(*args, **kwargs)
+
+    return run
+
+
+def identity(node: Any) -> Any:
+    """Return what is equal for two objects of one node of the graph.
+
+    Before 2.9, two objects of one leaf differ: only operations have numbers.
+    """
+    if hasattr(node, "_unique_id"):
+        return node._unique_id()
+    return node if node.is_leaf() else node._sequence_nr()
+
+
+def tell_errors(dtensor: Any, functions: tuple[tuple[Any, str], ...]) -> None:
+    """Let methods of DTensors and ``functions`` raise the errors of ``__fallback__`` if MindSpore hides them.
+
+    Args:
+        dtensor: the class of DTensors.
+        functions: owner and name of each function of MindSpore that calls ``__fallback__``.
+    """
+    if not _hides_errors():
+        return
+    for owner in (Tensor, dtensor):
+        owner.__fallback__ = remembering_errors(owner.__fallback__)
+    for name, method in [item for kind in Tensor.__mro__ for item in vars(kind).items()]:
+        if isinstance(method, MethodDescriptorType) and (name in _OPERATORS or not name.startswith("_")):
+            if isinstance(own := getattr_static(dtensor, name), FunctionType):
+                setattr(dtensor, name, telling_errors(own))
+            if getattr_static(Tensor, name) is method:
+                setattr(Tensor, name, telling_errors(method))
+    for owner, name in functions:
+        setattr(owner, name, telling_errors(getattr(owner, name)))
+
+
+def _hides_errors() -> bool:
+    def fail(*_: Any) -> None:
+        raise LookupError
+
+    probe = make_subclass(type("Probe", (Tensor,), {"__fallback__": fail}), Tensor([1.0], mindspore.float32))
+    hook, sys.excepthook = sys.excepthook, lambda *_: None
+    try:
+        probe.exp()
+    except LookupError:
+        return False
+    except RuntimeError:
+        return True
+    finally:
+        sys.excepthook = hook
+    return False
+
+
+def remembering_errors(fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the error that ``__fallback__`` raises for :func:`telling_errors`."""
+
+    @wraps(fallback)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fallback(*args, **kwargs)
+        except BaseException as error:
+            _RAISED[:] = [error]
+            raise
+
+    return run
+
+
+def telling_errors(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise the error of ``__fallback__`` in place of the one with which MindSpore hides it."""
+
+    @wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as hiding:
+            if not (_RAISED and str(hiding).startswith("Python fallback failed")):
+                raise
+            raise _RAISED.pop() from None
 
     return run

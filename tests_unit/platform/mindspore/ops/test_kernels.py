@@ -77,12 +77,26 @@ def _twice(array, name):
     return want
 
 
+def _no_products(dtype):
+    """MindSpore's own error for a product in this dtype, or nothing."""
+    import mindspore
+
+    two = mindspore.Tensor([2.0]).astype(dtype)
+    try:
+        (two * two).astype(mindspore.float32).asnumpy()
+    except TypeError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 @pytest.mark.parametrize("name", PARTS)
 def test_members_write_into_parts_of_tensors(name, dtype):
     """Parameters, gradients and buffers that are parts of a larger tensor get the values that are written."""
     platform = platform_named("mindspore")
     wanted_dtype = platform.str_to_dtype(dtype)
+    if refusal := _no_products(wanted_dtype):
+        pytest.skip(f"MindSpore itself has no products of {dtype}: {refusal}")
     two = platform.full((), 2.0, wanted_dtype)
     for write in (
         lambda x: platform.update_param_data(x, x * two),
@@ -133,6 +147,8 @@ def _written():
         return (owned * owned).sum()
 
     gradient = mindspore.grad(loss)(platform.from_numpy(BEFORE)).asnumpy()
+    if _no_products(mindspore.bfloat16):
+        return written, gradient, None
     with pytest.raises(UnsupportedOperatorError) as caught:
         mindspore.grad(loss)(platform.from_numpy(BEFORE).astype(mindspore.bfloat16))
     return written, gradient, str(caught.value)
@@ -146,5 +162,7 @@ def test_dtensors_of_parts_are_written():
         factors = np.array([[2], [18], [18]], np.float32)
         np.testing.assert_allclose(gradient, BEFORE * factors, rtol=1e-6)
         assert refused == (
-            "a part of a bfloat16 tensor cannot be written where gradients flow; use the out-of-place form"
+            None
+            if _no_products(platform_named("mindspore").str_to_dtype("bfloat16"))
+            else "a part of a bfloat16 tensor cannot be written where gradients flow; use the out-of-place form"
         )

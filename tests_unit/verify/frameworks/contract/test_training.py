@@ -1,6 +1,7 @@
 """Facet *training*: one spelling for both frameworks."""
 
 import dataclasses
+from importlib import metadata
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -172,7 +173,8 @@ def test_a_device_that_is_not_here_is_told_with_what_to_do(platform_name, monkey
     with pytest.raises(UnsupportedOnBackend) as caught:
         harness_of(platform).on_device("npu")
     start = f"--device npu: {platform_name} sees no such device here, only cpu; "
-    reasons = {"torch": "torch_npu is not installed: ", "mindspore": "MindSpore 2.10."}
+    version = metadata.version(platform_name)
+    reasons = {"torch": "torch_npu is not installed: ", "mindspore": f"MindSpore {version} "}
     assert str(caught.value).startswith(start + reasons[platform_name])
     assert str(caught.value).endswith(", or use --device cpu")
 

@@ -268,6 +268,8 @@ def check_dtensors_and_cells():
         placed.mul_(2)
         np.testing.assert_allclose(placed.full_tensor().asnumpy(), 2 * x)
         assert calls["mint.topk"] == calls["Tensor.mul_"] == 0
+        if not hasattr(ms, "DeviceCtx"):  # MindSpore itself has no meta device
+            return True
         with ms.DeviceCtx("meta"):
             cell = nn.Cell()
             cell.weight = Parameter(mint.empty((2, 3), dtype=ms.float32), name="weight")
