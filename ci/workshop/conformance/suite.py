@@ -33,6 +33,7 @@ CHECKS: dict[str, Contract] = {
 _PROBES: dict[str, tuple[Any, ...]] = {
     "fully_sharded": (None, None, ()),
     "get_symmetric_memory_handler": (),
+    "create_selective_checkpoint_contexts": ([],),
     "replicated": (None, None),
 }
 

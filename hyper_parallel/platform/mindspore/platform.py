@@ -13,6 +13,7 @@ os.environ.setdefault("MS_DEV_LAUNCH_BLOCKING", "1")
 import mindspore
 from mindspore import mint
 
+from hyper_parallel._versions import Missing
 from hyper_parallel.core.dtensor.moved_view import MovedView
 from hyper_parallel.errors import MeshError, UnsupportedOnBackend, UnsupportedOperatorError
 from hyper_parallel.platform.contract.differentiable import DifferentiableFacet
@@ -28,7 +29,7 @@ from hyper_parallel.platform.mindspore.persistence import MindSporePersistence
 from hyper_parallel.platform.mindspore.runtime import MindSporeRuntime
 from hyper_parallel.platform.mindspore.shared_storage import note_write, share_count
 from hyper_parallel.platform.mindspore.tensors import MindSporeTensors
-from hyper_parallel.platform.mindspore.versions import Function as _Function, pynative_executor
+from hyper_parallel.platform.mindspore.versions import Function as _Function, MsDispatchMode, pynative_executor
 from hyper_parallel.transport.base import Transport, active_transport_of
 from hyper_parallel.transport.host.numpy_ops import NumpyOps
 from hyper_parallel.transport.real.mindspore.transport import HcclTransport, NumpyBridge, connect, start_rehearsal
@@ -41,6 +42,11 @@ GAPS = (
         "get_symmetric_memory_handler",
         "MindSpore has no symmetric memory",
         "use the collectives of the platform",
+    ),
+    *(
+        [Gap("create_selective_checkpoint_contexts", MsDispatchMode.message, "checkpoint without a policy")]
+        if isinstance(MsDispatchMode, Missing)
+        else []
     ),
 )
 

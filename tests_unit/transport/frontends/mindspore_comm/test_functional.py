@@ -153,6 +153,8 @@ def messages():
     collected = [None] * size
     dist.gather_object(rank * 10, collected, 1)
     assert collected == ([other * 10 for other in range(size)] if rank == 1 else [None] * size)
+    if not hasattr(dist, "send_object_list"):  # MindSpore itself sends no lists of objects
+        return [*checked, "objects"]
     if rank == 0:
         dist.send_object_list(["a", 2], 1)
     elif rank == 1:
@@ -191,7 +193,9 @@ def returned():  # noqa: PLR0915 - as above
     check("started'", ms.grad(later)(x), 2 * every[rank] * sum(weights))
     total, handle = comm_func.all_reduce(x, "max", async_op=True)
     assert np.isnan(total.asnumpy()).all()
-    assert "CommHandle_ptr=0x" in repr(handle)
+    if "__repr__" in vars(type(handle)):  # older versions of MindSpore do not show the pointer
+        assert "CommHandle_ptr=0x" in repr(handle)
+    assert type(handle).__name__ == "CommHandle"
     handle.wait()
     check("started", total, np.max(every, 0))
 
