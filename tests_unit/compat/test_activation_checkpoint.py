@@ -81,12 +81,13 @@ def plain_recomputation():
     from mindspore import mint
 
     from hyper_parallel.compat.activation_checkpoint import enable_mindspore_backward_compat
+    from hyper_parallel.platform.mindspore.versions.older import recompute_to_the_end
 
     enable_mindspore_backward_compat()
     x = ms.Tensor(array(3, 5))
     x.requires_grad = True
     try:
-        ms.recompute(mint.tanh, x, use_reentrant=False).sum().backward()
+        recompute_to_the_end(mint.tanh, x).sum().backward()
     except RuntimeError as error:
         return str(error)
     return ""
