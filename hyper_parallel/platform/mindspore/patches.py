@@ -314,7 +314,7 @@ PATCHES: tuple[Patch, ...] = (
         if "always_call" not in inspect.signature(nn.Cell.register_forward_hook).parameters
     ),
     *(
-        [Patch(((Tensor, "masked_fill"),), filling_by_where, _ROUNDS, versions=("2.8",))]
+        [Patch(((Tensor, "masked_fill"),), partial(filling_by_where, DTensor), _ROUNDS, versions=("2.8",))]
         if "astype" not in tensor_method.tensor_masked_fill.__code__.co_names
         else []
     ),

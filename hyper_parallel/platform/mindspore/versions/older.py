@@ -35,7 +35,6 @@ from mindspore.ops import GradOperation, functional
 from mindspore.ops.composite import base
 from mindspore.ops.function.grad import grad_func
 
-from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.platform.mindspore.versions import Grad, PyNativeExecutor, make_subclass, pynative_executor
 
 __all__ = [
@@ -214,12 +213,17 @@ def calling_hooks_after_failures(call: Callable[..., Any]) -> Callable[..., Any]
     return run
 
 
-def filling_by_where(masked_fill: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``Tensor.masked_fill`` of a plain tensor call ``mint.where``, whose values and gradients are exact."""
+def filling_by_where(dtensor: type, masked_fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``Tensor.masked_fill`` of a plain tensor call ``mint.where``, whose values and gradients are exact.
+
+    Args:
+        dtensor: the class of DTensors, whose handler MindSpore calls.
+        masked_fill: the method.
+    """
 
     @wraps(masked_fill)
     def run(self: Any, mask: Any, value: Any) -> Any:
-        if any(isinstance(operand, DTensor) for operand in (self, mask, value)):
+        if any(isinstance(operand, dtensor) for operand in (self, mask, value)):
             return masked_fill(self, mask, value)  # the handler gets it
         if isinstance(value, (int, float, complex)):
             value = functional.scalar_to_tensor(value).astype(self.dtype)

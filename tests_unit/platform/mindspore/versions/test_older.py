@@ -101,9 +101,10 @@ def test_masked_values_and_gradients_are_exact():
     import mindspore as ms
     from mindspore import Tensor
 
+    from hyper_parallel import DTensor
     from hyper_parallel.platform.mindspore.versions import older
 
-    fill = older.filling_by_where(Tensor.masked_fill)
+    fill = older.filling_by_where(DTensor, Tensor.masked_fill)
     values, mask = np.array([0.1, 0.2, 0.3]), np.array([True, False, False])
     x, weights = Tensor(values), Tensor(np.array([np.nan, 1 / 3, 2 / 3]))
     assert fill(x, Tensor(mask), 7).asnumpy().tolist() == [7.0, 0.2, 0.3]
@@ -122,7 +123,7 @@ def test_a_masked_fill_of_dtensors_goes_to_their_handler():
     from hyper_parallel.platform.mindspore.versions import older
 
     calls = []
-    fill = older.filling_by_where(lambda *operands: calls.append(operands))
+    fill = older.filling_by_where(DTensor, lambda *operands: calls.append(operands))
     x, mask = ms.Tensor([1.0, 2.0], ms.float32), ms.Tensor([True, False])
     placed = DTensor.from_local(x, init_device_mesh("cpu", (1,), mesh_dim_names=["tp"]), [Replicate()])
     given = [(placed, mask, 0.0), (x, placed, 0.0), (x, mask, placed), (x, x, x), (x, mask, "one")]
