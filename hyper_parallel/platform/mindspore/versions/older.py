@@ -54,12 +54,12 @@ _NAMES = ("_pynative_func_grad_forward", "_pynative_forward_run", "_pynative_fun
 _CURRENT: ContextVar[tuple[Any, Any, Any]] = ContextVar("the differentiation: operation, inner operation, weights")
 _Base: Any = base
 _PLAIN: dict[bool, Any] = {}
-_LAST: list[tuple[Any, tuple[Any, ...], Any]] = []
+_LAST: ContextVar[tuple[Any, tuple[Any, ...], Any] | None] = ContextVar("the last forward", default=None)
 """The function whose forward has ended last, until its backward runs; its arguments and outputs."""
 _OPERATORS = frozenset(
     f"__{kind}{name}__" for kind in ("", "i") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 )
-_RAISED: list[BaseException] = []
+_RAISED: ContextVar[BaseException | None] = ContextVar("the last error", default=None)
 """The error that ``__fallback__`` has raised last."""
 _ALWAYS = "_hyper_parallel_always_called"
 _RAN: ContextVar[set[int] | None] = ContextVar("the hooks that have run in the innermost call of a Cell", default=None)
@@ -116,17 +116,21 @@ def _noting_outputs(end_graph: Callable[..., None]) -> Callable[..., None]:
     @wraps(end_graph)
     def run(self: Any, fn: Any, out: Any, *args: Any, **kwargs: Any) -> None:
         end_graph(self, fn, out, *args, **kwargs)
-        _LAST[:] = [(fn, (*args, *kwargs.values()), out)]
+        _LAST.set((fn, (*args, *kwargs.values()), out))
 
     return run
 
 
 def _outputs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the outputs of the forward that is on the tape."""
-    operands = (*args, *kwargs.values())
-    for last, its_operands, out in _LAST:
-        if last is fn and len(operands) == len(its_operands) and all(map(operator.is_, operands, its_operands)):
-            return out
+    last, operands = _LAST.get(), (*args, *kwargs.values())
+    if (
+        last is not None
+        and last[0] is fn
+        and len(operands) == len(last[1])
+        and all(map(operator.is_, operands, last[1]))
+    ):
+        return last[2]
     return fn(*args, **kwargs)
 
 
@@ -144,7 +148,7 @@ def _forward_with_seed(fn: Any, sens_param: bool, *args: Any, **kwargs: Any) -> 
 
 def _backward(fn: Any, grad_op: Any, weights: Any, grad_position: Any, has_aux: bool, *run_args: Any) -> Any:
     """Return the gradients of the forward that ran last."""
-    _LAST.clear()
+    _LAST.set(None)
     return _PLAIN[has_aux](pynative_executor, fn, grad_op, weights, grad_position, *run_args)
 
 
@@ -309,7 +313,7 @@ def remembering_errors(fallback: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fallback(*args, **kwargs)
         except BaseException as error:
-            _RAISED[:] = [error]
+            _RAISED.set(error)
             raise
 
     return run
@@ -323,8 +327,10 @@ def telling_errors(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call(*args, **kwargs)
         except RuntimeError as hiding:
-            if not (_RAISED and str(hiding).startswith("Python fallback failed")):
+            error = _RAISED.get()
+            if error is None or not str(hiding).startswith("Python fallback failed"):
                 raise
-            raise _RAISED.pop() from None
+            _RAISED.set(None)
+            raise error from None
 
     return run
