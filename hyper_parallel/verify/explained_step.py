@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hyper_parallel._caches import empty_layout_caches
-from hyper_parallel.core.dtensor.dtensor import DTensor, to_local
+from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import Event, EventLog, PendingRedistribution, module_path, watching
 from hyper_parallel.core.dtensor.mesh import init_device_mesh
 from hyper_parallel.core.dtensor.transition import dual
@@ -127,7 +127,7 @@ def run_parallel_step(
     return ParallelStep(
         parameter_layouts(parameters),
         {path: short_dtype(parameter.dtype) for path, parameter in parameters.items()},
-        {path: platform.itemsize(to_local(parameter)) for path, parameter in parameters.items()},
+        {path: platform.get_param_type_size(parameter) for path, parameter in parameters.items()},
         log.named(harness_of(platform).collective_owners(run.model)),
         memory,
         len(gradients) - len(wrong),
@@ -240,7 +240,9 @@ _COLLECTIVES = {
 
 
 def _local_bytes(platform: Platform, values: Any) -> int:
-    return sum(math.prod(to_local(value).shape) * platform.itemsize(to_local(value)) for value in values)
+    """Return the bytes of local tensors, which are not taken: ``prove plan`` would follow them."""
+    shapes = ((platform.get_param_local_shape(each), platform.get_param_type_size(each)) for each in values)
+    return sum(math.prod(shape) * itemsize for shape, itemsize in shapes)
 
 
 def _wrong_duals(parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +55,14 @@ def prove_groups(
         axes_of: returns the names of the axes that ranks span.
     """
     found = GroupProof()
+    proofs: dict[_Facts, list[tuple[str, str]]] = {}
+    ran_in: dict[str, set[tuple[str, tuple[str, ...]]]] = {}
+    for event in events:
+        if not event.source:
+            ran_in.setdefault(event.module, set()).add((event.collective, event.axes))
     for path, group in groups:
         options = group.options
-        ran = {(event.collective, event.axes) for event in events if event.module == path and not event.source}
+        ran = ran_in.get(path, set())
         data, replicas = axes_of(options.ranks), axes_of(options.replicas)
         reduced = {("reduce_scatter", data)} if len(options.ranks) > 1 else set()
         reduced |= {("all_reduce", replicas)} if len(options.replicas) > 1 else set()
@@ -69,7 +74,10 @@ def prove_groups(
             for collective, axes in sorted(reduced - ran) if has_gradient else ():
                 _refuse(f"no {collective} over {', '.join(axes)} runs, which its gradients need")
             for member in group.members:
-                found.steps.update(f"{kind} of fully_shard {proof}" for kind, proof in _proven(group, member))
+                facts = _Facts.of(group, member)
+                if facts not in proofs:
+                    proofs[facts] = _proven(facts)
+                found.steps.update(f"{kind} of fully_shard {proof}" for kind, proof in proofs[facts])
             _check_rows(group)
         except UnprovenError as error:
             found.wrong.append(f"{path or '(model)'}: fully_shard: {error}")
@@ -83,11 +91,36 @@ def _refuse(why: str) -> None:
     raise UnprovenError(why)
 
 
-def _proven(group: Any, member: Any) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class _Facts:
+    """What the steps of a parameter are proven from; they are equal in equal layers.
+
+    Attributes:
+        sharded: layout of the parameter.
+        slot: its place in a row, moved to the start.
+        ranks: ranks over which it is sharded.
+        replicas: ranks that have the same shard.
+        divisor: factor by which the sum of its gradients is divided.
+    """
+
+    sharded: Layout
+    slot: Any
+    ranks: tuple[int, ...]
+    replicas: tuple[int, ...]
+    divisor: Fraction
+
+    @classmethod
+    def of(cls, group: Any, member: Any) -> _Facts:
+        """Return the facts of a parameter of a group."""
+        options, divisor = group.options, Fraction(group.divide_factor or group.options.count)
+        slot = replace(member.slot, offset=0)
+        return cls(member.sharded.layout, slot, tuple(options.ranks), tuple(options.replicas), divisor)
+
+
+def _proven(facts: _Facts) -> list[tuple[str, str]]:
     """Return the steps of one parameter and of its gradient, with the proof of each."""
-    sharded: Layout = member.sharded.layout
-    data, slot = _axes_along(sharded, group.options.ranks), member.slot
-    replicas = _axes_along(sharded, group.options.replicas)
+    sharded, slot = facts.sharded, facts.slot
+    data, replicas = _axes_along(sharded, facts.ranks), _axes_along(sharded, facts.replicas)
     dims = [tuple(axis for axis in axes if axis not in data) for axes in sharded.dim_axes]
     whole = Layout.of(sharded.mesh, dims, (), sharded.shape)
     size, counts = whole.local_shape[slot.dim] if slot.shape else 1, [slot.ranks]
@@ -96,14 +129,13 @@ def _proven(group: Any, member: Any) -> list[tuple[str, str]]:
         stop - start for start, stop in parts
     ]:
         _refuse(f"a parameter {list(slot.shape)} is cut otherwise than {sharded.notation()} says")
-    factor = Fraction(1) / Fraction(group.divide_factor or group.options.count)
     averaged = Layout.of(whole.mesh, dims, [(axis, "avg") for axis in sorted((*data, *replicas))], whole.shape)
     scattered = Layout.of(whole.mesh, sharded.dim_axes, [(axis, "avg") for axis in replicas], whole.shape)
     gather: list[Step] = [AllGather(sharded, whole, data)] if data else []
     reduce: list[Step] = [ReduceScatter(averaged, scattered, data)] if data else []
     target = dual(sharded)
     reduce += [AllReduce(scattered, target, replicas)] if replicas else []
-    reduce.append(Scale(target, target, (), factor))
+    reduce.append(Scale(target, target, (), 1 / facts.divisor))
     return check_steps(sharded, whole, gather) + check_steps(averaged, target, reduce)
 
 

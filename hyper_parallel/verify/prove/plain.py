@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from hyper_parallel.verify.prove.paired import complete_text, conditions_met, pa
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
+    from hyper_parallel.verify.frameworks.contract.primitives import Graph
 
 __all__ = ["PlainCalls", "PlainProof", "prove_plain"]
 
@@ -87,6 +89,11 @@ class _Event:
     name: str = ""
     ranks: tuple[int, ...] = ()
 
+    @cached_property
+    def text(self) -> str:
+        """The arguments as text that differs if they do."""
+        return complete_text(self.args)
+
 
 @dataclass
 class _Border:
@@ -134,7 +141,7 @@ class PlainCalls:
     trained: tuple[str, ...] = ()
     _borders: dict[int, _Border] = field(default_factory=dict)
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _owners: dict[int, tuple[str, Layout | None]] = field(default_factory=dict)
+    _owners: dict[int, tuple[Any, str, Layout | None]] = field(default_factory=dict)
 
     @property
     def _done(self) -> bool:
@@ -237,15 +244,22 @@ class PlainCalls:
             self.events.append(_Event("loss", "(loss)", operands=() if number is None else (number,)))
         self.after, self._differentiable = len(self.events), len(self.values)
         self._numbers.clear()  # tensors of the step are looked up again, because it may write them
+        self._owners.clear()
         if number is not None:
             self._numbers[id(loss)] = number
 
-    def _stepped(self, value: DTensor) -> None:
-        """Record a DTensor whose local tensor an optimizer uses."""
-        self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=True)
+    def _stepped(self, values: Sequence[DTensor]) -> None:
+        """Record DTensors whose local tensors an optimizer uses."""
+        if self._done and any(id(_LOCAL(each)) not in self._owners for each in values):
+            self._note_owners(map(_LOCAL, values))
+        for value in values:
+            self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=True)
 
     def _close(self) -> None:
         """Record the writes of calls that are not followed, and the parameters that have gradients."""
+        for path, (memory, version) in self._weights().items() if self._done else ():
+            if memory not in self._borders:
+                self._note_dispatched(path, memory, version)
         for border in self._borders.values():
             if harness_of(self.platform).memory_of(border.tensor)[2] != border.version:
                 self.events.append(_Event("written", "", name=border.name))
@@ -367,17 +381,27 @@ class PlainCalls:
 
         Before the loss, local tensors of DTensors are not searched.
         """
-        if not self._done or id(tensor) not in self._owners:
-            stored = {**self.platform.parameters_dict(self.model), **harness_of(self.platform).buffers(self.model)}
-            if not self._done:
-                return next((path for path, each in stored.items() if each is tensor), ""), None
-            gradients = {f"the gradient of {path}": self.platform.gradient_of(each) for path, each in stored.items()}
-            for path, each in (*gradients.items(), *stored.items()):
-                local, layout = (_LOCAL(each), each.layout) if isinstance(each, DTensor) else (each, None)
-                self._owners[id(local)] = path, layout
-                self._kept.append(local)
-            self._owners.setdefault(id(tensor), ("", None))
-        return self._owners[id(tensor)]
+        if id(tensor) not in self._owners:
+            self._note_owners([tensor])
+        return self._owners[id(tensor)][1:] if id(tensor) in self._owners else ("", None)
+
+    def _note_owners(self, asked: Iterable[Any]) -> None:
+        """Look up all owners at once, because a search costs as much as the model has parameters.
+
+        Args:
+            asked: tensors that belong to nothing if they are not found.
+        """
+        stored = {**self.platform.parameters_dict(self.model), **harness_of(self.platform).buffers(self.model)}
+        if not self._done:
+            for path, each in stored.items():
+                self._owners.setdefault(id(each), (each, path, None))
+            return
+        gradients = {f"the gradient of {path}": self.platform.gradient_of(each) for path, each in stored.items()}
+        for path, each in (*gradients.items(), *stored.items()):
+            local, layout = (_LOCAL(each), each.layout) if isinstance(each, DTensor) else (each, None)
+            self._owners[id(local)] = local, path, layout
+        for each in asked:
+            self._owners.setdefault(id(each), (each, "", None))
 
     def _given(self, tensor: Any) -> int:
         """Return the number of a tensor that is not the result of a recorded call."""
@@ -423,7 +447,9 @@ class PlainProof:
     open: list[str] = field(default_factory=list)
 
 
-def prove_plain(platform: Platform, local: PlainCalls, whole: PlainCalls, name: str, ranks: int) -> PlainProof:
+def prove_plain(
+    platform: Platform, local: PlainCalls, whole: PlainCalls, name: str, ranks: int, graphs: dict[Any, Graph | str]
+) -> PlainProof:
     """Return the proofs of the plain tensors of a program.
 
     Args:
@@ -432,8 +458,9 @@ def prove_plain(platform: Platform, local: PlainCalls, whole: PlainCalls, name: 
         whole: record of one device.
         name: name of the axis.
         ranks: size of the axis.
+        graphs: traces of calls, which axes and layers share; equal calls are traced once.
     """
-    walk = _Walk(platform, local, whole, name, ranks)
+    walk = _Walk(platform, local, whole, name, ranks, graphs)
     kinds = [[(each.kind, each.func, each.operands, each.results) for each in run.events] for run in (local, whole)]
     if kinds[0][: local.after] != kinds[1][: local.after] or local.after != whole.after:
         walk.found.open.append(f"plain tensors on {name}: a rank does not call what one device calls")
@@ -455,8 +482,16 @@ def prove_plain(platform: Platform, local: PlainCalls, whole: PlainCalls, name: 
 
 
 class _Walk:
-    def __init__(self, platform: Platform, local: PlainCalls, whole: PlainCalls, name: str, ranks: int) -> None:
-        self.platform, self.local, self.whole = platform, local, whole
+    def __init__(
+        self,
+        platform: Platform,
+        local: PlainCalls,
+        whole: PlainCalls,
+        name: str,
+        ranks: int,
+        graphs: dict[Any, Graph | str],
+    ) -> None:
+        self.platform, self.local, self.whole, self.graphs = platform, local, whole, graphs
         self.name, self.ranks = name, ranks
         self.found = PlainProof()
         self.places: dict[int, Placement | None] = {}
@@ -568,7 +603,7 @@ class _Walk:
             shapes = [[run.values[number].shape for number in (*event.operands, *event.results)]
                       for run in (self.local, self.whole)]  # fmt: skip
             grads = tuple(self.local.values[number].needs_grad for number in event.operands)
-            key = (event.func, inputs, grads, repr(shapes), complete_text(event.args), complete_text(other.args))
+            key = (event.func, inputs, grads, repr(shapes), event.text, other.text)
             if key not in self.known:
                 self.known[key] = self._proven(event, other, inputs)
             results, why = self.known[key]
@@ -600,7 +635,7 @@ class _Walk:
     ) -> tuple[tuple[Placement, ...] | None, str]:
         """Return the placements of the results, and the reason why they or the gradients are not proven."""
         sizes = [(self.local.values[number].shape, self.whole.values[number].shape) for number in event.results]
-        same = complete_text(event.args) == complete_text(other.args)
+        same = event.text == other.text
         replicated = all(place.is_replicate() for place in inputs)
         if same and replicated and all(own == one for own, one in sizes):
             return tuple(Replicate() for _ in sizes), ""
@@ -625,7 +660,19 @@ class _Walk:
         unknown = unknown or ("" if same else "a rank calls it with other numbers")
         return None, f"not traced: {unknown}" if unknown else reasons[0]
 
-    def _graph(self, run: PlainCalls, event: _Event) -> Any:
+    def _graph(self, run: PlainCalls, event: _Event) -> Graph:
+        """Return the trace of a call, which depends on function, arguments, and the operands' facts."""
+        values = tuple(run.values[number] for number in event.operands)
+        key = (event.func, event.text, values)
+        if key not in self.graphs:
+            self.graphs[key] = self._traced(event, values)
+        graph = self.graphs[key]
+        if isinstance(graph, str):
+            raise UnprovenError(graph)
+        return graph
+
+    def _traced(self, event: _Event, values: Sequence[_Value]) -> Graph | str:
+        """Return the trace of a call, or the reason why there is none."""
         empty, places = event.args
         fixed = leaves(empty, _TREES)
 
@@ -636,7 +683,6 @@ class _Walk:
             args, kwargs = unflatten(empty, filled, _TREES)
             return event.func(*args, **kwargs) if event.func is not None else None
 
-        values = [run.values[number] for number in event.operands]
         try:
             return harness_of(self.platform).primitives(
                 call,
@@ -645,8 +691,7 @@ class _Walk:
                 lambda _: None,
             )
         except Exception as error:  # noqa: BLE001 - any function may fail on sizes alone in its own way
-            msg = f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
-            raise UnprovenError(msg) from None
+            return f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
 
     def backward(self, at: int) -> None:
         """Find the gradients that are only a rank's term of a sum, starting from those of the results."""

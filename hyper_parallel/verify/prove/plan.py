@@ -257,13 +257,14 @@ def _prove_plain(
     """Prove the calls on plain tensors, on each axis; return whether the part after backward is proven."""
     split = [axis for axis, size in enumerate(shape) if size > 1]
     followed, later = True, ""
+    graphs: dict[Any, Graph | str] = {}
     try:
         _, whole = run(shape=(1,) * len(shape))
         for axis in split:
             alone = tuple(size if each == axis else 1 for each, size in enumerate(shape))
             local = own if alone == shape else run(shape=alone)[1]
             name = list(found.mesh)[axis]
-            proof = prove_plain(current_platform(), local, whole, name, shape[axis])
+            proof = prove_plain(current_platform(), local, whole, name, shape[axis], graphs)
             found.plain += proof.proven
             found.wrong += proof.wrong
             found.open += proof.open

@@ -1,6 +1,7 @@
 """Certificates of plans: rows for given sizes, on ranks that do not exist, and plans that have none."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -195,6 +196,56 @@ def test_fully_sharded_parameters():
     found = certify(lambda: replace(case(), optimizer="adamw", clip=1.0), lambda _: sharded_twice, (3, 2), ("dp", "tp"))
     assert (found.ok, found.open, found.updates) == (True, [], 4), found.text()
     assert found.changes["ReduceScatter of fully_shard for every size"] == 4
+
+
+def test_equal_layers_share_plans_and_traces(monkeypatch):
+    """The numbers of plans, traces, checked steps and searches for a tensor's owner do not grow with equal layers."""
+    import torch
+
+    from hyper_parallel import fully_shard, parallelize_module
+    from hyper_parallel.core.shard.op_plan import observing_plans
+    from hyper_parallel.verify.frameworks.torch.harness import TorchHarness
+    from hyper_parallel.verify.prove import data_axes
+
+    done = Counter()
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            done[name] += 1
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(TorchHarness, "primitives")
+    counted(TorchHarness, "buffers")
+    counted(data_axes, "check_steps")
+
+    def work(layers):
+        def build():
+            pairs = ((torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(layers))
+            return torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.LayerNorm(8), *each) for each in pairs))
+
+        def parallel(model, mesh):
+            parallelize_module(model, mesh["tp"], {"*.1": ColwiseParallel(), "*.3": RowwiseParallel()})
+            for layer in model:
+                fully_shard(layer, mesh=mesh["dp"])
+            return fully_shard(model, mesh=mesh["dp"])
+
+        def case():
+            batch = (torch.ones(4, 8), torch.ones(4, 8))
+            return ModelCase(build, [batch], lambda out, _: (out**2).sum(), optimizer="adamw", clip=1.0)
+
+        done.clear()
+        with observing_plans(lambda _: done.update(["plan"])):
+            found = certify(case, lambda _: parallel, (2, 2), ("dp", "tp"))
+        assert (found.ok, found.open, found.updates) == (True, [], 6 * layers), found.text()
+        return dict(done), found.plain
+
+    (few, calls), (many, more) = work(2), work(5)
+    assert few == many
+    assert few["primitives"] < calls < more
 
 
 def test_what_no_proof_covers():

@@ -304,7 +304,7 @@ class HarnessPlatform(abc.ABC):
         raise UnsupportedOnBackend(msg)
 
     def observed_calls(
-        self, observe: Callable[..., None], stepped: Callable[[Any], None]
+        self, observe: Callable[..., None], stepped: Callable[[Sequence[Any]], None]
     ) -> AbstractContextManager[Any]:
         """Call ``observe(func, args, kwargs, result, in_backward)`` after each function that the program calls.
 
@@ -312,7 +312,7 @@ class HarnessPlatform(abc.ABC):
 
         Args:
             observe: records a call.
-            stepped: called with each DTensor whose local tensor an optimizer's step is about to use.
+            stepped: called with the DTensors whose local tensors an optimizer's step is about to use.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no such hook.

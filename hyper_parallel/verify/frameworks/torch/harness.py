@@ -71,7 +71,7 @@ class TorchHarness(HarnessPlatform):
         return traced(run, operands, requires_grad, sizes, numbers)
 
     @contextmanager
-    def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Any], None]) -> Iterator[None]:
+    def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Sequence[Any]], None]) -> Iterator[None]:
         """Observe calls by a torch function mode."""
         from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls, observed_steps
 

@@ -94,15 +94,14 @@ class ObservedCalls(TorchFunctionMode):
 
 
 @contextmanager
-def observed_steps(stepped: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``stepped`` with each DTensor whose local tensor an optimizer's step is about to use."""
+def observed_steps(stepped: Callable[[Sequence[Any]], None]) -> Iterator[None]:
+    """Call ``stepped`` with the DTensors whose local tensors an optimizer's step is about to use."""
     before = optimizer_steps.local_lists
 
     def observed(lists: tuple[Any, ...], options: dict[str, Any]) -> list[Any] | None:
         columns = before(lists, options)
-        for values, column in zip(lists, columns or lists, strict=True):
-            for each in values if values is not column else ():
-                stepped(each)
+        pairs = zip(lists, columns or lists, strict=True)
+        stepped([each for values, column in pairs if values is not column for each in values])
         return columns
 
     vars(optimizer_steps)["local_lists"] = observed
