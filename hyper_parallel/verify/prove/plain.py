@@ -338,28 +338,30 @@ class PlainCalls:
             self.events.append(_Event("enters", module_path(), operands=(number,), layout=layout, name=name))
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, in_backward: bool) -> None:
-        platform, given = self.platform, leaves([args, kwargs], _TREES)
-        results = leaves([result], (list, tuple))
         if self.model is None or (self._done and in_backward):
             return
+        given, results = leaves([args, kwargs], _TREES), leaves([result], (list, tuple))
         if any(isinstance(each, DTensor) for each in (*given, *results)):
             return
-        if not results or not all(platform.is_tensor(each) for each in results):
-            for each in filter(platform.is_tensor, results):
+        is_tensor = self.platform.is_tensor
+        if not results or not all(map(is_tensor, results)):
+            for each in filter(is_tensor, results):
                 self._unknown(each)
             return
+        places = tuple(index for index, each in enumerate(given) if is_tensor(each))
+        tensors = [given[place] for place in places]
         operands = []
-        for each in given:
-            if platform.is_tensor(each):
-                number = self._number(each, by_call=any(each is result for result in results))
-                operands.append(self._given(each) if number is None else number)
-        empty = unflatten([args, kwargs], [None if platform.is_tensor(each) else each for each in given], _TREES)
-        places = tuple(index for index, each in enumerate(given) if platform.is_tensor(each))
+        for each in tensors:
+            number = self._number(each, by_call=any(each is result for result in results))
+            operands.append(self._given(each) if number is None else number)
+        for place in places:
+            given[place] = None
+        empty = unflatten([args, kwargs], given, _TREES)
+        made = tuple(map(self._new, results))
         name = getattr(func, "__name__", str(func))
-        event = _Event("call", module_path(), (), tuple(operands), func, (empty, places), name=name)
-        self.events.append(replace(event, results=tuple(self._new(each) for each in results)))
+        self.events.append(_Event("call", module_path(), made, tuple(operands), func, (empty, places), name=name))
         if self._done:
-            self._note_writes([each for each in given if platform.is_tensor(each)], results)
+            self._note_writes(tensors, results)
 
     def _note_writes(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
         """Record the tensors that a call has written and that outlive the step."""

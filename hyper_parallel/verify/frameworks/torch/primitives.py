@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ _FACTS = (bool, int, torch.Size, torch.dtype, torch.device)
 _PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/clip.py"
 
 
+@cache
 def _table() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of functions that the primitive table lacks."""
     return {function: run for function, run in decompositions.items() if not is_kept(function)} | REWRITTEN
