@@ -5,7 +5,8 @@
 
 The folder has one folder for each environment of tox (``py312-torch214``), with the results of its suites as pytest
 writes them (``unit.xml``). Rows of suites without results stay as they are, with their dates. A test that is in the
-page's table of failures and fails again keeps the day since which it fails; cases of one test are one row.
+page's table of failures and fails again keeps the day since which it fails; cases of one test are one row. The file
+``unit-again.xml`` has tests of ``unit`` that failed and were run again on later code: those that pass are no failures.
 """
 
 from __future__ import annotations
@@ -21,29 +22,34 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 HEAD = ("environment", "suite", "passed", "failed", "skipped", "on")
 FAILURES = ("environment", "suite", "test that fails", "cases", "since")
+AGAIN = "-again"
 _ENVIRONMENT = re.compile(r"py\d+(?:-[a-z]+\d+)+")
 
 Row = tuple[str, ...]
 
 
-def results(folder: Path) -> Iterator[tuple[Row, list[Row]]]:
-    """Yield, for each suite of each environment that has results, its row and the rows of its tests that failed."""
+def results(folder: Path) -> Iterator[tuple[Row, list[Row], set[str]]]:
+    """Yield, for each suite of each environment with results: its row, rows of failed tests, names of its tests."""
     for file in sorted(folder.glob("py*/*.xml")):
         for suite in ET.parse(file).getroot().iter("testsuite"):  # noqa: S314 - written by pytest in this checkout
             key, day = (file.parent.name, file.stem), suite.get("timestamp", "")[:10]
             bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             skipped = int(suite.get("skipped", 0))
             passed = int(suite.get("tests", 0)) - bad - skipped
+            cases = [(_name(case), case) for case in suite.iter("testcase")]
             failed = Counter(
-                f"`{case.get('classname')}.{str(case.get('name')).partition('[')[0]}`"
-                for case in suite.iter("testcase")
-                if case.find("failure") is not None or case.find("error") is not None
+                name for name, case in cases if case.find("failure") is not None or case.find("error") is not None
             )
-            rows: list[Row] = [(*key, test, str(cases), day) for test, cases in sorted(failed.items())]
-            yield (*key, str(passed), str(bad), str(skipped), day), rows
+            rows: list[Row] = [(*key, test, str(count), day) for test, count in sorted(failed.items())]
+            yield (*key, str(passed), str(bad), str(skipped), day), rows, {name for name, _ in cases}
 
 
-def updated(page: str, new: list[tuple[Row, list[Row]]]) -> str:
+def _name(case: ET.Element) -> str:
+    """Return the name of a test without its parameters."""
+    return f"`{case.get('classname')}.{str(case.get('name')).partition('[')[0]}`"
+
+
+def updated(page: str, new: list[tuple[Row, list[Row], set[str]]]) -> str:
     """Return the page with these results in its tables, in place of those of the same environment and suite.
 
     Raises:
@@ -51,10 +57,17 @@ def updated(page: str, new: list[tuple[Row, list[Row]]]) -> str:
     """
     before, known, after = _parts(page.split("\n"), HEAD)
     between, failing, after = _parts(after, FAILURES) if _line(FAILURES) in after else ([""], [], after)
-    suites = {row[:2]: row for row in known} | {row[:2]: row for row, _ in new}
+    suites = {row[:2]: row for row in known} | {row[:2]: row for row, *_ in new}
     since = {row[:3]: row[-1] for row in failing}
-    failing = [row for row in failing if row[:2] not in {row[:2] for row, _ in new}]
-    failing += [(*row[:-1], since.get(row[:3], row[-1])) for _, rows in new for row in rows]
+    whole = {row[:2] for row, *_ in new if not row[1].endswith(AGAIN)}
+    failing = [row for row in failing if row[:2] not in whole]
+    failing += [row for (_, suite, *_), rows, _ in new if not suite.endswith(AGAIN) for row in rows]
+    for (environment, suite, *_), rows, tests in new:
+        if suite.endswith(AGAIN):
+            key = (environment, suite.removesuffix(AGAIN))
+            failing = [row for row in failing if row[:2] != key or row[2] not in tests]
+            failing += [(*key, *row[2:]) for row in rows]
+    failing = [(*row[:-1], since.get(row[:3], row[-1])) for row in failing]
     second = [*between, *_table(FAILURES, failing, 1)] if failing else []
     return "\n".join([*before, *_table(HEAD, list(suites.values()), 3), *second, *after])
 

@@ -32,13 +32,13 @@ def versions(tmp_path, monkeypatch, script):
 def write(versions, tmp_path):
     """`write(environment, text)`: these results and no others; returns the lines of the page afterwards."""
 
-    def run(environment, text):
+    def run(environment, text, suite="unit"):
         folder = tmp_path / environment
         folder.mkdir()
-        (folder / "unit.xml").write_text(text)
+        (folder / f"{suite}.xml").write_text(text)
         for _ in range(2):  # again changes nothing
             assert versions.main([str(tmp_path)]) == 0
-        (folder / "unit.xml").unlink()
+        (folder / f"{suite}.xml").unlink()
         folder.rmdir()
         return versions.PAGE.read_text().splitlines()
 
@@ -55,6 +55,25 @@ def test_new_results_replace_those_of_their_suite_and_others_stay(write):
         "| py310-torch210 | unit | 5 | 0 | 1 | 2025-01-01 |",
         "| py310-torch210-mindspore28 | unit | 7 | 0 | 1 | 2026-11-29 |",
         "| py312-torch214 | unit | 4 | 0 | 1 | 2026-11-28 |",
+        "",
+        "end",
+    ]
+
+
+def test_failures_that_pass_when_run_again_leave_the_table(write):
+    """A run of some tests again has a row of its own; those that fail again stay failures of the suite."""
+    write("py310-torch210", results("2026-11-27", "test_a", "test_b[1]", "test_b[2]", "test_c"))
+    again = results("2026-11-30", "test_b[2]", passed=0)
+    again = again.replace("</testsuite>", '<testcase classname="pkg.test_a" name="test_a"/></testsuite>')
+    assert write("py310-torch210", again, "unit-again")[2:] == [
+        *HEAD.splitlines(),
+        "| py310-torch210 | unit | 1 | 4 | 1 | 2026-11-27 |",
+        "| py310-torch210 | unit-again | 0 | 1 | 1 | 2026-11-30 |",
+        "",
+        "| environment | suite | test that fails | cases | since |",
+        "|---|---|---|--:|---|",
+        "| py310-torch210 | unit | `pkg.test_a.test_b` | 1 | 2026-11-27 |",
+        "| py310-torch210 | unit | `pkg.test_a.test_c` | 1 | 2026-11-27 |",
         "",
         "end",
     ]
