@@ -268,7 +268,7 @@ def check_dtensors_and_cells():
         placed.mul_(2)
         np.testing.assert_allclose(placed.full_tensor().asnumpy(), 2 * x)
         assert calls["mint.topk"] == calls["Tensor.mul_"] == 0
-        if not hasattr(ms, "DeviceCtx"):  # MindSpore itself has no meta device
+        if not hasattr(nn.Cell, "to_empty"):  # of MindSpore 2.10
             return True
         with ms.DeviceCtx("meta"):
             cell = nn.Cell()
