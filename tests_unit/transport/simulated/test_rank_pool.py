@@ -25,6 +25,7 @@ def _write_slowly(folder):
         (folder / "data").touch()
         time.sleep(0.01)
     (folder / "whole").touch()
+    os._exit(0)  # an orderly end would wait for threads of the test process, which a fork does not copy
 
 
 def _ignore_sigterm(folder):
@@ -48,7 +49,7 @@ def test_a_process_that_writes_its_data_is_not_killed(monkeypatch, tmp_path, tar
         monkeypatch.setattr(rank_pool, name, 0.1)
     monkeypatch.setattr(rank_pool, "_SAVE_SECONDS", 60.0)
     monkeypatch.setattr(rank_pool, "wrote_data_at", wrote_data_at)
-    process = multiprocessing.get_context("spawn").Process(target=target, args=(str(tmp_path),), daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=target, args=(str(tmp_path),), daemon=True)
     process.start()
     while not (tmp_path / "ready").exists():
         assert process.is_alive()
