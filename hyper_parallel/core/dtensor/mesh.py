@@ -433,9 +433,10 @@ class DeviceMesh:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.shape, strict=True))
         if self.mesh_dim_names is None:
             axes = "x".join(map(str, self.shape))
-        ranks = ", ".join(map(str, self.ranks))
         if len(self.ranks) > _MAX_PRINTED_RANKS:
             ranks = f"{self.ranks[0]}, {self.ranks[1]}, ..., {self.ranks[-1]}"
+        else:
+            ranks = ", ".join(map(str, self.ranks))
         return f"DeviceMesh({self.device_type}, {axes}, ranks=[{ranks}])"
 
     def own_coordinate(self) -> tuple[int, ...]:

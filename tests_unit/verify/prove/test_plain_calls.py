@@ -296,3 +296,18 @@ def test_weights_that_a_step_writes(update, wrong, uncovered):
     assert found.wrong == ([wrong] if wrong else []), found.text()
     assert [line for line in found.open if line.startswith(STEP)] == ([STEP + uncovered] if uncovered else [])
     assert found.updates == (0 if uncovered else 3)
+
+
+def test_properties_that_are_tensors_are_calls():
+    """A property whose value is a tensor, such as ``mT``, is recorded, of a parameter as well; sizes are not."""
+    import torch
+
+    from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls
+
+    seen = []
+    values = torch.ones(2, 3), torch.nn.Parameter(torch.ones(4, 5))
+    with ObservedCalls(lambda _, args, __, result, ___: seen.append((args[0], tuple(result.shape)))):
+        for each in values:
+            assert (each.mT.shape, each.dtype) == (each.shape[::-1], torch.float32)
+    found = [(value is given, shape) for (given, shape), value in zip(seen, values, strict=True)]
+    assert found == [(True, (3, 2)), (True, (5, 4))]

@@ -77,6 +77,7 @@ NAMES = Names(
         ),
         "will_engine_execute_node": _name("torch._C._will_engine_execute_node", "hooks on gradients of DTensors"),
         # dispatch
+        "DisableTorchFunction": _name("torch._C.DisableTorchFunction", "prove plan"),
         "DisableTorchFunctionSubclass": _name("torch._C.DisableTorchFunctionSubclass", "DTensors"),
         "DispatchKey": _name("torch._C.DispatchKey", "checks of collectives before they run"),
         "OpOverload": _name("torch._ops.OpOverload", "operator overloads on DTensors"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hyper_parallel.platform.torch.versions import DisableTorchFunction
 from hyper_parallel.transport.host.torch.process_state import exact_products
 from hyper_parallel.transport.real.c10d.missing_devices import missing_device
 from hyper_parallel.verify.frameworks.contract.harness import Fingerprints, HarnessPlatform
@@ -80,8 +81,9 @@ class TorchHarness(HarnessPlatform):
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
         """Identify a tensor by its storage and version counter."""
-        place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-        return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - there is no public name
+        with DisableTorchFunction():  # each read would pass the modes of the run
+            place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - there is no public name
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
         """Return PyTorch's own mesh."""

@@ -25,6 +25,7 @@ from hyper_parallel.platform.torch import optimizer_steps
 from hyper_parallel.platform.torch.region_numbers import RecordedArray, RecordedNumbers
 from hyper_parallel.platform.torch.versions import (
     ConstantSource,
+    DisableTorchFunction,
     FakeTensorMode,
     FunctionalTensorMode,
     decompositions,
@@ -55,6 +56,7 @@ __all__ = ["ObservedCalls", "observed_steps", "traced"]
 _LIBRARY = str(Path(__file__).parents[3])
 _FACTS = (bool, int, torch.Size, torch.dtype, torch.device)
 """Types of what is read of a tensor, of which most calls are: they are not recorded, and cost time."""
+_PLAIN = (Tensor, torch.nn.Parameter)
 _PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/clip.py"
 
 
@@ -81,7 +83,11 @@ class ObservedCalls(TorchFunctionMode):
         """Call the function, and record the call."""
         del types
         named = kwargs or {}
-        result = func(*args, **named)
+        if getattr(func, "__name__", "") == "__get__" and type(args[0]) in _PLAIN:
+            with DisableTorchFunction():  # the other modes of the run change no property
+                result = func(*args)
+        else:
+            result = func(*args, **named)
         if isinstance(result, _FACTS):
             return result
         caller: Any = sys._getframe(1)  # noqa: SLF001 - the only way to the caller's file
@@ -90,7 +96,8 @@ class ObservedCalls(TorchFunctionMode):
         file = caller.f_code.co_filename
         clips = file.startswith(_PLATFORM) and caller.f_back.f_code.co_filename == _CLIP
         if clips or file == _CLIP or not file.startswith(_LIBRARY):
-            self._observe(func, args, named, result, recomputes())
+            with DisableTorchFunction():  # reads of tensors would pass the other modes
+                self._observe(func, args, named, result, recomputes())
         return result
 
 
