@@ -78,12 +78,14 @@ def _whole(platform, gradients):
 
 
 def _ways(platform):
-    """Wrappers of a block, by name; one keeps products of matrices and notes of each operator whether it was kept."""
+    """Wrappers of a block, by name; one keeps products of matrices and notes of a forward's operators which it kept."""
     asked = []
 
-    def keeps(_, op, *__, **___):
-        asked.append(op in harness_of(platform).kept_operators())
-        return asked[-1]
+    def keeps(context, op, *_, **__):
+        kept = op in harness_of(platform).kept_operators()
+        if not context.is_recompute:  # PyTorch before 2.13 asks again when it recomputes
+            asked.append(kept)
+        return kept
 
     def contexts():
         return platform.create_selective_checkpoint_contexts(keeps)

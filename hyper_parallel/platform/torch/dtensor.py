@@ -617,11 +617,13 @@ def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:
         msg = "a pickled DTensor must be a local tensor, its layout, and attributes that others attached; load another"
         raise LayoutError(msg)
     if layout.local_shape != tuple(local.shape):
-        msg = (
-            f"a pickled DTensor says {layout.notation(local.dtype)}, of which rank {layout.mesh.rank} holds "
-            f"{list(layout.local_shape)}, but its local tensor is {list(local.shape)}; load the file that this "
-            "rank wrote"
-        )
+        mesh = layout.mesh
+        held = f"of which rank {mesh.rank} holds {list(layout.local_shape)}, but its local tensor is"
+        fix = "load the file that this rank wrote"
+        if mesh.rank not in mesh.ranks:
+            held = f"on a mesh without rank {mesh.rank}, with a local tensor"
+            fix += ", or send the result of full_tensor(): pipeline stages return plain tensors"
+        msg = f"a pickled DTensor says {layout.notation(local.dtype)}, {held} {list(local.shape)}; {fix}"
         raise LayoutError(msg)
     tensor = wrap(local, layout)
     tensor.__dict__.update(extras)

@@ -18,7 +18,7 @@ from torch.masked import (
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import strict
 from hyper_parallel.core.dtensor.layout import Layout
-from hyper_parallel.core.dtensor.mesh import init_device_mesh
+from hyper_parallel.core.dtensor.mesh import DeviceMesh, init_device_mesh
 from hyper_parallel.core.dtensor.module import distribute_module, distribute_tensor
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
 from hyper_parallel.core.tensor_parallel.parallelize import parallelize_module
@@ -171,10 +171,11 @@ def test_a_hostile_file_makes_no_dtensor():
 
     def on_rank(mesh):
         layout = Layout.place(mesh, [S0], (5, 4))
+        elsewhere = Layout.place(DeviceMesh("cpu", [0]), [R], (5, 4))
         texts: list[str] = []
         for local, placed, extras in [
             (torch.ones(9, 4), layout, {}), ("data", layout, {}), (torch.ones(3, 4), "layout", {}),
-            (torch.ones(layout.local_shape), layout, {"_layout": 3}),
+            (torch.ones(layout.local_shape), layout, {"_layout": 3}), (torch.ones(9, 4), elsewhere, {}),
         ]:  # fmt: skip
             with pytest.raises(LayoutError) as caught:
                 _rebuild(local, placed, extras)
@@ -188,6 +189,10 @@ def test_a_hostile_file_makes_no_dtensor():
             "load the file that this rank wrote"
         ),
         kinds, kinds, kinds,
+        (
+            "a pickled DTensor says f32[5, 4], on a mesh without rank 1, with a local tensor [9, 4]; load the file "
+            "that this rank wrote, or send the result of full_tensor(): pipeline stages return plain tensors"
+        ),
     ]  # fmt: skip
 
 

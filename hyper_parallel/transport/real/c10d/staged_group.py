@@ -31,7 +31,7 @@ _DEVICES = ["cpu", "cuda", "npu"]
 _FLAT = frozenset({"_allgather_base", "_reduce_scatter_base"})  # gloo compares shapes that other engines do not
 _FORWARDED = (
     "allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "allgather_coalesced", "gather", "scatter",
-    "reduce_scatter", "alltoall", "_allgather_base", "_reduce_scatter_base", "alltoall_base", "send", "recv",
+    "reduce_scatter", "_allgather_base", "_reduce_scatter_base", "alltoall_base", "send", "recv",
     "recv_anysource", "all_gather_single", "reduce_scatter_single", "all_to_all_single",
 )  # fmt: skip
 
@@ -118,6 +118,27 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
                 for place, value in pairs:
                     place.data.copy_(value)
             return [place for place, _ in pairs]
+
+        return SimulatedWork(finish, work.is_completed)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> SimulatedWork:
+        """Send each member its tensor of a list, in one buffer: gloo takes no lists in PyTorch 2.10.
+
+        Raises:
+            UnsupportedOnBackend: as for :meth:`call`.
+        """
+        if self._rules is not None:
+            self._rules.check("alltoall", (outputs, inputs, opts))
+        incoming, outgoing = ([x.numel() for x in several] for several in (outputs, inputs))
+        sent = torch.cat([x.detach().reshape(-1) for x in inputs])
+        received = sent.new_empty(sum(incoming))
+        work = self.call("alltoall_base", received, sent, incoming, outgoing)
+
+        def finish() -> list[torch.Tensor]:
+            work.wait()
+            for place, value in zip(outputs, received.split(incoming), strict=True):
+                place.detach().copy_(value.view(place.shape))
+            return outputs
 
         return SimulatedWork(finish, work.is_completed)
 

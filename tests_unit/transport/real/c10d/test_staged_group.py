@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hyper_parallel.transport.frontends.c10d.engine_rules import ENGINES
 from hyper_parallel.transport.processes import ENGINE_VARIABLE
 from hyper_parallel.transport.real.c10d.staged_group import STAGED, StagedGroup, register_engine
 from hyper_parallel.transport.real.launched_processes import run_launched
@@ -158,10 +159,50 @@ def test_tensors_of_a_device_travel_through_copies(group, monkeypatch):
     assert work.is_completed()
 
 
+def _lists_of_unequal_sizes(later):
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    places = [torch.empty(rank + 1, other, dtype=torch.int64) for other in ranks]
+    sent = [torch.full((other + 1, rank), 10 * rank + other) for other in ranks]
+    work = dist.all_to_all(places, sent, async_op=later)
+    if work is not None:
+        work.wait()
+    return [place.tolist() for place in places]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_lists_of_unequal_sizes_are_exchanged(monkeypatch, later):
+    """Each rank gets what the others have for it, in its shapes, also where gloo takes no lists (PyTorch 2.10)."""
+    run = _launched(monkeypatch, _lists_of_unequal_sizes, 3, later)
+    assert run.failure is None, run.failure
+    assert run.results == [
+        [[[10 * other + rank] * other for _ in range(rank + 1)] for other in range(3)] for rank in range(3)
+    ]
+
+
+def test_lists_keep_their_strides_and_the_rules(group):
+    """A place of any stride is filled, one on a graph as well; the rehearsed engine refuses strides."""
+    import torch
+
+    from hyper_parallel.errors import UnsupportedOnBackend
+
+    x, place = torch.arange(6.0).view(2, 3), torch.zeros(3, 2, requires_grad=True).t()
+    work = group.alltoall([place], [x])
+    assert work.result() == [place]
+    assert torch.equal(place, x)
+    group._rules = ENGINES["hccl"]
+    with pytest.raises(UnsupportedOnBackend) as caught:
+        group.alltoall([place], [x])
+    assert str(caught.value) == (
+        "alltoall: hccl would refuse this call: float32[2, 3] with strides [1, 2] is not contiguous; call "
+        ".contiguous() first, and copy a received buffer back"
+    )
+
+
 def test_an_engine_is_registered_once():
     """Asking again gives the same name; the real NCCL cannot be rehearsed under its own name."""
-    from hyper_parallel.transport.frontends.c10d.engine_rules import ENGINES
-
     assert register_engine(None) == register_engine(None) == STAGED
     with pytest.raises(ValueError, match=r"^nccl cannot be rehearsed over gloo: PyTorch has an engine of this name"):
         register_engine(ENGINES["nccl"])
