@@ -1,5 +1,8 @@
 """The table of functions: what it says of one is what the function does to small tensors."""
 
+import logging
+import threading
+
 import numpy as np
 import pytest
 
@@ -450,6 +453,31 @@ def test_a_size_that_a_call_fixes_is_no_graph():
     """A call that asks for one size holds for it alone, and is not proven for others."""
     with pytest.raises(ValueError, match=r"^it asks for sizes that are numbers: 5$"):
         with_symbols(lambda x: x + _torch().ones(5))
+
+
+def test_failed_shapes_are_reasons_and_not_logged():
+    """A trace that fails logs no traceback of PyTorch's, which the reason of the row replaces; other threads log."""
+    from hyper_parallel.verify.frameworks.torch.primitives import traced
+
+    torch, logged = _torch(), []
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+
+    def failing(leaves, _):
+        thread = threading.Thread(target=logger.error, args=["of another thread"])
+        thread.start()
+        thread.join()
+        return torch.mm(leaves[0], leaves[1])
+
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ValueError, match="must have same reduction dim"):
+            traced(failing, [torch.ones(3, 4), torch.ones(3, 4)], [False, False])
+        logger.error("after")
+    finally:
+        logger.removeHandler(handler)
+    assert set(logged) == {"of another thread", "after"}
 
 
 def test_a_number_that_the_operator_asks_for_stays_one():

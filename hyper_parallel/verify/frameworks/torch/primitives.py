@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -262,7 +264,7 @@ def _traced(
     shown: dict[str, str] = {}
     call = dispatch_functionalize(joint, FunctionalTensorMode()) if functional else joint
     python = enable_python_dispatcher() if functional else nullcontext()
-    with mode, sdpa_kernel([SDPBackend.MATH]), python:
+    with mode, sdpa_kernel([SDPBackend.MATH]), python, _failures_not_logged():
         module = make_fx(call, decomposition_table=_table(), _allow_non_fake_inputs=True)(*fakes)
     hints = {
         str(size.node.expr): int(size.node.hint)
@@ -274,6 +276,21 @@ def _traced(
     if fixed:
         raise _AskedError(_numbers_asked(fakes, env, kept), fixed)
     return _graph(module, env, guards, list(requires_grad), shown["failure"], hints)
+
+
+@contextmanager
+def _failures_not_logged() -> Iterator[None]:
+    """Keep PyTorch from logging a traceback where shapes cannot be symbolic: the row's reason says so."""
+    logger, thread = logging.getLogger(FakeTensorMode.__module__), threading.get_ident()
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_another)
 
 
 def _sizes(tensor: Any) -> Sequence[Any]:
