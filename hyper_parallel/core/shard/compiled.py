@@ -20,29 +20,27 @@ _COMPILED = "_hyper_parallel_compiled"
 def compile(  # noqa: A001 - as torch.compile
     module: ModuleT, *, backend: Callable[..., Any] | str | None = None
 ) -> ModuleT:
-    """Run ``module`` as a forward and a backward graph, which are traced through its DTensors.
+    """Run ``module`` as a forward and a backward graph, traced through its DTensors.
 
-    The graphs contain the operators of PyTorch on local tensors and the collectives, in the order of the uncompiled
-    module and bitwise equal to it. They are traced when the module is first called with tensors of new shapes, layouts,
-    dtypes or requires_grad, with other plain arguments, after an attribute of it or a submodule has changed, or in
-    another mode (train, ``no_grad``, autocast); at most 64 graphs are kept. Random numbers of DTensors are those of the
-    uncompiled module.
+    The graphs contain PyTorch operators on local tensors and collectives, in the order of the uncompiled module, so
+    results are bitwise equal. A graph is traced at the first call with new shapes, layouts, dtypes, requires_grad or
+    plain arguments, after an attribute of the module or of a submodule has changed, and per mode (train, ``no_grad``,
+    autocast); at most 64 graphs are kept. Random numbers of DTensors equal those of the uncompiled module.
 
     Apply a plan before compiling. The module's own hooks run outside of the graphs, so ``fully_shard`` and
     ``replicate`` may be applied to the module before or after. Recomputation must surround the module, because graphs
     keep all activations. Calls run uncompiled, one by one, while something observes them: ``record_events``,
     ``strict``, ``defer_grad_reduce``, modes that see each operator, global hooks, inference mode.
 
-    Everything that a graph cannot contain is refused: values that decide what is computed (``item()``, masks as
-    indices), messages between two ranks, attributes or arguments that forward writes, tensors that are neither
-    arguments nor parameters nor buffers, hooks of submodules. Other things that forward reads, such as global
-    variables, must not change.
+    What a graph cannot contain is refused: values that decide what is computed (``item()``, masks as indices), messages
+    between two ranks, attributes or arguments that forward writes, hooks of submodules, and tensors that are not
+    arguments, parameters or buffers. Other things that forward reads, such as global variables, must not change.
 
     Args:
         module: the module, which is changed in place.
         backend: by default the graphs run operator by operator, bitwise equal to the uncompiled module. ``"inductor"``
-            fuses operators, within its tolerance, and takes seconds for each graph. Otherwise a function of a
-            ``torch.fx.GraphModule`` of ATen operators and examples of its inputs.
+            fuses operators, with its own rounding, and compiles each graph for seconds. Otherwise a function of a
+            ``torch.fx.GraphModule`` of ATen operators and example inputs.
 
     Returns:
         ``module``.

@@ -1,8 +1,8 @@
-"""Keeps strides and view semantics equal across ranks for shards of one element or none along a dim.
+"""Keeps strides and view semantics equal across ranks if a shard has at most one element along a dim.
 
-A framework derives from the local elements whether a result is a view, and the order of its dims in memory. All ranks
-must agree, on that of the global tensor: otherwise a write through a view would change the base on some ranks only, and
-graphs would differ, so that ranks would wait for collectives of others.
+A framework decides from local sizes whether a result is a view and in which order its dims are stored. All ranks must
+get what the global tensor would get. Otherwise a write through a view would change the base on some ranks only, and
+autograd graphs would differ, so that ranks would wait for collectives that others never call.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def has_empty_shard(plan: OpPlan) -> bool:
 
 
 def is_thin(layout: Layout) -> bool:
-    """Whether this rank has one element or none along a dim that has more."""
+    """Whether this rank has at most one element along a dim that is longer globally."""
     if layout.shape is None:
         return False
-    return any(size <= 1 and size < whole for size, whole in zip(layout.local_shape, layout.shape, strict=True))
+    return any(size <= 1 and size < total for size, total in zip(layout.local_shape, layout.shape, strict=True))
 
 
 def preserve_global_memory_format(platform: Platform, plan: OpPlan, call: Run, operands: Sequence[Run]) -> Run:
-    """Return ``call`` with outputs stored in the order of dims that the global output would have.
+    """Return ``call`` with outputs stored in the memory format (order of dims) of the global output.
 
-    A shard of length 0 or 1 along a dim is contiguous in several orders of its dims; the framework picks the default
-    one, while ranks with more elements keep the order of the operands: a later view would be a copy on some ranks only.
+    A shard of length 0 or 1 along a dim is contiguous in several formats, and the framework picks the default one.
+    Ranks with more elements keep the operands' format. Otherwise a later view would be a copy on some ranks only.
 
     Args:
         platform: the framework.
@@ -70,11 +70,11 @@ def preserve_global_memory_format(platform: Platform, plan: OpPlan, call: Run, o
 
 
 def copy_if_any_rank_copies(platform: Platform, plan: OpPlan, call: Run, operand: Run) -> Run:
-    """Return ``call``, a view, as a copy if the global tensor cannot be viewed like this although the local one can.
+    """Return the view ``call``, but copy its result if the global tensor could not be viewed like this.
 
     Args:
         platform: the framework.
-        plan: the plan of the view; nothing moves.
+        plan: the plan of the view; it redistributes nothing.
         call: the local call.
         operand: reads the tensor to be viewed from the caller's arguments.
     """

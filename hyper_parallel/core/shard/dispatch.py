@@ -1,7 +1,7 @@
 """The hot path: turns a framework call on DTensors into a call on local tensors.
 
-One dictionary lookup by an immutable key finds the executor of a call seen before; it fetches local tensors, calls the
-framework and wraps the result. Everything else happens once per key.
+An immutable key of the call finds its executor in a dictionary. The executor fetches local tensors, calls the framework
+and wraps the result. Everything else happens once per key.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 __all__ = ["CACHE_MISS", "Dispatcher", "implicit_replication", "implicitly_replicates", "no_function"]
 
 CACHE_MISS: Any = object()
-"""What :meth:`Dispatcher.dispatch_cached` returns for a call that it does not know."""
+"""Returned by :meth:`Dispatcher.dispatch_cached` if the key of a call is not cached."""
 
 _REPLICATE_PLAIN: ContextVar[bool] = ContextVar("hyper_parallel_implicit_replication", default=False)
-# Equal values of these types are interchangeable; not those of float, since 0.0 == -0.0.
+# Types whose equal values may share a cache key. Not float: 0.0 == -0.0.
 _ATOMS = frozenset({int, bool, str, type(None)})
 _MAX_PLANS = 4096
 _NO_KWARGS: dict[str, Any] = {}
@@ -65,7 +65,7 @@ implicitly_replicates = _REPLICATE_PLAIN.get
 
 @contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Inside this context, plain tensors without gradient count as replicated, equal on all ranks."""
+    """Inside this context, plain tensors without gradient count as replicated: the caller ensures equal values."""
     token = _REPLICATE_PLAIN.set(True)
     try:
         yield
@@ -101,29 +101,29 @@ class Dispatcher:
         dtensor_type, loose = self.dtensor_type, entry.loose
         parts: list[Any] = []
         for arg in args:
-            of = type(arg)
-            if of is dtensor_type:
+            cls = type(arg)
+            if cls is dtensor_type:
                 parts.append(arg._layout)
-            elif of in loose:
-                parts.append(of)
-            elif of in _ATOMS:
-                # Flat, type before value: 1 == 1.0 == True, and keys are unambiguous.
-                parts.append(of)
+            elif cls in loose:
+                parts.append(cls)
+            elif cls in _ATOMS:
+                # Flat and with the type before the value (1 == 1.0 == True), so that keys are unambiguous.
+                parts.append(cls)
                 parts.append(arg)
-            elif of is list and arg and all([type(item) is dtensor_type for item in arg]):  # noqa: C419 - hot
-                parts.append((of, *[item._layout for item in arg]))
+            elif cls is list and arg and all([type(item) is dtensor_type for item in arg]):  # noqa: C419 - hot
+                parts.append((cls, *[item._layout for item in arg]))
             else:
                 parts.append(self._key(arg))
         if kwargs:
             for name, value in kwargs.items():
                 parts.append(name)
-                of = type(value)
-                if of is dtensor_type:
+                cls = type(value)
+                if cls is dtensor_type:
                     parts.append(value._layout)
-                elif of in loose:
-                    parts.append(of)
-                elif of in _ATOMS:
-                    parts.append(of)
+                elif cls in loose:
+                    parts.append(cls)
+                elif cls in _ATOMS:
+                    parts.append(cls)
                     parts.append(value)
                 else:
                     parts.append(self._key(value))
@@ -135,7 +135,7 @@ class Dispatcher:
         except TypeError:
             self._refuse_unhashable(entry, (*args, *kwargs.values()))
             raise
-        if run is None and entry.by_dtype == "partial":  # keys of calls with partial values have dtypes
+        if run is None and entry.by_dtype == "partial":  # keys of calls with partial values include dtypes
             values = (*args, *kwargs.values())
             if _has_partial(values, dtensor_type):
                 self._add_dtypes(parts, values, enabled=self.platform.grad_enabled())
@@ -145,18 +145,18 @@ class Dispatcher:
             if entry.unless is not None and entry.unless(bound := entry.binder.bind(args, kwargs)):
                 return entry.composed_as(self.ops, **bound)
             first, run = self._compile(entry, args, kwargs)
-            result = first(args, kwargs)  # a call that fails must not leave a plan behind
-            if len(entry.cache) >= _MAX_PLANS:  # sizes and numbers that are not used again must not fill the memory
+            result = first(args, kwargs)  # before caching, so that a failing call leaves no plan
+            if len(entry.cache) >= _MAX_PLANS:  # bounds the memory of sizes and numbers that are not used again
                 entry.cache.clear()
             entry.cache[key] = run
             return result
         return run(args, kwargs)
 
     def dispatch_cached(self, entry: OpEntry) -> Callable[[Any], Any]:  # noqa: C901 - as above
-        """Return a function that runs a call seen before, by its positional arguments, or returns :data:`CACHE_MISS`.
+        """Return a function of positional arguments that runs a cached call, or returns :data:`CACHE_MISS`.
 
-        It is :meth:`dispatch` with the key computed in line, for calls with tensors, lists of them, integers and tuples
-        of those. Keyword-only arguments of the rule may follow the others if they are their default, None.
+        It is :meth:`dispatch` with the key computed inline, for calls with tensors, lists of them, integers and tuples
+        of those. Trailing arguments for keyword-only parameters of the rule are accepted if they are None, the default.
         """
         get, dtensor_type, loose = entry.cache.get, self.dtensor_type, entry.loose
         most, may_be_none = entry.binder.most_positional, entry.binder.named_are_optional
@@ -169,16 +169,16 @@ class Dispatcher:
                 args = args[:most]
             parts: list[Any] = []
             for arg in args:
-                of = type(arg)
-                if of is dtensor_type:
+                cls = type(arg)
+                if cls is dtensor_type:
                     parts.append(arg._layout)
-                elif of in loose:
-                    parts.append(of)
-                elif of in _ATOMS:
-                    parts.append(of)
+                elif cls in loose:
+                    parts.append(cls)
+                elif cls in _ATOMS:
+                    parts.append(cls)
                     parts.append(arg)
                 else:
-                    part = _part(of, arg, dtensor_type)
+                    part = _part(cls, arg, dtensor_type)
                     if part is None:
                         return CACHE_MISS
                     parts.append(part)
@@ -193,7 +193,7 @@ class Dispatcher:
         return call
 
     def unary(self, entry: OpEntry) -> Callable[[Any], Any]:
-        """A method without arguments: :meth:`dispatch` with the key computed in line."""
+        """A method without arguments: :meth:`dispatch` with the key computed inline."""
         get, full = entry.cache.get, self.dispatch
 
         def call(x: Any) -> Any:
@@ -203,7 +203,7 @@ class Dispatcher:
         return call
 
     def binary(self, entry: OpEntry) -> Callable[[Any, Any], Any]:
-        """An operator of two operands: :meth:`dispatch` with the key computed in line."""
+        """An operator of two operands: :meth:`dispatch` with the key computed inline."""
         get, full, dtensor_type = entry.cache.get, self.dispatch, self.dtensor_type
         loose = entry.loose
 
@@ -214,13 +214,13 @@ class Dispatcher:
                 return NotImplemented  # Python tries the reflected method of y, then raises or compares identities
 
         def call(x: Any, y: Any) -> Any:
-            of = type(y)
+            cls = type(y)
             if open_blocks():
                 run = None
-            elif of is dtensor_type:
+            elif cls is dtensor_type:
                 run = get((x._layout, y._layout))
-            elif of in loose:
-                run = get((x._layout, of))
+            elif cls in loose:
+                run = get((x._layout, cls))
             else:
                 run = None
             return slow(x, y) if run is None else run((x, y), _NO_KWARGS)
@@ -228,7 +228,7 @@ class Dispatcher:
         return call
 
     def subscript(self, full: Callable[[Any, Any], Any], plain: OpEntry) -> Callable[[Any, Any], Any]:
-        """``x[index]``: :meth:`dispatch` with the key of numbers and slices of numbers computed in line.
+        """``x[index]``: :meth:`dispatch` with the key of numbers and slices of numbers computed inline.
 
         Args:
             full: dispatches ``x[index]`` with any index.
@@ -258,9 +258,9 @@ class Dispatcher:
     def _composed_on_locals(
         self, entry: OpEntry, args: tuple[Any, ...], kwargs: dict[str, Any], locals_: Any, named: Any
     ) -> Any:
-        """Run the framework's own function on local tensors, since the steps of the decomposition need DTensors.
+        """Run the framework's own function on local tensors: the steps of the decomposition would need DTensors.
 
-        Whether it writes is not declared, so the operands' version counters are compared.
+        Nothing declares whether it writes, so the operands' version counters are compared.
         """
         if entry.func is no_function:
             return entry.composed(self.ops, **entry.binder.bind(locals_, named))  # type: ignore[misc] # the caller's condition
@@ -278,42 +278,42 @@ class Dispatcher:
 
     def _key(self, value: Any) -> Any:  # noqa: C901, PLR0911 - one line per type
         """The part of a key for one argument."""
-        of = type(value)
-        if of is self.dtensor_type:
+        cls = type(value)
+        if cls is self.dtensor_type:
             return value._layout
-        if of in _ATOMS:
-            return (of, value)
-        if of is list:
-            return (of, *map(self._key, value))
-        if of is float:
-            return (of, value or repr(value))
+        if cls in _ATOMS:
+            return (cls, value)
+        if cls is list:
+            return (cls, *map(self._key, value))
+        if cls is float:
+            return (cls, value or repr(value))
         if isinstance(value, DTensor):
-            return value._layout if value._platform is self.platform else (of, value._layout)
-        if of is tuple and _ATOMS.issuperset(map(type, value)):
+            return value._layout if value._platform is self.platform else (cls, value._layout)
+        if cls is tuple and _ATOMS.issuperset(map(type, value)):
             return (tuple(map(type, value)), value)
-        if of is slice:
+        if cls is slice:
             return (slice, value.start, value.stop, value.step)
         if isinstance(value, (list, tuple)):
-            return (of, *map(self._key, value))
+            return (cls, *map(self._key, value))
         if self.platform.is_tensor(value):
             return ("plain", tuple(value.shape), self.platform.needs_grad(value), _REPLICATE_PLAIN.get())
-        if of is dict:
+        if cls is dict:
             return (dict, *((name, self._key(item)) for name, item in value.items()))
-        # Equal complex or NumPy numbers may also differ in the sign of zero.
-        return (of, repr(value)) if isinstance(value, Number) else (of, value)
+        # Equal complex or NumPy numbers may differ in the sign of zero, too.
+        return (cls, repr(value)) if isinstance(value, Number) else (cls, value)
 
     def _add_dtypes(self, parts: list[Any], values: Any, *, enabled: bool) -> None:
         """Add the dtype of each tensor, and whether its gradient is recorded, to the parts of a key."""
         needs_grad, dtensor_type = self._needs_grad, self.dtensor_type
         for value in values:
-            of = type(value)
-            if of is dtensor_type or isinstance(value, DTensor):
+            cls = type(value)
+            if cls is dtensor_type or isinstance(value, DTensor):
                 local = value._local
                 parts.append(local.dtype)
                 parts.append(enabled and needs_grad(local))
-            elif of is list or isinstance(value, (list, tuple)):
+            elif cls is list or isinstance(value, (list, tuple)):
                 self._add_dtypes(parts, value, enabled=enabled)
-            elif of not in _ATOMS and self.platform.is_tensor(value):
+            elif cls not in _ATOMS and self.platform.is_tensor(value):
                 parts.append(value.dtype)
                 parts.append(enabled and self.platform.needs_grad(value))
 
@@ -353,7 +353,7 @@ class Dispatcher:
         rule: Rule = entry.rule  # type: ignore[assignment] # decompositions are not compiled
         # An entry may list the parameters in another order, but operands are numbered in the order of the rule.
         order = [name for name in binder(rule.signature).names if name in bound]
-        further = () if entry.unless is not None else bound  # the arguments that `unless` reads are not the rule's
+        further = () if entry.unless is not None else bound  # the rule does not have the arguments that `unless` reads
         bound = {name: bound[name] for name in dict.fromkeys((*order, *further))}
         try:
             template = {name: self._template(name, value, mesh, operands, marks) for name, value in bound.items()}
@@ -369,12 +369,12 @@ class Dispatcher:
         return compile_plan(self.platform, entry, plan, marked, named, marks)
 
     def _write_plain(self, entry: OpEntry, target: Any, tensors: list[Any]) -> Run:
-        """Compile a call that writes the plain tensor ``target``: its DTensors have one element, which all ranks hold.
+        """Compile a write to the plain tensor ``target`` from DTensors of one element, replicated on all ranks.
 
-        Clipping gradients of plain and distributed parameters alike does that.
+        Such a call clips gradients of plain and distributed parameters together.
 
         Raises:
-            MixedTensorError: a DTensor has more elements or is not replicated, or (at the call) would get a gradient.
+            MixedTensorError: a DTensor has more elements or is not replicated; or, at the call, would get a gradient.
         """
         error = MixedTensorError(
             f"{entry.name}: a plain tensor {list(target.shape)} cannot be written with DTensors but those of one value "
@@ -395,7 +395,7 @@ class Dispatcher:
         return run
 
     def _mark(self, value: Any) -> Any:
-        """Return the arguments with each occurrence of a tensor wrapped; one tensor may be passed twice."""
+        """Return the arguments with every occurrence of a tensor wrapped, since a tensor may be passed twice."""
         is_tensor = self.platform.is_tensor
         return tree_map(lambda leaf: TensorArgument(leaf) if is_tensor(leaf) else leaf, value, (list, tuple, dict))
 
@@ -414,7 +414,7 @@ class Dispatcher:
     def _template(
         self, name: str, value: Any, mesh: DeviceMesh, operands: list[Operand], marks: list[TensorArgument]
     ) -> Any:
-        """The argument ``value`` with a :class:`Ref` for each tensor, which is added to ``operands`` and ``marks``."""
+        """Return ``value`` with a :class:`Ref` for each tensor; append the tensors to ``operands`` and ``marks``."""
 
         def refer(leaf_name: str, leaf: Any) -> Any:
             if not isinstance(leaf, TensorArgument):
@@ -436,7 +436,7 @@ class Dispatcher:
         return self.platform.grad_enabled() and self.platform.needs_grad(local)
 
     def _plain_layout(self, name: str, tensor: Any, mesh: DeviceMesh) -> Layout:
-        """The layout of a constant of one element, which is replicated; any other plain tensor is refused."""
+        """The replicated layout of a one-element constant; other plain tensors are refused."""
         shape = tuple(tensor.shape)
         if self.platform.is_transformed(tensor):
             raise transformed_error(f"argument {name}", mesh)
@@ -449,7 +449,7 @@ class Dispatcher:
 class Ops:
     """Canonical operators as functions of DTensors, for decompositions: ``ops.softmax(x, dim=-1)``.
 
-    Without a DTensor among the arguments the framework's own implementation runs.
+    Calls without a DTensor run the framework's own implementation.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -483,8 +483,8 @@ class Ops:
 def _has_partial(values: Any, dtensor_type: Any) -> bool:
     """Whether a DTensor among ``values``, or in a list among them, holds partial values."""
     for value in values:
-        of = type(value)
-        if of is list or of is tuple:
+        cls = type(value)
+        if cls is list or cls is tuple:
             if any([item._layout.partials for item in value if isinstance(item, dtensor_type)]):  # noqa: C419 - hot
                 return True
         elif isinstance(value, dtensor_type) and value._layout.partials:
@@ -492,26 +492,26 @@ def _has_partial(values: Any, dtensor_type: Any) -> bool:
     return False
 
 
-def _part(of: type, arg: Any, dtensor_type: type) -> Any:
-    """The part of a key for an argument of type ``of``, as in :meth:`Dispatcher.dispatch`.
+def _part(cls: type, arg: Any, dtensor_type: type) -> Any:
+    """The part of a key for an argument of type ``cls``, computed as in :meth:`Dispatcher.dispatch`.
 
     None unless it is a tuple of integers, a parameter or a list of DTensors.
     """
-    if of is tuple and _ATOMS.issuperset(map(type, arg)):
+    if cls is tuple and _ATOMS.issuperset(map(type, arg)):
         return (tuple(map(type, arg)), arg)
-    if issubclass(of, dtensor_type):
+    if issubclass(cls, dtensor_type):
         return arg._layout
-    if of is list and all(type(item) is dtensor_type for item in arg):
+    if cls is list and all(type(item) is dtensor_type for item in arg):
         return (list, *[item._layout for item in arg])
     return None
 
 
 def _index_key(index: Any) -> tuple[Any, ...] | None:
     """The parts of a key for an index of numbers, as in :meth:`Dispatcher.dispatch`; None for other indices."""
-    of = type(index)
-    if of is int:
+    cls = type(index)
+    if cls is int:
         return (int, index)
-    if of is not tuple:
+    if cls is not tuple:
         item = _slice_key(index)
         return None if item is None else (item,)
     if _ATOMS.issuperset(map(type, index)):
@@ -527,7 +527,7 @@ def _index_key(index: Any) -> tuple[Any, ...] | None:
 
 
 def _slice_key(item: Any) -> tuple[Any, ...] | None:
-    """The part of a key for a slice; None unless its bounds are numbers (they may be tensors)."""
+    """The part of a key for a slice, or None if a bound is not a number (it may be a tensor)."""
     if type(item) is not slice:
         return None
     start, stop, step = item.start, item.stop, item.step

@@ -25,14 +25,14 @@ _NO_TYPES: frozenset[type] = frozenset()
 EMPTY = inspect.Parameter.empty
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, KEYWORD_ONLY)
-# Names in the frameworks of the operands that rules call x and y.
+# Frameworks' names of the operands that rules call x and y.
 ALIASES = {"input": "x", "self": "x", "other": "y", "A": "x", "B": "y"}
 
 
 class Binder:
     """Binds positional and keyword arguments to the parameters of one signature.
 
-    A starred parameter (``*shape``) takes one sequence or several numbers, as tensor methods do.
+    A starred parameter (``*shape``) accepts one sequence or several numbers, as tensor methods do.
     """
 
     def __init__(self, text: str) -> None:
@@ -69,10 +69,10 @@ class Binder:
 
         Args:
             args: positional arguments.
-            kwargs: keyword arguments, by a parameter's own name or the frameworks' name of it.
+            kwargs: keyword arguments, by the parameter's own name or a framework's name for it.
 
         Returns:
-            every parameter's value by name, defaults included.
+            the value of every parameter by name, defaults included.
 
         Raises:
             TypeError: the call does not fit the signature.
@@ -81,7 +81,7 @@ class Binder:
             own = self.parameters
             kwargs = {name if name in own else ALIASES.get(name, name): value for name, value in kwargs.items()}
         if self.starred is None:
-            values = self._plainly(args, kwargs)
+            values = self._bind_fast(args, kwargs)
             if values is not None:
                 return values
         if self.starred is not None and self.starred in kwargs:
@@ -95,10 +95,10 @@ class Binder:
             values[self.starred] = _one_sequence(values[self.starred])
         return values
 
-    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        """Bind a call of a signature without a starred parameter; None if it does not fit.
+    def _bind_fast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """Bind a call to a signature without a starred parameter, or return None if it does not fit.
 
-        ``inspect`` does the same ten times slower; it is used for the error messages.
+        ``inspect`` does the same but takes ten times as long; it is used for the error messages.
         """
         values = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
         if not kwargs and self._least <= len(args) <= len(self._positional):
@@ -168,23 +168,22 @@ ENTRIES: Owners[OpEntry] = Owners()
 
 
 class OpEntry:
-    """One spelling of an operator: a framework's call, and how it is dispatched.
+    """One spelling of an operator: a framework function, and how its calls are dispatched.
 
     Attributes:
-        name: the spelling, for messages.
+        name: the spelling, as messages show it.
         func: the framework function; called on local tensors when ``canonical`` is False.
         binder: its parameters in canonical names.
         rule: the operator's rule.
         local: the canonical local implementation.
         canonical: always call ``local``, because ``func`` cannot run on local tensors.
         in_place: the first operand is written and returned.
-        composed: the function that runs instead of a plan, for a decomposition.
-        direct: for a decomposition of which some calls can be planned as one operator, the entry of these calls.
-        unless: of an entry that is the ``direct`` of another one: a function of the bound arguments that returns
-            whether ``composed_as`` runs the call. It may read values in the cache key, and arguments that the rule
-            lacks.
-        composed_as: the decomposition, which runs these calls.
-        by_dtype: the key holds the operands' dtypes; "partial": only if an operand is partial.
+        composed: for a decomposition: the function that runs instead of a plan.
+        direct: for a decomposition: the entry of those calls that are planned as one operator, if there are any.
+        unless: for a ``direct`` entry: a function of the bound arguments that returns True if ``composed_as`` must run
+            the call instead. It may read values in the cache key, and arguments that the rule does not have.
+        composed_as: for a ``direct`` entry: the decomposition.
+        by_dtype: the key includes the operands' dtypes; "partial": only if an operand is partial.
         loose: scalar types whose value is not part of the cache key.
         cache: executors by key.
     """
@@ -231,18 +230,18 @@ class OpEntry:
         self.composed_as: Callable[..., Any] = func
 
     def plan_directly(self, rule: Rule, local: Callable[..., Any], unless: Callable[[dict[str, Any]], bool]) -> None:
-        """Plan calls of this decomposition by ``rule``, with the entry's own function on local tensors.
+        """Plan calls of this decomposition by ``rule``, running the entry's own function on local tensors.
 
         Args:
-            rule: the rule of calls that are one operator.
+            rule: the rule for calls that are one operator.
             local: that operator's canonical local implementation.
             unless: see the attribute.
         """
         direct = OpEntry(self.name, self.func, self.binder, rule, local)
-        direct.loose = _NO_TYPES  # its key holds every value, since ``unless`` may read it
+        direct.loose = _NO_TYPES  # its key includes every value, since ``unless`` may read it
         direct.unless, direct.composed_as = unless, self.composed  # type: ignore[assignment] # it is a decomposition
         self.direct = direct
 
     def target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the argument that an in-place call writes to: its first parameter, by position or keyword."""
+        """Return the argument that an in-place call writes to: the first parameter, by position or keyword."""
         return args[0] if args else next(iter(self.binder.bind(args, kwargs).values()))

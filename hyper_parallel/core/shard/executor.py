@@ -1,7 +1,7 @@
 """Compiles an operator plan into a closure that fetches local tensors, calls the framework and wraps the results.
 
-A closure is compiled once per key of a call. Values that are not in the key (Python numbers, for operators whose
-placement ignores them) are read from the caller's arguments at each call.
+A closure is compiled once per cache key. If placement ignores the values of Python numbers, the key leaves them out and
+the closure reads them from the caller's arguments at each call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ARGUMENTS = (list, tuple, dict)
 
 
 class TensorArgument:
-    """One occurrence of a tensor among the arguments of a call: the same tensor may be passed twice."""
+    """One occurrence of a tensor among a call's arguments; the same tensor may occur twice."""
 
     __slots__ = ("tensor",)
 
@@ -64,7 +64,7 @@ def compile_plan(
     kwargs: dict[str, Any],
     marks: Sequence[TensorArgument],
 ) -> tuple[Run, Run]:
-    """Compile ``plan`` for the first call of a key, which checks the outputs against the plan, and for later ones.
+    """Compile ``plan`` twice: for the first call of a key, which checks output shapes, and for later calls.
 
     Args:
         platform: the framework.
@@ -75,7 +75,7 @@ def compile_plan(
         marks: the marks in the order of the plan's operands.
 
     Returns:
-        two closures over the caller's arguments: of the first call, and of later ones.
+        two closures over the caller's arguments: for the first call, and for later ones.
     """
     fetches = {id(mark): _fetch(platform, entry, plan, index, mark) for index, mark in enumerate(marks)}
     call = direct = local_call(platform, entry, plan, args, kwargs, marks, fetches)
@@ -86,7 +86,7 @@ def compile_plan(
         call = preserve_global_memory_format(
             platform, plan, call, [_reader(mark, args, kwargs, _identity) for mark in marks]
         )
-    if has_empty_shard(plan):  # for every operator: its result may be a view that is written afterwards
+    if has_empty_shard(plan):  # for every operator, since its result may be a view that is written later
         call = platform.replaying_views(call)
     if rule.op == "view" and not plan.moves and is_thin(plan.choice.targets[0]):
         call = copy_if_any_rank_copies(platform, plan, call, _reader(marks[0], args, kwargs, _identity))
@@ -128,12 +128,12 @@ def _fetch(platform: Platform, entry: OpEntry, plan: OpPlan, index: int, mark: T
     target, varying = plan.choice.targets[index], plan.choice.varying[index]
     cause = Cause(entry.name, operand.name, implicit=True)
     if not isinstance(mark.tensor, DTensor):
-        # A constant, equal on every rank: it is sharded or made partial like any replicated operand.
+        # A constant, equal on every rank. It becomes sharded or partial like any replicated operand.
         if target is operand.layout:
             return _identity
         return lambda plain: platform.wrap(plain, operand.layout).local_for(target, (), cause)
     if target is operand.layout and not varying:
-        # Only if nothing varies. The key has no dtype, so a later tensor of this layout may need a gradient.
+        # Only if nothing varies: the key has no dtype, so a later tensor of this layout may need a gradient.
         return _LOCAL
     if target is operand.layout:
         return _varying_fetch(platform, target, varying, cause)
@@ -150,7 +150,7 @@ def _varying_fetch(platform: Platform, target: Any, varying: tuple[int, ...], ca
             return local
         views = tensor._views
         view = None if views is None else views.get(key)
-        # The look-up of local_for, inlined: later consumers of a value find its view here.
+        # local_for, inlined: later consumers of the value find its view here.
         if view is not None and view[0] == version(local) and view[2] is watchers():
             return view[1]
         return tensor.new_view(target, varying, cause)
@@ -170,14 +170,14 @@ def local_call(
     marks: Sequence[TensorArgument],
     fetches: dict[int, Fetch],
 ) -> Run:
-    """Return the call on local tensors, which ``fetches`` give for the marks; otherwise as :func:`compile_plan`."""
+    """Return the call on local tensors; ``fetches`` returns these by mark, the rest is as in :func:`compile_plan`."""
     if plan.local is not None or entry.canonical:
         return _canonical(platform, entry, plan, args, kwargs, marks, fetches)
     return _framework_call(plan.impl or _function(platform, plan, entry.func), args, kwargs, fetches)
 
 
 def _function(platform: Platform, plan: OpPlan, func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``func``, or, if no shard of this rank is empty, the function that it calls in that case."""
+    """Return ``func``. If no shard of this rank is empty, return the function that ``func`` calls in that case."""
     return func if has_empty_shard(plan) else platform.on_elements(func)
 
 
@@ -189,7 +189,7 @@ def _framework_call(
     output: str = UNWRAPPED,
     *further: Any,
 ) -> Run:
-    """The caller's own call, on locals; ``output`` and ``further`` as in :func:`call_form`."""
+    """The caller's own call on local tensors; ``output`` and ``further`` as in :func:`call_form`."""
     converters = [_argument_converter(arg, fetches) for arg in args]
     named = {name: _argument_converter(value, fetches) for name, value in kwargs.items()}
     form = call_form(
@@ -207,7 +207,7 @@ def _kind(converter: Fetch) -> str:
 
 
 def _argument_converter(value: Any, fetches: dict[int, Fetch]) -> Fetch:
-    """The converter of one argument of the caller's call to one of the local call."""
+    """Return a function from one argument of the caller's call to that of the local call."""
     if isinstance(value, TensorArgument):
         return fetches[id(value)]
     if isinstance(value, (list, tuple)) and any(marks_in(value)):
@@ -227,7 +227,7 @@ def _canonical(
     marks: Sequence[TensorArgument],
     fetches: dict[int, Fetch],
 ) -> Run:
-    """The canonical operator on locals, with the arguments that the plan replaces."""
+    """The canonical operator on local tensors, with the arguments that the plan replaces."""
     local = plan.local
     replaced = {} if local is None or local.args is None else local.args
     run = None if local is None else local.run
@@ -255,7 +255,7 @@ def _canonical(
         for name, fill in nested.items():
             filled[name] = fill(locals_)
         if scalars and not by_value:
-            # The key has only their types.
+            # The key includes only their types.
             bound = bind(args, kwargs)
             filled.update((name, bound[name]) for name in scalars)
         return func(**filled) if run is None else run(platform, filled)
@@ -274,12 +274,12 @@ def _nested_argument_builder(value: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def _single_operand_call(func: Callable[..., Any], name: str, read: Run | None, constants: dict[str, Any]) -> Run:
-    """The canonical operator of one tensor: everything else is known beforehand.
+    """The canonical operator if it has one tensor argument: all other arguments are known at compile time.
 
     Args:
         func: the operator.
         name: name of the parameter that is the tensor.
-        read: reads the local tensor from the caller's arguments; None if it is that of the first argument.
+        read: reads the local tensor from the caller's arguments; None if the tensor is the first argument.
         constants: all other arguments, by name.
     """
     bound = _with_constants(func, name, constants)
@@ -289,7 +289,7 @@ def _single_operand_call(func: Callable[..., Any], name: str, read: Run | None, 
 
 
 def _with_constants(func: Callable[..., Any], name: str, constants: dict[str, Any]) -> Fetch:
-    """Return the function of argument ``name`` alone; ``func`` takes arguments by name."""
+    """Return ``func`` as a function of argument ``name`` alone; ``func`` accepts arguments by name."""
     if isinstance(func, KeywordCall) and func.positional[:1] == (name,):
         plain, rest = func.function, [constants[other] for other in func.positional[1:]]
         named = {other: constants[other] for other in func.named}
@@ -301,7 +301,7 @@ def _with_constants(func: Callable[..., Any], name: str, constants: dict[str, An
 
 
 def _reader(mark: TensorArgument, args: tuple[Any, ...], kwargs: dict[str, Any], fetch: Fetch) -> Run:
-    """Reads one operand from the caller's arguments."""
+    """Return a function that reads one operand from the caller's arguments."""
     path = next((path for path, leaf in paths((args, kwargs), _ARGUMENTS) if leaf is mark), None)
     if path is None:
         msg = "an operand is not among the arguments"
@@ -344,11 +344,11 @@ def _unknown_operand(plan: OpPlan) -> UnknownOperandError:
 
 
 def _wrap(platform: Platform, plan: OpPlan) -> Callable[[Any, Any], Any]:
-    """The function that makes a DTensor of an output and its layout."""
+    """The function that makes a DTensor from an output and its layout."""
     return platform.wrap if all(layout.shape is not None for layout in plan.choice.outputs) else _even_wrap(platform)
 
 
-def _wrapping(plan: OpPlan, call: Run, wrap: Callable[[Any, Any], Any]) -> Run:
+def _wrapping_outputs(plan: OpPlan, call: Run, wrap: Callable[[Any, Any], Any]) -> Run:
     """Return ``call`` with its outputs wrapped by ``wrap(out, layout)``."""
     layouts = plan.choice.outputs
     if plan.many:
@@ -365,9 +365,9 @@ def _wrapping(plan: OpPlan, call: Run, wrap: Callable[[Any, Any], Any]) -> Run:
 def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -> Run:
     wrap = _wrap(platform, plan)
     if plan.many or inherit is None:
-        run = _wrapping(plan, call, wrap)
-        return run if inherit is None else _views(run, inherit, _protecting(platform, _readonly(plan)))
-    (layout,), protect = plan.choice.outputs, _protecting(platform, _readonly(plan))
+        run = _wrapping_outputs(plan, call, wrap)
+        return run if inherit is None else _views(run, inherit, _view_protector(platform, _readonly(plan)))
+    (layout,), protect = plan.choice.outputs, _view_protector(platform, _readonly(plan))
 
     def run_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         view = wrap(call(args, kwargs), layout)
@@ -377,13 +377,13 @@ def _wrapped(platform: Platform, plan: OpPlan, call: Run, inherit: Run | None) -
     return run_view
 
 
-def _protecting(platform: Platform, copied: str | None, *, may_copy: bool = False) -> Callable[[Any, Any], None]:
-    """Return a function that makes a view read-only, and stale once its base is written, if writes to it would be lost.
+def _view_protector(platform: Platform, copied: str | None, *, may_copy: bool = False) -> Callable[[Any, Any], None]:
+    """Return a function that makes a view read-only, and stale once its base is written, if writes would be lost.
 
     Args:
         platform: the framework.
         copied: the reason why views are copies, or None if they share storage with their base.
-        may_copy: whether one device may return a copy, too, to which writes are never lost.
+        may_copy: whether the framework itself may return a copy; writes to a copy are not lost.
     """
     lost = platform.loses_writes_through_views
     otherwise = _VIEWS_LOSE_WRITES if lost and not may_copy else None
@@ -403,14 +403,14 @@ def _returning_operand_if_unchanged(
 ) -> Run:
     """Make the call return the operand itself, not a new DTensor, if the local call returned its local tensor."""
     wrap, (layout,) = platform.wrap, plan.choice.outputs
-    protect = _protecting(platform, _readonly(plan), may_copy=True)
+    protect = _view_protector(platform, _readonly(plan), may_copy=True)
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, out = operand(args, kwargs), call(args, kwargs)
         if out is x._local:
             if inherit is None or not platform.dense_by_chance(out, layout):
                 return x
-            out = platform.dense_copy(out)  # because the other ranks had to copy
+            out = platform.dense_copy(out)  # the other ranks had to copy
         output = wrap(out, layout)
         if inherit is not None:
             protect(output, inherit(args, kwargs))
@@ -419,7 +419,7 @@ def _returning_operand_if_unchanged(
     return run
 
 
-# A framework in which writing to a view does not change its base.
+# For a framework in which writing to a view does not change its base.
 _VIEWS_LOSE_WRITES = (
     "it is a view, and this framework loses writes to views; write to the tensor itself, "
     "as in x[index] = value, or use the out-of-place form"
@@ -427,7 +427,7 @@ _VIEWS_LOSE_WRITES = (
 
 
 def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
-    """Return ``call`` with every result wrapped as replicated; their number and sizes are known only after the call."""
+    """Return ``call`` with each result wrapped as replicated; number and sizes are known only after the call."""
     mesh = plan.call.mesh
 
     def wrap(leaf: Any) -> Any:
@@ -437,7 +437,7 @@ def _replicated_outputs(platform: Platform, plan: OpPlan, call: Run) -> Run:
 
 
 def _views(run: Run, inherit: Run, protect: Callable[[Any, Any], None]) -> Run:
-    """Protect several views of one operand."""
+    """Protect each of several views of one operand."""
 
     def run_views(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outs, base = run(args, kwargs), inherit(args, kwargs)
@@ -449,7 +449,7 @@ def _views(run: Run, inherit: Run, protect: Callable[[Any, Any], None]) -> Run:
 
 
 def _even_wrap(platform: Platform) -> Callable[[Any, Any], Any]:
-    """Wrap outputs whose layout has no global shape: they are even shards."""
+    """Wrap outputs whose layout has no global shape; they are even shards."""
 
     def wrap(out: Any, layout: Any) -> Any:
         return platform.wrap(out, layout.with_shape(layout.get_global_shape(tuple(out.shape))))
@@ -467,7 +467,7 @@ def _fused(
     inherit: Run | None,
     otherwise: Run,
 ) -> Run | None:
-    """Return one closure that fetches operands, calls the framework and wraps the result; None if it needs more.
+    """Return one closure that fetches operands, calls the framework and wraps the result; None if more is needed.
 
     Args:
         platform: the framework.
@@ -475,9 +475,9 @@ def _fused(
         plan: the plan of the call.
         args: positional arguments with tensors marked.
         kwargs: the keyword arguments, in the same form.
-        fetches: the functions that give local tensors, by mark.
+        fetches: functions that return local tensors, by mark.
         inherit: reads the base operand of a view; None if the operator returns no view.
-        otherwise: the closure that does the same in several steps, and protects a view of a read-only operand.
+        otherwise: the equivalent closure in several steps, which also protects a view of a read-only operand.
     """
     layout = plan.choice.outputs[0]
     if plan.many or plan.local is not None or entry.canonical or layout.shape is None:
@@ -491,7 +491,7 @@ def _fused(
 
 
 def _readonly(plan: OpPlan) -> str | None:
-    """The reason why a view by this plan may not be written: its base had to move, so it is a copy."""
+    """The reason why views made by this plan are read-only: their base was redistributed, so they are copies."""
     if not plan.moves:
         return None
     first = plan.call.operands[0]
@@ -502,7 +502,7 @@ def _readonly(plan: OpPlan) -> str | None:
 
 
 def _in_place_call(call: Run, plan: OpPlan, target: Run) -> Run:
-    """The call of an operator that writes its first operand, which it returns."""
+    """The call of an operator that writes its first operand and returns it."""
 
     def write(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = target(args, kwargs)

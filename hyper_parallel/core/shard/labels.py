@@ -1,12 +1,12 @@
 """Turns einsum-like descriptions of operators ("labels") into rows.
 
 ``Labels(inputs=(("b", "k"), ("n", "k")), outputs=(("b", "n"),))`` gives every dim of every operand a label. A label in
-an input and an output may be sharded in both; a label missing from the output is reduced, if the operator reduces by
-addition; a label in ``whole`` may not be sharded. A dim labelled None (broadcast, size 1) is not sharded.
+an input and an output may be sharded in both. A label missing from the output is reduced; it may be sharded if the
+reduction is an addition. A label in ``whole`` may not be sharded, nor a dim labelled None (broadcast, of size 1).
 
 A pattern is the same as text: ``"x ...[m][n], tau ...[k] -> ...[m][n]"``. ``...`` means leading dims that broadcast
-against each other and pass through; brackets surround dims that may not be sharded. Operands have names, and one that
-was not passed is left out.
+against each other and pass through; dims in brackets may not be sharded. Each operand starts with its name; operands
+that are not passed are left out.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Labels:
     Attributes:
         inputs: per operand, a label per dim.
         outputs: per output, a label per dim.
-        reduce: the reduction that a label absent from the outputs leaves partial (``sum``), or None where such a
-            label may not be sharded.
+        reduce: the reduction (``sum``) that stays partial if a label absent from the outputs is sharded; None if such
+            a label may not be sharded.
         whole: labels that may not be sharded.
         each: operands in each of which the operator is linear while the others are fixed.
-        joint: operands in which the operator is linear together: on one axis, all of them are Partial, or none is.
-        joins: operands that are added to the result once, such as a bias; Partial wherever the output is.
+        joint: operands in which the operator is linear together: on one axis, all of them are Partial or none is.
+        joins: operands that are added to the result once, such as a bias; each is Partial wherever the output is.
         monotone: Partial reductions (``max``, ``min``) that pass through an increasing operator of one operand.
     """
 
@@ -75,9 +75,9 @@ def nonempty_rows(labels: Labels) -> tuple[Row, ...]:
 
 
 def nonempty_row(row: Row) -> Row:
-    """``row``, restricted to sizes of which no rank holds an empty shard.
+    """Return ``row``, restricted to sizes for which no rank has an empty shard.
 
-    A local call on an empty shard may fail, or record no backward, whose collectives the other ranks would wait for.
+    A local call on an empty shard may fail, or record no backward, so that other ranks wait for its collectives.
     """
     sharded = ((index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard))
     return replace(row, full=tuple(sharded))
@@ -136,7 +136,7 @@ def broadcast_labels(
 
     Args:
         shapes: the shape of each operand.
-        prefix: prefix of the labels, which end with the number of the output's dim.
+        prefix: prefix of the labels; each ends with the index of the output's dim.
 
     Returns:
         labels per operand (None for a dim that is stretched), labels of the output, and its shape.
@@ -205,7 +205,7 @@ def pattern(
     Args:
         call: the call.
         text: the pattern.
-        sizes: sizes of dims that only outputs have, as numbers or computed from the sizes of the operands' dims.
+        sizes: sizes of dims that only outputs have: numbers, or functions of the sizes of the operands' dims.
         each: names of operands in each of which the operator is linear while the others are fixed.
         full: True where the local call does not accept empty shards.
 
@@ -213,7 +213,7 @@ def pattern(
         the rows, and the outputs' shapes.
 
     Raises:
-        ValueError: an operand does not fit.
+        ValueError: an operand does not match the pattern.
     """
     operands, outputs = _parse(text)
     terms = [operands[operand.name] for operand in call.operands]
@@ -235,7 +235,7 @@ def pattern(
 
 
 def _bind(operand: Operand, term: Term, known: Sizes) -> tuple[int, ...]:
-    """Record the sizes of the named dims of ``operand`` in ``known``; return those of its leading dims."""
+    """Record the sizes of the named dims of ``operand`` in ``known`` and return the sizes of its leading dims."""
     leading = operand.ndim - len(term.dims)
     if leading < 0 or (leading and not term.batch):
         msg = f"{operand.name} has {operand.ndim} dims, it needs {'at least ' * term.batch}{len(term.dims)}"
@@ -250,7 +250,7 @@ def _bind(operand: Operand, term: Term, known: Sizes) -> tuple[int, ...]:
 def _pattern_rows(
     label: str, inputs: Sequence[Names], outs: Sequence[Names], shapes: Sequence[tuple[int, ...]]
 ) -> Iterator[Row]:
-    """The row that shards ``label`` wherever it is; an output without it must be empty, hence equal on every rank."""
+    """Yield the row that shards ``label`` wherever it occurs, unless a non-empty output lacks the label."""
     if all(label in names or 0 in shape for names, shape in zip(outs, shapes, strict=True)):
         yield Row(
             tuple(_placement(names, label) for names in inputs), tuple(_placement(names, label) for names in outs)
@@ -260,5 +260,5 @@ def _pattern_rows(
 def pattern_rule(
     text: str, *, each: Sequence[str] = (), full: bool = False, **sizes: int | Callable[[Sizes], int]
 ) -> Callable[[OpCall], Strategies]:
-    """Return the placement function of an operator whose every call has the pattern ``text``; see :func:`pattern`."""
+    """Return the placement function of an operator that has the pattern ``text`` in every call; see :func:`pattern`."""
     return lambda call: pattern(call, text, sizes, each=each, full=full)

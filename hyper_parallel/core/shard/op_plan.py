@@ -1,4 +1,4 @@
-"""The plan of a call: the layouts that operands need, and those that outputs have. No tensors are involved."""
+"""The plan of a call: the layouts that its operands need, and the layouts of its outputs. No tensors are involved."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["OpPlan", "describe", "observing_plans", "plan_call", "replicated_lay
 
 @dataclass(frozen=True)
 class OpPlan:
-    """The plan of one call, for the executor.
+    """The plan of one call, which the executor compiles.
 
     Attributes:
         call: the call that was planned.
         choice: layouts of operands and outputs.
-        local: the local call where it differs from the caller's.
+        local: the local call, if it differs from the caller's.
         many: True when the operator returns a sequence.
         impl: function to call on local tensors instead of the framework's, or None.
-        open: True if the number and sizes of outputs are known only after the call; all of them are replicated.
+        open: True if number and sizes of the outputs are known only after the call; all outputs are then replicated.
         view: True if this call returns a view of its first operand, unlike other calls of the rule.
         ordered: True if the framework stores the dims of the output in the order of those of its operands.
     """
@@ -48,7 +48,7 @@ class OpPlan:
 
     @property
     def moves(self) -> bool:
-        """Whether an operand has to change its layout."""
+        """Whether an operand must be redistributed."""
         return any(
             operand.layout is not target
             for operand, target in zip(self.call.operands, self.choice.targets, strict=True)
@@ -60,7 +60,7 @@ _OBSERVERS: ContextVar[tuple[Callable[[OpPlan], None], ...]] = ContextVar("hyper
 
 @contextmanager
 def observing_plans(observe: Callable[[OpPlan], None]) -> Iterator[None]:
-    """Call ``observe`` with every plan made inside the block; calls with a cached key make no plan."""
+    """Call ``observe`` with every plan made in the block; a call whose key is cached makes no plan."""
     token = _OBSERVERS.set((*_OBSERVERS.get(), observe))
     try:
         yield
@@ -74,17 +74,17 @@ def plan_call(call: OpCall, rule: Rule, *, in_place: bool = False) -> OpPlan:
     Args:
         call: the operator with the layouts of its operands.
         rule: the operator's rule.
-        in_place: True when the first operand is written, so that it cannot move.
+        in_place: True if the first operand is written; it cannot be redistributed then.
 
     Returns:
         the plan.
 
     Raises:
-        UnsupportedOperatorError: an in-place call that would have to move what it writes to, or a tensor where the
-            rule reads a number.
+        UnsupportedOperatorError: an in-place call needs its written operand in another layout, or a tensor was passed
+            where the rule reads a number.
         LayoutError: the rule does not accept the shapes.
         MeshMismatchError: a user's strategy names layouts of another mesh.
-        ShardMismatchError: a row of the rule has another number of operands or outputs than the call.
+        ShardMismatchError: a row of the rule does not have as many operands or outputs as the call.
     """
     try:
         plan = _plan(call, rule, in_place=in_place)
@@ -122,7 +122,7 @@ def _plan(call: OpCall, rule: Rule, *, in_place: bool) -> OpPlan:
 
 
 def _check_in_place_layout(call: OpCall, choice: Choice, *, in_place: bool) -> None:
-    """Raise if the rule returned layouts in which the operand that is written in place would change its layout."""
+    """Raise if the rule would change the layout of the operand that is written in place."""
     if not in_place:
         return
     first, (output, *_) = call.operands[0], choice.outputs
@@ -165,7 +165,7 @@ def replicated_layout(mesh: DeviceMesh, shape: Sequence[int]) -> Layout:
 def describe(call: OpCall) -> str:
     """Return the operator with its operands in notation: ``add(x=f32[4@tp, 3], y=f32[4, 3])``.
 
-    It starts with the path of the module that runs, where events are recorded.
+    If events are recorded, the text starts with the path of the running module.
     """
     operands = ", ".join(f"{operand.name}={operand.layout.notation(operand.dtype)}" for operand in call.operands)
     path = module_path()

@@ -1,9 +1,9 @@
 """Operators on ranks outside of the mesh of their operands: they compute nothing and communicate nothing.
 
-A program that runs on all ranks also calls operators on tensors of a smaller mesh. On ranks outside of it the results
-have no elements, but the shape, dtype, placements and graph that they have on the ranks of the mesh. These are found by
-the plan of the mesh's first rank, with a local call on tensors without storage. Random calls are counted as on that
-rank, so that later ones on a mesh of all ranks agree.
+A program that runs on all ranks also calls operators on tensors of a smaller mesh. On ranks outside of that mesh the
+results have no elements, but the same shape, dtype, placements and graph as on its ranks. The plan of the mesh's first
+rank, run on tensors without storage, provides these. Random calls advance the random stream as on that rank, so that
+later random calls on a mesh of all ranks agree.
 """
 
 from __future__ import annotations

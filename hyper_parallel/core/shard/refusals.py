@@ -1,4 +1,4 @@
-"""Errors that several callers raise, with the facts and the line of code that fixes them."""
+"""Errors that several callers raise; each includes the line of code that fixes it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = [
     "transformed_error",
 ]
 
-# The plan entry that made the last DTensor, for errors about mixed tensors: the mesh of the style, as messages show it,
-# and a clause that names the module and its entry in the plan. Each rank and thread sees only its own.
+# For errors about mixed tensors: the plan entry whose module returned the last DTensor. It holds the mesh as messages
+# show it, and a clause that names the module and its entry. Each rank and thread has its own.
 _LAST_OUTPUT: ContextVar[tuple[str, str]] = ContextVar("hyper_parallel_style_output", default=("", ""))
 
 
@@ -44,7 +44,7 @@ def note_style_output(note: tuple[str, str]) -> None:
 
 
 def _last_style_output(mesh: DeviceMesh) -> str:
-    """Return the clause of the last note, or ``""`` if there is none for ``mesh``."""
+    """Return the recorded clause, or ``""`` if nothing is recorded for ``mesh``."""
     shown, clause = _LAST_OUTPUT.get()
     return clause if shown == repr(mesh) else ""
 
@@ -70,7 +70,7 @@ def common_mesh(op: str, meshes: Iterable[DeviceMesh]) -> DeviceMesh | None:
 
 
 def check_framework(op: str, framework: str, values: Iterable[Any]) -> None:
-    """Raise if a value among the arguments of ``op``, which runs on ``framework``, belongs to the other one.
+    """Raise if an argument of ``op``, which runs on ``framework``, belongs to the other framework.
 
     Raises:
         ArgumentTypeError: (a TypeError) it names both frameworks.
@@ -91,7 +91,7 @@ def plain_tensor_error(
 ) -> MixedTensorError:
     """Return the error for a plain tensor of ``shape`` among DTensors; ``name`` is its variable.
 
-    It starts with the path of the module that runs, where events are recorded, and ends with the entry of the plan that
+    If events are recorded, the message starts with the path of the running module. It ends with the plan entry that
     made the last DTensor.
     """
     replicated = ", ".join(["Replicate()"] * mesh.ndim)
@@ -116,7 +116,7 @@ def plain_tensor_error(
 
 
 def shard_error(op: str) -> MixedTensorError:
-    """Return the error for plain tensors that meet a parameter of ``fully_shard`` outside of a call of its module."""
+    """Return the error for plain tensors combined with a ``fully_shard`` parameter outside of its module's call."""
     path = module_path()
     return MixedTensorError(
         f"{path}{path and ': '}{op}: an operand is this rank's shard of a parameter, and others are plain tensors; "
@@ -126,7 +126,7 @@ def shard_error(op: str) -> MixedTensorError:
 
 
 def transformed_error(argument: str, mesh: DeviceMesh) -> MixedTensorError:
-    """Return the error for a tensor inside a function transform that meets DTensors from outside."""
+    """Return the error for a tensor inside a function transform combined with DTensors from outside."""
     path = module_path()
     return MixedTensorError(
         f"{path}{path and ': '}{argument} is an argument of a function that torch.func transforms (grad, vjp, vmap), "
@@ -136,7 +136,7 @@ def transformed_error(argument: str, mesh: DeviceMesh) -> MixedTensorError:
 
 
 def missing_shape_error(subject: str, layout: Layout, reason: str = "") -> LayoutError:
-    """Return the error for a layout of ``subject`` that lacks its global shape."""
+    """Return the error for a layout of ``subject`` without a global shape."""
     return LayoutError(f"{subject} {layout!r} without a global shape{reason}; use layout.with_shape(...)")
 
 
@@ -146,12 +146,12 @@ def read_only_error(op: str, operand: str, reason: str) -> UnsupportedOperatorEr
 
 
 def lost_write_error(op: str, operand: str, moved: str, fix: str) -> UnsupportedOperatorError:
-    """Return the error for a local call that wrote into a copy of an operand, made because its layout had to change."""
+    """Return the error for a local call that wrote to a redistributed copy of an operand."""
     return UnsupportedOperatorError(
         f"{op}: {operand} was written in place, but had to be {moved} first, so the write is lost; {fix}"
     )
 
 
 def duplicate_rule_error(op: Any, registrar: str = "") -> ValueError:
-    """Return the error for an ``op`` that has a rule, so that ``registrar`` cannot add another."""
+    """Return the error of ``registrar`` for an ``op`` that already has a rule."""
     return ValueError(f"{registrar}{registrar and ': '}operator {op!r} already has a rule")

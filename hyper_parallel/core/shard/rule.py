@@ -1,7 +1,7 @@
-"""Sharding rules: the behaviour of an operator along one mesh axis, as rows of placements.
+"""Sharding rules: what an operator does along one mesh axis, as rows of placements.
 
-A row maps placements of the operands to placements of the outputs. Rules never see several axes, uneven shards,
-costs or gradients: ``strategy``, ``op_plan`` and ``dispatch`` derive those.
+A row maps placements of the operands to placements of the outputs. Rules do not handle several axes, uneven shards,
+costs or gradients: ``strategy``, ``op_plan`` and ``dispatch`` derive these from the rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Operand:
     @property
     def shape(self) -> tuple[int, ...]:
         """Global sizes."""
-        return self.layout.shape  # type: ignore[return-value] # an operand's layout always has one
+        return self.layout.shape  # type: ignore[return-value] # an operand's layout always has a shape
 
     @property
     def ndim(self) -> int:
@@ -103,11 +103,11 @@ class OpCall:
     args: dict[str, Any] = field(hash=False)
 
     def __getitem__(self, name: str) -> Any:
-        """The argument ``name``, with an :class:`Operand` in place of each tensor; None where it was not passed."""
+        """The argument ``name`` with an :class:`Operand` for each tensor, or None if it was not passed."""
         return tree_map(lambda leaf: self.operands[leaf.index] if isinstance(leaf, Ref) else leaf, self.args.get(name))
 
     def index_of(self, name: str) -> int | None:
-        """The number of the operand that is the argument ``name``, or None where that is not a tensor."""
+        """The index of the operand passed as argument ``name``, or None if that argument is not a tensor."""
         value = self.args.get(name)
         return value.index if isinstance(value, Ref) else None
 
@@ -127,18 +127,19 @@ class LocalCall:
 
 @dataclass(frozen=True)
 class Row:
-    """One combination of placements on one mesh axis under which the local call is right.
+    """Placements of all operands and outputs on one mesh axis for which the local call gives the correct result.
+
+    The conditions below refer to an operand by its index. The shards of a dim are counted over all axes that split it.
 
     Attributes:
         inputs: placement of each operand.
         outputs: placement of each output.
-        even: pairs of operand number and dim whose size must be divisible by the number of shards, because the local
-            call would otherwise not see complete rows of the global tensor.
-        full: pairs of operand number and dim of which no rank may hold an empty shard.
-        sizes: triples of operand number, dim and another size that must be divisible by the dim's number of shards.
-        cut: used by view rules: operand number, dim, and the number of shards into which mesh axes further left must
-            have split the dim. With a fourth number, these axes must split the dim into a multiple of the third, and
-            the multiple times this axis' size must divide the fourth.
+        even: ``(operand, dim)``: the dim must split into equal shards, because the local call needs complete rows.
+        full: ``(operand, dim)``: no rank may have an empty shard of the dim.
+        sizes: ``(operand, dim, size)``: ``size`` must be divisible by the number of shards of the dim.
+        cut: for views. ``(operand, dim, n)``: the axes left of this one must split the dim into ``n`` shards.
+            ``(operand, dim, n, size)``: they must split it into ``k * n`` shards, where ``k`` times this axis' size
+            divides ``size``.
     """
 
     inputs: tuple[Placement, ...]
@@ -154,9 +155,9 @@ class Strategies:
     """The result of a rule for one call.
 
     Attributes:
-        rows: combinations of placements, any one of which may be used on any axis.
+        rows: combinations of placements; every axis may use any of them.
         outputs: global shape per output.
-        localize: returns the local call, where it differs from the caller's, for final layouts of operands and outputs.
+        localize: maps the final layouts of operands and outputs to the local call, if that differs from the caller's.
         many: True if the operator returns a tuple or list, even of one tensor.
         open: True if the number and sizes of outputs depend on the operands' values; see :func:`whole`.
         view: True if this call returns a view of its first operand, unlike other calls of the rule.
@@ -174,10 +175,10 @@ class Strategies:
 
 @dataclass(frozen=True)
 class FixedLayouts:
-    """The result of a rule in layouts instead of rows: no operand is redistributed.
+    """The result of a rule as output layouts instead of rows: no operand is redistributed.
 
     Attributes:
-        outputs: layout per output; one without a global shape gets that of even shards.
+        outputs: layout per output; a layout without a global shape means even shards.
         many: True when the operator returns a sequence.
         impl: function to call on local tensors instead of the framework's, or None.
     """
@@ -189,14 +190,14 @@ class FixedLayouts:
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """The result of a rule as layouts to choose from: the option that is cheapest to reach is taken.
+    """The result of a rule as complete layouts; the option that is cheapest to reach is used.
 
     Attributes:
         options: layouts of the operands, layouts of the outputs, and the cost of reaching them: bytes that one rank
-            receives, negative where a local slice saves more than it costs; None to compute it.
+            receives (negative if a local slice saves more than it costs), or None to compute the cost.
         many: True when the operator returns a sequence.
-        varying: per operand, the axes on which it is replicated while an operand that it is combined with is not;
-            None where every operand is combined with every other one.
+        varying: per operand, the axes on which it is replicated but an operand that it is combined with is not;
+            None if every operand is combined with every other one.
     """
 
     options: tuple[tuple[tuple[Layout, ...], tuple[Layout, ...], float | None], ...]
@@ -212,12 +213,12 @@ class Rule:
         op: canonical name.
         signature: parameters, as in ``"x, weight, bias=None"``.
         strategies: the placement function.
-        by_value: whether placement depends on the values of Python numbers; if not, they are not part of the cache key.
-        by_dtype: True where placement depends on the operands' dtype, or on whether they need a gradient; "partial"
-            where it does only if an operand is partial.
-        view: True where the output shares storage with the first operand: if that had to move, writing through the
-            output would be lost, so it is read-only.
-        itself: True where the framework may return its first operand itself; then the call on DTensors does so, too.
+        by_value: whether placement depends on the values of Python numbers; if not, the cache key leaves them out.
+        by_dtype: True if placement depends on the operands' dtypes, or on whether they need a gradient; "partial" if it
+            does only for partial operands.
+        view: True if the output shares storage with the first operand. If that operand was redistributed, the output is
+            read-only, because a write to it would not reach the operand.
+        itself: True if the framework may return its first operand itself; the call on DTensors then does so, too.
     """
 
     op: str
@@ -306,7 +307,7 @@ def rule_names() -> tuple[str, ...]:
 
 
 def replicated_row(inputs: int, outputs: int = 1) -> Row:
-    """Return the row that is valid for every deterministic operator: all replicated."""
+    """Return the row that every deterministic operator has: all replicated."""
     return Row((R,) * inputs, (R,) * outputs)
 
 

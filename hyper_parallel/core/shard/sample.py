@@ -1,8 +1,8 @@
 """Sample calls for verifying rules, declared next to each rule.
 
-A sample describes the values of its operands, and names their sizes by letters: ``sample("matmul", real("mk"),
-real("kn"))``. The verifier gives the letters sizes, no two alike, some of them 1, indivisible or smaller than the
-number of ranks; so one line stands for many shapes. No arrays are created here, and no array library is imported.
+A sample describes the values of its operands and names their sizes by letters: ``sample("matmul", real("mk"),
+real("kn"))``. The verifier assigns distinct sizes to the letters, some of them 1, indivisible or smaller than the
+number of ranks, so one line covers many shapes. This file creates no arrays and imports no array library.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Value:
         kind: ``real``, ``ordered``, ``between``, ``integers``, ``booleans``, ``shuffled``, ``nonfinite``, ``complex``.
         shape: a letter or a number per dim.
         low: smallest value.
-        high: largest value; integers stay below it. A letter (or several, multiplied) means that size.
-        dim: the dim along which shuffled integers differ from each other.
-        grad: whether its gradient is compared; integers and booleans have none anyway.
+        high: largest value; for integers, the first value above the range. Letters mean the product of their sizes.
+        dim: the dim along which no two shuffled integers are equal.
+        grad: whether its gradient is compared; integers and booleans have none.
     """
 
     kind: str
@@ -60,13 +60,13 @@ class Value:
 
     @property
     def fixed(self) -> Value:
-        """The same operand, without a gradient: the frameworks do not differentiate by it."""
+        """The same operand without a gradient, because the frameworks do not compute one for it."""
         return replace(self, grad=False)
 
 
 @dataclass(frozen=True)
 class Size:
-    """An argument that is the product of the sizes of letters, plus a number."""
+    """An argument that is the product of the sizes of some letters, plus a number."""
 
     letters: str
     plus: int = 0
@@ -88,10 +88,10 @@ class Sample:
         kwargs: keyword arguments, in the same form.
         writes: the first operand is written, and is the result.
         random: the result is random, and must equal what a single rank samples.
-        constant: whether the result may be constant.
+        constant: whether the result may be the same for all inputs.
         uninitialized: only the shape and dtype of the result are defined, not its values.
-        exact: the operator never rounds, so that results are compared to the bit.
-        dtypes: floating dtypes to try, the first that the framework has kernels for.
+        exact: the operator never rounds, so results are compared bit by bit.
+        dtypes: floating dtypes to try, in order; the first for which the framework has kernels is used.
     """
 
     args: tuple[Any, ...]

@@ -21,12 +21,12 @@ IMPOSSIBLE = math.inf
 
 @dataclass(frozen=True)
 class Choice:
-    """The layouts that operands need for the local call, and that its outputs have.
+    """The layouts that the local call needs of its operands, and the layouts of its outputs.
 
     Attributes:
         targets: layout per operand.
         outputs: layout per output.
-        varying: per operand, the axes on which it is replicated while another operand is not.
+        varying: per operand, the axes on which it is replicated but another operand is not.
     """
 
     targets: tuple[Layout, ...]
@@ -40,10 +40,10 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
     Args:
         call: the call.
         strategies: result of the rule: rows, and shapes of the outputs.
-        in_place: True when the first operand is written, so that its layout cannot change.
+        in_place: True if the first operand is written; its layout cannot change then.
 
     Returns:
-        the choice, or None where an in-place call has no row that keeps its first operand's layout.
+        the choice, or None if no row keeps the layout of the operand that is written.
     """
     cuts: dict[tuple[int, int], int] = {}
     chosen_rows: list[Row] = []
@@ -58,7 +58,7 @@ def choose(call: OpCall, strategies: Strategies, *, in_place: bool = False) -> C
 
 
 def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: Sequence[int]) -> Choice | None:
-    """The choice from one row per axis; axes that share a dim split it in ``order``.
+    """Combine one row per axis into layouts; axes that share a dim split it in ``order``.
 
     Args:
         call: the call.
@@ -67,7 +67,7 @@ def combine(call: OpCall, strategies: Strategies, picked: Sequence[Row], order: 
         order: every axis, outermost first.
 
     Returns:
-        the choice, or None where a row does not hold for these sizes.
+        the choice, or None if the sizes violate a condition of a row.
     """
     cuts: dict[tuple[int, int], int] = {}
     for axis, row in enumerate(picked):
@@ -85,7 +85,7 @@ def _count_cuts(row: Row, size: int, cuts: dict[tuple[int, int], int]) -> None:
 
 
 def cheapest(call: OpCall, listed: LayoutOptions) -> Choice:
-    """Choose the option that is cheapest to reach; among equals the one that moves fewest operands, then the first."""
+    """Choose the option with the lowest cost; among equals the one that moves fewest operands, then the first."""
     best = min(listed.options, key=lambda option: _option_cost(call, *option))
     varying = varying_operands(call, best[0]) if listed.varying is None else listed.varying
     return Choice(best[0], best[1], varying)
@@ -105,7 +105,7 @@ def _option_cost(
 
 
 def varying_operands(call: OpCall, layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
-    """Per operand in these layouts, the axes on which it is replicated while another one is not."""
+    """Return for each operand the axes on which it is replicated but another operand is not."""
     placements = [[layout.placement_on(axis) for layout in layouts] for axis in range(call.mesh.ndim)]
     return tuple(
         tuple(
@@ -118,7 +118,7 @@ def varying_operands(call: OpCall, layouts: Sequence[Layout]) -> tuple[tuple[int
 
 
 def _keeps_written_layout(call: OpCall, choice: Choice) -> bool:
-    """Whether the operand that is written keeps its layout: the same axes in the same order, and the same shape."""
+    """Whether the written operand keeps its layout: the same axes in the same order, and the same shape."""
     first = call.operands[0].layout
     return choice.targets[0] is first and choice.outputs[0] is first
 
@@ -127,7 +127,7 @@ def _cheapest(
     call: OpCall, rows: Sequence[Row], axis: int, cuts: dict[tuple[int, int], int], *, in_place: bool
 ) -> Row | None:
     best: Row | None = None
-    best_cost: tuple[float, ...] = (IMPOSSIBLE,)  # an impossible cost is not below it
+    best_cost: tuple[float, ...] = (IMPOSSIBLE,)  # rows that cost this much are never chosen
     for row in rows:
         if in_place and not _keeps_first(call, row, axis):
             continue
@@ -166,7 +166,7 @@ def _is_split_into(cut: int, size: int, parts: int, rest: int | None = None) -> 
 
 
 def _never_empty(size: int, cut: int, parts: int) -> bool:
-    # Under several axes the chunks are nested; only even ones are sure to hold something everywhere.
+    # Several axes split a dim into nested chunks; none of these is sure to be non-empty unless all are equal.
     if cut > 1:
         return size > 0 and size % (cut * parts) == 0
     return size > -(-size // parts) * (parts - 1)
@@ -179,7 +179,7 @@ def _row_cost(call: OpCall, row: Row, axis: int) -> tuple[float, int]:
 
 
 def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> float:  # noqa: PLR0911 - a table
-    """The cost of changing one operand's placement along one axis.
+    """Return the cost of changing the placement of one operand along one axis.
 
     Args:
         now: present placement of the operand.
@@ -188,12 +188,12 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
         size: the number of ranks on the axis.
 
     Returns:
-        elements that one rank receives.
+        the number of elements that one rank receives.
     """
     if now == wanted:
         return 0.0
     if isinstance(now, Replicate):
-        # No communication; a shard also reduces the work.
+        # No communication: a shard is a local slice, which also reduces the work.
         return 0.0
     if isinstance(now, Partial):
         if isinstance(wanted, Partial):
@@ -204,7 +204,7 @@ def move_cost(now: Placement, wanted: Placement, elements: int, size: int) -> fl
         return (size - 1) / size * elements
     if isinstance(wanted, Shard):
         return (size - 1) / size / size * elements
-    return (size - 1) / size * elements  # a shard becomes partial by gathering it first
+    return (size - 1) / size * elements  # a shard is gathered before it becomes partial
 
 
 def _expand(call: OpCall, strategies: Strategies, chosen_rows: list[Row], *, in_place: bool) -> Choice:
@@ -224,9 +224,9 @@ def _combine_rows(call: OpCall, strategies: Strategies, chosen_rows: Sequence[Ro
 
 
 def _axis_order(call: OpCall, chosen_rows: list[Row], *, in_place: bool) -> list[int]:
-    """The order in which axes split a dim that they share: that of the largest operand that they split already.
+    """The order in which axes split a dim that they share: as in the largest operand that they already split.
 
-    An operand that is written in place cannot move, so its order has precedence.
+    The order of an operand that is written in place takes precedence, because that operand cannot be redistributed.
     """
     first = call.operands[0]
     order = list(range(call.mesh.ndim))

@@ -42,8 +42,8 @@ class DFunction:
     """Custom forward and backward on local tensors.
 
     Subclass with static ``forward(ctx, *args, **kwargs)`` and ``backward(ctx, *grads)``, as for the framework's own
-    custom function; backward returns one gradient (or None) per argument of ``forward``, in the order of its
-    signature. ``_op_name`` names the operator whose rule says how layouts behave: a canonical operator or a
+    custom function. ``backward`` returns one gradient (or None) per argument of ``forward``, in the order of its
+    signature. ``_op_name`` names the operator whose rule determines the layouts: a canonical operator or a
     :class:`~hyper_parallel.core.shard.custom.distributed_op.DistributedOp`.
 
     Raises:
@@ -60,7 +60,7 @@ class DFunction:
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of the arguments, given those of the outputs."""
+        """Return the gradients of the arguments, given those of the outputs."""
         raise NotImplementedError
 
     @classmethod
@@ -72,7 +72,7 @@ class DFunction:
             kwargs: its keyword arguments.
 
         Returns:
-            plain tensors for plain tensors; DTensors, laid out by the rule of ``_op_name``, for DTensors.
+            plain tensors for plain tensors; for DTensors, DTensors in the layouts from the rule of ``_op_name``.
 
         Raises:
             TypeError: no argument is a tensor.
@@ -112,7 +112,7 @@ class DFunction:
 
 
 def _call_by_rule_names(cls: type[DFunction], native: Callable[..., Any], rule: _SignatureBinder) -> Callable[..., Any]:
-    """``native`` called by the rule's parameter names, for rules that replace arguments of the local call."""
+    """Return ``native`` with the rule's parameter names, for rules that replace arguments of the local call."""
     own = [
         parameter
         for parameter in rule.forward.parameters.values()
@@ -142,10 +142,10 @@ def _call_by_rule_names(cls: type[DFunction], native: Callable[..., Any], rule: 
 
 
 class _SignatureBinder(Binder):
-    """Binds by the user's ``forward``: positional arguments match the rule's in order, keyword arguments by name.
+    """Binds by the user's ``forward``: positional arguments match the rule's by order, keyword arguments by name.
 
-    An argument for which the rule has no parameter does not influence layouts: it reaches ``forward`` under its name
-    there, unless it is a tensor.
+    An argument that the rule lacks does not influence layouts. It reaches ``forward`` under its own name, unless it is
+    a tensor.
     """
 
     def __init__(self, cls: type[DFunction], rule: Rule) -> None:
@@ -157,7 +157,7 @@ class _SignatureBinder(Binder):
         self.most_positions = None if self.starred else sum(positional)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The values of the rule's parameters by name, then of those that only ``forward`` has."""
+        """Return the rule's parameters by name, followed by those that only ``forward`` has."""
         bound = self.forward.bind(*args, **kwargs)
         bound.apply_defaults()
         own = self._own(bound)
@@ -168,7 +168,7 @@ class _SignatureBinder(Binder):
         return {**super().bind(args, named), **own}
 
     def _own(self, bound: inspect.BoundArguments) -> dict[str, Any]:
-        """The arguments of ``forward`` for which the rule has no parameter."""
+        """The arguments of ``forward`` that the rule does not have."""
         named = {
             name: value
             for name, value in bound.arguments.items()
@@ -188,12 +188,12 @@ def _signature(cls: type[DFunction]) -> inspect.Signature:
 
 
 def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
-    """``cls`` as a spelling of the rule's operator; its plans are cached."""
+    """The dispatch entry of ``cls`` as a spelling of the rule's operator; it caches the plans."""
     key = (cls, platform.platform_type, rule)
     native = _native(cls, platform)
     with _LOCK:
         if key not in _ENTRIES:
-            if len(_ENTRIES) >= _MAX_CLASSES:  # classes that are not used again must not fill the memory
+            if len(_ENTRIES) >= _MAX_CLASSES:  # bounds the memory of classes that are not used again
                 _ENTRIES.clear()
             binder = _SignatureBinder(cls, rule)
             _ENTRIES[key] = OpEntry(rule.op, native, binder, rule, _call_by_rule_names(cls, native, binder))
@@ -213,7 +213,7 @@ def _native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
 
 
 def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]:
-    """Return a callable that passes keyword arguments by position: frameworks track only positional arguments."""
+    """Return a callable that passes keyword arguments by position, since frameworks track only those."""
     signature = _signature(cls)
     packed: dict[tuple[str, ...], Any] = {}
 
@@ -226,7 +226,7 @@ def _make_native(cls: type[DFunction], platform: Platform) -> Callable[..., Any]
         return packed[names].apply(*bound.args, *bound.kwargs.values())
 
     call.__name__ = cls.__name__
-    call.__signature__ = signature  # type: ignore[attr-defined] # users' rules bind by it
+    call.__signature__ = signature  # type: ignore[attr-defined] # users' rules bind arguments by it
     return call
 
 
@@ -264,23 +264,23 @@ def _tensors(arguments: Any) -> Iterator[tuple[Platform, Any]]:
 
 
 class ReplicatedOp(UserOp):
-    """Run one operator replicated; instantiate once to register it.
+    """Runs one operator replicated; instantiate it once to register the operator.
 
-    Every rank gathers the operands and computes the whole result. The gathering is recorded as implicit, so
-    ``strict()`` forbids it and the event log shows its cost. The operator must give the same result on every rank:
-    random ones do not.
+    Every rank gathers the operands and computes the complete result. The gathering is recorded as implicit, so
+    ``strict()`` forbids it and the event log lists its cost. The operator must return the same result on every rank,
+    so it must not be random.
 
     Args:
         op_name: name of the function (``func.__name__``), operator overload or MindSpore primitive.
 
     Raises:
-        ValueError: an operator of this name has a rule already.
+        ValueError: the operator already has a rule.
     """
 
     _registrar = "ReplicatedOp"
 
     def strategies(self, func: Callable[..., Any], call: OpCall) -> NoReturn:
-        """Refuse to plan: the outputs are unknown until the call has run."""
+        """Refuse to plan: the outputs are known only after the call."""
         del func, call
         msg = f"{self.op_name}: it is a ReplicatedOp, so its outputs are known only after the call"
         raise UnsupportedOperatorError(msg)
@@ -332,7 +332,7 @@ class ReplicatedOp(UserOp):
                 raise read_only_error(self.op_name, "an operand", operand._readonly)
 
     def _gathered(self, value: Any) -> Any:
-        """The complete tensor of a DTensor; any other value unchanged."""
+        """The complete tensor if ``value`` is a DTensor, otherwise ``value``."""
         if not isinstance(value, DTensor):
             return value
         target = replicated_layout(value.device_mesh, value.shape)

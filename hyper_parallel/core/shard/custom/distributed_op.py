@@ -1,4 +1,4 @@
-"""Operators that users add while the program runs: the registry, and :class:`DistributedOp`, a rule on layouts."""
+"""Operators that users add at run time: the registry, and :class:`DistributedOp`, a rule on layouts."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ __all__ = ["DistributedOp", "UserOp", "mutates", "registry_version", "user_op", 
 
 _USER_OPS: dict[str, UserOp] = {}
 _LOCK = threading.Lock()
-_registry_version = 0  # counts changes of the registry, under the lock
+_registry_version = 0  # the number of changes of the registry; guarded by the lock
 
 
 class UserOp(abc.ABC):
-    """An operator that is registered while the program runs.
+    """An operator that is registered at run time.
 
     Args:
         op_name: name of the function (``func.__name__``), of the operator overload (``aten.gelu.default``), of the
             MindSpore primitive, or a ``DFunction._op_name``.
 
     Raises:
-        ValueError: an operator of this name has a rule already.
+        ValueError: the operator already has a rule.
     """
 
     _registrar = "UserOp"
@@ -79,7 +79,7 @@ class UserOp(abc.ABC):
         return dispatcher.dispatch(self.entry(func), args, kwargs)
 
     def entry(self, func: Callable[..., Any]) -> OpEntry:
-        """The dispatcher's entry for ``func``, a spelling of this operator; its plans are cached."""
+        """The dispatch entry of ``func``, a spelling of this operator; it caches the plans."""
         entry = self._entries.get(func)
         if entry is None:
             rule = Rule(self.op_name, "*args", partial(self.strategies, func), by_dtype=True)
@@ -93,14 +93,14 @@ class UserOp(abc.ABC):
 class DistributedOp(UserOp):
     """A user's rule for one operator: subclass, implement :meth:`infer_layout`, instantiate once to register.
 
-    The operands keep their layouts; an operand that is replicated along an axis on which another one is not gets its
-    gradient summed over that axis. Local results must have the layouts that :meth:`infer_layout` returns.
+    The operands keep their layouts. The gradient of an operand is summed over each axis on which it is replicated but
+    another operand is not. Local results must have the layouts that :meth:`infer_layout` returns.
 
     Args:
         op_name: name of the function (``func.__name__``), of the MindSpore primitive, or a ``DFunction._op_name``.
 
     Raises:
-        ValueError: an operator of this name has a rule already.
+        ValueError: the operator already has a rule.
     """
 
     _registrar = "DistributedOp"
@@ -108,8 +108,8 @@ class DistributedOp(UserOp):
     def infer_layout(self, layouts: Sequence[Layout], extra_args: Sequence[Any] | None = None) -> Any:
         """Return the layout of the output, or a tuple of layouts.
 
-        A layout with a global shape is taken as it is. One without a shape gets that of even shards, for which every
-        sharded dim of every operand must divide evenly.
+        A layout with a global shape is used unchanged. A layout without one means even shards; every sharded dim of
+        every operand must then divide evenly.
 
         Args:
             layouts: layouts of the tensor arguments, in order, with their global shapes.
@@ -175,7 +175,7 @@ def registry_version() -> int:
 
 
 def writes(func: Any, name: str) -> bool:
-    """Whether an operator writes its first operand and returns it, by its schema or, without one, by its name."""
+    """Whether an operator writes its first operand and returns it; read from its schema, or from its name."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         own = getattr(func, "__name__", name)  # the function's own name may differ from the operator's
@@ -186,12 +186,12 @@ def writes(func: Any, name: str) -> bool:
 
 
 def mutates(func: Any, name: str) -> bool:
-    """Whether an operator writes any operand, by its schema or, without one, by its name."""
+    """Whether an operator writes any operand; read from its schema, or from its name."""
     return bool(getattr(getattr(func, "_schema", None), "is_mutable", False)) or writes(func, name)
 
 
 class _OwnSignatureBinder(Binder):
-    """Binds by the function's own signature where it has one, by position where it has none."""
+    """Binds arguments by the function's own signature, or by position if it has none."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self.text, self.starred = "…", None

@@ -34,7 +34,7 @@ __all__ = ["custom_shard", "is_single_placement_spec", "local_map"]
 
 _NO_ENTRY = object()
 _MAX_CACHED = 1024
-_LOCK = threading.Lock()  # one for all: a function that holds a lock cannot be pickled
+_LOCK = threading.Lock()  # shared, because a function with its own lock could not be pickled
 _MAPS: Owners[_LocalMap] = Owners()
 _Leaf = tuple[str, Any]
 _Out = tuple[str, Any, "Layout | None"]
@@ -52,43 +52,42 @@ def local_map(
 ) -> Callable[..., Any]:
     """Turn ``func``, a function of local tensors, into a function of DTensors.
 
-    Gradients follow the same contract as those of any operator: an operand that is replicated along an axis on which
-    another operand, or an output, is not, gets its gradient summed over that axis. Communication inside ``func`` must
-    be differentiable.
+    Gradients follow the same contract as those of any operator: the gradient of an operand is summed over each axis on
+    which it is replicated but another operand or an output is not. Communication in ``func`` must be differentiable.
 
-    DTensors may be on several meshes, each with its own placements. A gradient is summed along axes of its operand's
-    own mesh only: an operand on ``mesh["tp"]`` is a different tensor for each index of ``dp``.
+    DTensors may be on several meshes, each with its own placements. A gradient is summed only along axes of its
+    operand's own mesh: an operand on ``mesh["tp"]`` is a different tensor for each index of ``dp``.
 
     Args:
-        func: takes local tensors where the caller passes DTensors, in any nesting, by position or keyword. None
-            returns a decorator.
+        func: is called with local tensors instead of DTensors, in any nesting, by position or keyword. With None, a
+            decorator is returned.
         out_placements: placements (objects or aliases) of the output; for several outputs, a sequence or mapping of
-            them nested like the output, with None for a value that is not a tensor.
-        in_placements: one entry per positional value (nested sequences and mappings count each of their values),
-            None for a value that is not a DTensor; or a mapping from parameter name to that parameter's entry, or to a
-            list of them. Without it, and for keyword arguments without an entry, DTensors enter as they are laid out.
-        in_grad_placements: the placements of the gradients that ``func`` produces, spelled like ``in_placements``;
-            None stands for the contract above. A ``func`` that makes replicated DTensors of its local tensors again, as
-            one that calls another ``local_map`` does, produces complete gradients of them: pass ``[Replicate()]``.
+            these, nested like the output, with None for a value that is not a tensor.
+        in_placements: one entry per positional value (each value in a nested sequence or mapping counts), None for a
+            value that is not a DTensor; or a mapping from parameter name to its entry or list of entries. DTensors
+            without an entry keep their layout.
+        in_grad_placements: placements of the gradients that ``func`` produces, in the form of ``in_placements``; None
+            means the contract above. A ``func`` that makes replicated DTensors from its local tensors, for example
+            because it calls another ``local_map``, produces complete gradients of them: pass ``[Replicate()]``.
         device_mesh: the mesh of the outputs; by default that of the first DTensor.
         redistribute_inputs: redistribute DTensors to ``in_placements`` instead of refusing those with another layout.
 
     Returns:
-        The wrapped function. Its outputs are DTensors. The sizes of sharded outputs are exchanged on the first call
-        with the same layouts, and must not change in later ones, whatever the other arguments are. Without a DTensor
-        among the arguments it calls ``func``.
+        The wrapped function. Its outputs are DTensors. The first call with given layouts exchanges the sizes of sharded
+        outputs; later calls with these layouts must have the same sizes, whatever the other arguments are. A call
+        without DTensors runs ``func`` itself.
 
     Raises:
-        LayoutError: (a ValueError) by the wrapped function: a DTensor is not laid out as declared, or the number or
-            nesting of entries does not fit the call.
+        LayoutError: (a ValueError) by the wrapped function: a DTensor does not have its declared layout, or the number
+            or nesting of entries does not fit the call.
         MixedTensorError: a plain tensor has an entry.
-        MeshMismatchError: (a ValueError) DTensors are on several meshes, from which the axes to sum a gradient along
-            cannot be derived, or a layout in the declarations is on another mesh.
-        MeshLookupError: (a MeshError) this rank is not in one of the meshes, so it has nothing to call ``func`` with.
-        ShardMismatchError: (a ValueError) the outputs of the ranks do not make one tensor in ``out_placements``.
+        MeshMismatchError: (a ValueError) DTensors are on meshes for which the axes to sum a gradient along cannot be
+            derived, or a declared layout is on another mesh.
+        MeshLookupError: (a MeshError) this rank is outside of a mesh, so it has no local tensor for ``func``.
+        ShardMismatchError: (a ValueError) the ranks' outputs do not form one tensor in ``out_placements``.
         ArgumentTypeError: ``func`` returned a DTensor.
-        UnsupportedOperatorError: ``func`` wrote into an operand that had to be moved. Detected where the framework
-            counts writes into plain tensors; MindSpore does not, so return new values there.
+        UnsupportedOperatorError: ``func`` wrote to an operand that had been redistributed. MindSpore does not count
+            writes to plain tensors, so this is not detected there; return new values instead.
     """
     options = (out_placements, in_placements, in_grad_placements, device_mesh)
     if func is None:
@@ -108,7 +107,7 @@ custom_shard = local_map
 
 @dataclass(frozen=True)
 class _PreparedCall:
-    """The operands of one call, as they enter the function.
+    """The operands of one call, ready for the function.
 
     Attributes:
         platform: the platform of the DTensors.
@@ -116,8 +115,8 @@ class _PreparedCall:
         targets: layouts in which the DTensors enter, in order.
         args: positional arguments with local tensors instead of DTensors.
         kwargs: keyword arguments, in the same form.
-        moved: name, layout and local tensor of each operand that does not enter as the caller's own local tensor.
-        summed: operands whose gradients are summed by default, as in ``SUMMED_OPERANDS``.
+        moved: name, layout and local tensor of each operand that differs from the caller's own local tensor.
+        summed: operands whose gradients are summed by default, for ``SUMMED_OPERANDS``.
     """
 
     platform: Platform
@@ -130,7 +129,7 @@ class _PreparedCall:
 
 
 class _LocalMap:
-    """A wrapped function with its declarations, and the layouts of its outputs for the inputs' layouts seen so far."""
+    """A wrapped function with its declarations, and its output layouts for the input layouts seen so far."""
 
     def __init__(
         self,
@@ -174,7 +173,7 @@ class _LocalMap:
     ) -> _PreparedCall:
         mesh = first.device_mesh if self.mesh is None else self.mesh
         platform = first._platform
-        mesh.own_coordinate()  # outside of the mesh, the function would compute with empty tensors
+        mesh.own_coordinate()  # raises outside of the mesh, where the function would get empty tensors
         entries = self._entries_per_argument("in_placements", self.entries, arguments, args, kwargs)
         grads = self._entries_per_argument("in_grad_placements", self.grads, arguments, args, kwargs)
         targets = [
@@ -200,7 +199,7 @@ class _LocalMap:
         )
 
     def _target(self, platform: Platform, argument: _Leaf, entry: Any) -> Layout | None:
-        """The layout in which an argument enters; None for one that is not a DTensor."""
+        """The layout in which the function gets an argument; None if that is not a DTensor."""
         name, value = argument
         if not isinstance(value, DTensor):
             if entry is not _NO_ENTRY and entry is not None:
@@ -211,7 +210,7 @@ class _LocalMap:
                 )
                 raise MixedTensorError(msg) if platform.is_tensor(value) else LayoutError(msg)
             return None
-        value.device_mesh.own_coordinate()  # outside of it, the function would compute with an empty tensor
+        value.device_mesh.own_coordinate()  # raises outside of the mesh, where the function would get an empty tensor
         if entry is _NO_ENTRY:
             return value.layout
         if entry is None:
@@ -230,7 +229,7 @@ class _LocalMap:
         return target
 
     def _placed(self, what: str, mesh: DeviceMesh, placements: Any, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of a value; if there is none, the error names the value and the mesh."""
+        """Return the layout of a value; an error names the value and the mesh."""
         try:
             return Layout.place(mesh, placements, shape)
         except PlacementError as error:
@@ -240,7 +239,7 @@ class _LocalMap:
     def _locals(
         self, arguments: list[_Leaf], targets: list[Layout | None], grads: list[Any], mesh: DeviceMesh
     ) -> tuple[list[Any], dict[int, tuple[str, DeviceMesh, tuple[int, ...]]]]:
-        """The arguments as they enter, with local tensors for DTensors, and those whose gradients are summed."""
+        """Return the arguments with local tensors for DTensors, and the operands whose gradients are summed."""
         values = [(name, target) for (name, _), target in zip(arguments, targets, strict=True) if target is not None]
         values += [("the output", layout) for layout in self._declared_layouts(mesh, self.out)]
         several = any(layout.mesh is not mesh for _, layout in values)
@@ -266,7 +265,7 @@ class _LocalMap:
         return locals_, summed
 
     def _declared_layouts(self, mesh: DeviceMesh, placements: Any) -> Iterator[Layout]:
-        """The layouts that out_placements declare, for tensors of unknown sizes."""
+        """The layouts that out_placements declare, without sizes."""
         if isinstance(placements, Layout):
             yield placements
         elif is_single_placement_spec(placements):
@@ -282,7 +281,7 @@ class _LocalMap:
     def _entries_per_argument(
         self, option: str, entries: Any, arguments: list[_Leaf], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """The entry of every argument, nested ones included."""
+        """The entry of every argument, including nested ones."""
         count = len(arguments)
         if entries is None:
             return [_NO_ENTRY] * count
@@ -309,7 +308,7 @@ class _LocalMap:
         aligned: list[Any] = [_NO_ENTRY] * len(arguments)
         for name, entry in entries.items():
             indices = [index for index, argument in enumerate(names) if argument == name]
-            if entry is None:  # no DTensor anywhere in the argument
+            if entry is None:  # the argument contains no DTensor
                 several = [None] * len(indices)
             else:
                 nested = "[" in arguments[indices[0]][0]
@@ -324,7 +323,7 @@ class _LocalMap:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def _wrapped(self, output: Any, entered: _PreparedCall) -> Any:
-        """``output``, nested as it is, with a DTensor in place of each tensor."""
+        """Return ``output``, nested as before, with a DTensor for each tensor."""
         values = list(self._outputs(output, self.out, entered, ""))
         tensors = {where: (value, layout) for where, value, layout in values if layout is not None}
         layouts = self._sized(tensors, entered)
@@ -333,7 +332,7 @@ class _LocalMap:
         return unflatten(output, wrapped, CONTAINERS)
 
     def _outputs(self, output: Any, placements: Any, entered: _PreparedCall, where: str) -> Iterator[_Out]:
-        """Every value in ``output``, in order: its path, and its layout without sizes if it is a tensor."""
+        """Yield every value in ``output``: its path, and if it is a tensor its layout without sizes."""
         if isinstance(output, DTensor):
             msg = f"local_map({self.name}): output{where} is a DTensor; return local tensors"
             raise ArgumentTypeError(msg)
@@ -354,7 +353,7 @@ class _LocalMap:
             yield from ((where, value, None) for value in values)
 
     def _items(self, output: Any, placements: Any, where: str) -> list[tuple[Any, Any, str]]:
-        """The values of a mapping or sequence, each with its placements and its key."""
+        """The values of a mapping or sequence, each with its placements and key."""
         if isinstance(output, Mapping):
             if not isinstance(placements, Mapping) or placements.keys() != output.keys():
                 raise self._wrong_output_error(output, placements, where, f"a mapping with the keys {list(output)}")
@@ -369,10 +368,10 @@ class _LocalMap:
         return [(value, inner, f"[{index}]") for index, (value, inner) in pairs]
 
     def _sized(self, outputs: Mapping[str, tuple[Any, Layout]], entered: _PreparedCall) -> Mapping[str, Layout]:
-        """The outputs' layouts with global sizes, exchanged in the first call with these input layouts.
+        """The outputs' layouts with global sizes, which the first call with these input layouts exchanges.
 
-        Whether to exchange depends only on the input layouts, which are the same on every rank: not on the other
-        arguments, and not on this rank's outputs. Otherwise one rank could wait forever for the others.
+        Only the input layouts, which are equal on all ranks, determine whether to exchange. If other arguments or this
+        rank's outputs mattered, one rank could wait forever for the others.
         """
         shapes = {where: tuple(local.shape) for where, (local, _) in outputs.items()}
         with _LOCK:
@@ -384,7 +383,7 @@ class _LocalMap:
         if known is None:
             known = (shapes, self._exchange_global_shapes(outputs, entered))
             with _LOCK:
-                if len(regions) >= _MAX_CACHED:  # sequences of many lengths must not fill the memory
+                if len(regions) >= _MAX_CACHED:  # bounds the memory of sequences of many lengths
                     regions.clear()
                 regions[entered.targets] = known
         before, layouts = known
@@ -393,7 +392,7 @@ class _LocalMap:
         return layouts
 
     def cache_info(self) -> CacheInfo:
-        """Return how many layouts of inputs have known outputs; the limit holds for each mesh."""
+        """Return how many input layouts have known output layouts; the limit is per mesh."""
         with _LOCK:
             entries = sum(map(len, self._known.values()))
             return CacheInfo(f"sizes of outputs of {self.name}", entries, _MAX_CACHED * len(self._known))
@@ -410,7 +409,7 @@ class _LocalMap:
     def _exchange_global_shapes(
         self, outputs: Mapping[str, tuple[Any, Layout]], entered: _PreparedCall
     ) -> Mapping[str, Layout]:
-        """Layouts with global shapes, from the local shapes of all ranks, which must fit together."""
+        """Layouts with global shapes, computed from the local shapes of all ranks, which must be consistent."""
         ranks = entered.mesh.ranks
         shapes = {where: tuple(local.shape) for where, (local, _) in outputs.items()}
         gathered = entered.platform.transport().all_gather_object(shapes, ranks)
@@ -429,7 +428,7 @@ class _LocalMap:
         }
 
     def _global(self, local: Any, layout: Layout, shapes: Mapping[int, tuple[int, ...]], where: str) -> Layout:
-        """``layout`` with the global shape that the local shapes of all ranks make."""
+        """Return ``layout`` with the global shape that follows from the local shapes of all ranks."""
         cut = [dim for dim, axes in enumerate(layout.dim_axes) if axes]
         uncut = {tuple(size for dim, size in enumerate(sizes) if dim not in cut) for sizes in shapes.values()}
         if len(uncut) > 1 or len({len(sizes) for sizes in shapes.values()}) > 1:
@@ -453,7 +452,7 @@ class _LocalMap:
 
 
 def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any], func: Callable[..., Any]) -> Iterator[_Leaf]:
-    """Every value in the arguments with its name, in order: positions, then keywords."""
+    """Yield every value in the arguments with its name: positional arguments first."""
     names = _positions(func)
     for index, arg in enumerate(args):
         yield from named_leaves(names[index] if index < len(names) else f"args[{index}]", arg, CONTAINERS)
@@ -463,23 +462,23 @@ def _named_leaves(args: tuple[Any, ...], kwargs: dict[str, Any], func: Callable[
 
 @functools.lru_cache(maxsize=1024)
 def _positions(func: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that may be passed by position."""
+    """Names of the parameters that can be passed by position."""
     try:
         parameters = inspect.signature(func).parameters.values()
     except (TypeError, ValueError):
-        return ()  # functions of C often have none
+        return ()  # many C functions have no signature
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
 def _differing_axes(mesh: DeviceMesh, layouts: Sequence[Layout]) -> tuple[int, ...]:
-    """Axes along which ranks may compute different values, because an operand or an output is not replicated there."""
+    """Axes along which ranks may compute different values, because an operand or output is not replicated there."""
     return tuple(
         axis for axis in range(mesh.ndim) if not all(layout.placement_on(axis).is_replicate() for layout in layouts)
     )
 
 
-# If one rank alone dropped its entries, it would wait for sizes that no other rank sends; so meshes live as long as the
+# If one rank dropped its entries, it would wait for sizes that no other rank sends. So meshes live as long as the
 # function.
 register_owners(_MAPS, _LocalMap.cache_info)
 register("parameters of functions", _positions)
@@ -488,7 +487,7 @@ register("parameters of functions", _positions)
 
 
 def is_placement_spec(placements: Any) -> bool:
-    """Whether these may be the placements of one tensor, in any form."""
+    """Whether this may be the placements of one tensor, in any form."""
     if isinstance(placements, (Layout, Placement)):
         return True
     return isinstance(placements, Sequence) and all(
@@ -497,7 +496,7 @@ def is_placement_spec(placements: Any) -> bool:
 
 
 def is_single_placement_spec(placements: Any) -> bool:
-    """Whether these can only be placements of one tensor; tuples of axis names may also be those of several tensors."""
+    """Whether this can only be placements of one tensor; tuples of axis names may also belong to several tensors."""
     if isinstance(placements, (Layout, Placement)):
         return True
     return is_placement_spec(placements) and any(isinstance(item, (Placement, str)) for item in placements)

@@ -1,4 +1,4 @@
-"""Arguments and results of user strategies (`OpSchema`, `OpStrategy`, …). No tensors."""
+"""Arguments and results of user strategies (`OpSchema`, `OpStrategy`, …), without tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Layouts = tuple[Layout, ...]
 
 @dataclass(frozen=True)
 class RuntimeSchemaInfo:
-    """Selects the non-tensor arguments that are part of the cache key.
+    """Selects the non-tensor arguments in the cache key.
 
     Attributes:
-        static_argnum: position from which non-tensor arguments are part of the cache key.
-        static_kwargkey: names of the keyword arguments that are part of it.
+        static_argnum: position of the first argument in the key.
+        static_kwargkey: names of the keyword arguments in the key.
         needs_pytree: True if arguments may be sequences of tensors.
     """
 
@@ -40,13 +40,13 @@ class RuntimeSchemaInfo:
 
 @dataclass(frozen=True)
 class OpSchema:
-    """One call: every argument in order, with a layout (global shape included) in place of each tensor.
+    """One call: its arguments in order, with a layout (and global shape) for each tensor.
 
     Attributes:
         op: the operator's name, function or overload.
         args_schema: positional arguments.
         kwargs_schema: keyword arguments.
-        schema_info: the arguments that belong to the key; None for all.
+        schema_info: the arguments in the key; None for all.
     """
 
     op: Any
@@ -56,12 +56,12 @@ class OpSchema:
 
     @property
     def args_spec(self) -> Layouts:
-        """Layouts of the tensors, in order, those in sequences included."""
+        """Layouts of the tensors, in order, including those in sequences."""
         return tuple(_layouts_in((*self.args_schema, *self.kwargs_schema.values())))
 
     @property
     def args_strategy(self) -> tuple[OpStrategy, ...]:
-        """The tensors as strategies, each with its present layout as the only option."""
+        """The tensors as strategies with one option each: the present layout."""
         return tuple(OpStrategy((OpSpec(layout),)) for layout in self.args_spec)
 
     @property
@@ -91,13 +91,13 @@ class OpSchema:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One option for a call: layouts of its outputs, and the layouts of its operands that produce them.
+    """One option for a call: layouts of its outputs, and the operands' layouts from which they are computed.
 
     Attributes:
         output_specs: layout of the output, or one per output.
-        input_specs: layout per operand, in order; None where the operands may stay.
-        redistribute_cost: per operand, the bytes to bring it there, as a number or a list whose first entry counts;
-            negative where a local slice saves more than it costs. None to compute it.
+        input_specs: layout per operand, in order; None if the operands keep theirs.
+        redistribute_cost: per operand, the bytes to redistribute it, as a number or a list whose first entry counts;
+            negative if a local slice saves more than it costs. None to compute the cost.
     """
 
     output_specs: Layout | Sequence[Layout]
@@ -117,7 +117,7 @@ class OpSpec:
 
     @property
     def cost(self) -> float | None:
-        """The declared cost of all operands together."""
+        """The declared cost of all operands, summed."""
         if self.redistribute_cost is None:
             return None
         return float(sum(cost[0] if isinstance(cost, Sequence) else cost for cost in self.redistribute_cost))
@@ -125,7 +125,7 @@ class OpSpec:
 
 @dataclass(frozen=True)
 class OpStrategy:
-    """All options for a call; the cheapest to reach is taken."""
+    """All options for a call; the cheapest to reach is used."""
 
     strategies: tuple[OpSpec, ...]
 
@@ -136,10 +136,9 @@ class OpStrategy:
 
 @dataclass(frozen=True)
 class TupleStrategy:
-    """For operators of lists of tensors: one strategy per element, chosen element by element.
+    """One strategy per element, for operators of lists of tensors; each element's option is chosen separately.
 
-    ``children[i]`` is about the i-th tensor of every list argument, in the order of the arguments, and about the i-th
-    output.
+    ``children[i]`` describes the i-th tensor of every list argument, in argument order, and the i-th output.
     """
 
     children: tuple[OpStrategy, ...]
@@ -169,8 +168,8 @@ class OutputSharding:
     Attributes:
         output_spec: layout of the output, or one per output.
         redistribute_schema: the call with the layouts that its operands need, and with local sizes and strides; None
-            where it is the caller's own.
-        needs_redistribute: whether an operand has to move.
+            if it equals the caller's.
+        needs_redistribute: whether an operand must be redistributed.
     """
 
     output_spec: Layout | Sequence[Layout]

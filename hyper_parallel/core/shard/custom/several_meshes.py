@@ -1,4 +1,4 @@
-"""Functions of DTensors on several meshes: the axes of its own mesh along which an operand's gradient is summed."""
+"""Functions of DTensors on several meshes: the axes along which an operand's gradient is summed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["axes_to_sum", "is_replicated_over"]
 
 
 def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str, Layout], ...]) -> tuple[int, ...]:
-    """Return the axes along which an operand is replicated and ranks compute different shares of its gradient.
+    """Return the axes along which an operand is replicated but ranks compute different contributions to its gradient.
 
-    Two ranks compute the same if every operand and every output is the same on both, as the placements say.
+    Two ranks compute the same if the placements say that every operand and output is equal on both.
 
     Args:
         region: the function, for messages.
@@ -28,8 +28,8 @@ def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str,
         values: name and layout of every operand and output, each on its own mesh.
 
     Raises:
-        MeshMismatchError: (a ValueError) along an axis some ranks compute the same but others do not, or a mesh without
-            some of the ranks leaves open whether they do.
+        MeshMismatchError: (a ValueError) along an axis some ranks compute the same but others do not, or a mesh lacks
+            some of the ranks, so that it is unknown whether they do.
     """
     axes, problem = _axes_to_sum(target, values)
     if problem:
@@ -45,14 +45,14 @@ def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str,
 
 @lru_cache(maxsize=1024)
 def is_replicated_over(layout: Layout, mesh: DeviceMesh) -> bool:
-    """Return whether every rank of ``mesh`` has the same local tensor of ``layout``, which may be on another mesh."""
+    """Whether every rank of ``mesh`` has the same local tensor of ``layout``, which may be on another mesh."""
     values = (("", layout),)
     return all(rank in layout.mesh.ranks and _first_difference(mesh.rank, rank, values) is None for rank in mesh.ranks)
 
 
 @lru_cache(maxsize=1024)
 def _axes_to_sum(target: Layout, values: tuple[tuple[str, Layout], ...]) -> tuple[tuple[int, ...], str]:
-    """Return the axes, and the contradiction between ranks, which is empty if there is none."""
+    """Return the axes, and the contradiction between ranks or ``""``."""
     mesh, own = target.mesh, target.mesh.own_coordinate()
     free = tuple(axis for axis in range(mesh.ndim) if target.placement_on(axis).is_replicate())
     ranks = mesh.ranks_along(free)
@@ -72,7 +72,7 @@ def _axes_to_sum(target: Layout, values: tuple[tuple[str, Layout], ...]) -> tupl
 
 
 def _first_difference(rank: int, other: int, values: tuple[tuple[str, Layout], ...]) -> str | None:
-    """Return the first of the values that is not the same on two ranks as far as placements say; None if all are."""
+    """Return the first value that may differ between two ranks according to its placements, or None."""
     for name, layout in values:
         if other in layout.mesh.ranks:
             here, there = layout.mesh.coordinate_of(rank), layout.mesh.coordinate_of(other)

@@ -45,11 +45,11 @@ class ShardingPlan:
         plan: placements by path of a parameter or buffer: ``{"layers.*.fc1.weight": ("tp", "None")}``. The others
             are replicated.
         input_plan: layouts of inputs by path of the module: placements for its one tensor argument, a sequence
-            with an entry per positional argument (None: left alone), or a mapping by parameter name. A plain
-            tensor is this rank's local shard; a DTensor is redistributed. A key ``"fc1.input"`` is ``"fc1"``, and
-            ``"input"`` is ``""``, unless the module has modules of these names.
+            with an entry per positional argument (None: unchanged), or a mapping by parameter name. A plain
+            tensor is this rank's local shard; a DTensor is redistributed. Keys ``"fc1.input"`` and ``"input"`` mean
+            ``"fc1"`` and ``""``, unless the module has modules of these names.
         output_plan: layouts of outputs by path of the module: placements, or a sequence or mapping nested like
-            the output. Keys ``"fc1.output"`` and ``"output"`` are ``"fc1"`` and ``""``, as for ``input_plan``.
+            the output. Keys ``"fc1.output"`` and ``"output"`` mean ``"fc1"`` and ``""``, as for ``input_plan``.
         return_local_tensor: paths of modules that return local tensors.
     """
 
@@ -64,16 +64,16 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
 
     Args:
         module: the model; every parameter and buffer becomes a DTensor.
-        device_mesh: the mesh; None takes the current one.
+        device_mesh: the mesh; None means the current one.
         sharding_plan: the layouts by path.
 
     Returns:
-        ``module``. A parameter that was reachable under two paths still is, as one object.
+        ``module``. A parameter under two paths remains one object.
 
     Raises:
-        PlanError: (a ValueError) the plan does not fit, with all problems, before any weight is touched: patterns
-            that name nothing, placements that do not fit, a tied parameter with two layouts, or tied to one elsewhere
-            that an earlier call has placed.
+        PlanError: (a ValueError) the plan does not fit; raised before any weight is changed, with all problems:
+            patterns that match nothing, placements that do not fit, and parameters tied under two layouts, or
+            tied to one that an earlier call has sharded.
         TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`, or a path in it is not a str.
     """
     if not isinstance(sharding_plan, ShardingPlan):
@@ -116,7 +116,7 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
 
 
 def _by_module(plans: Mapping[str, Any] | None, word: str, cells: Iterable[str]) -> Mapping[str, Any] | None:
-    """Return the entries by module path: a trailing ``word`` is removed from a key that matches no module with it."""
+    """Return the entries by module path: ``word`` is removed from the end of a key that matches no module with it."""
     entries: dict[str, Any] = {}
     for pattern, entry in (plans or {}).items():
         owner, _, last = pattern.rpartition(".")
@@ -208,7 +208,7 @@ class _Boundary:
     name: str
 
     def place(self, value: Any, placements: Any, what: str) -> Any:
-        """A tensor in these placements: a plain one is this rank's local shard, a DTensor is redistributed."""
+        """Return a tensor in these placements: a plain one is this rank's local shard, a DTensor is redistributed."""
         where = f"shard_module({self.name}): {what}"
         if isinstance(value, DTensor):
             if value.device_mesh is not self.mesh:
@@ -226,7 +226,7 @@ class _Boundary:
         return self.platform.wrap(value, layout)
 
     def nested(self, value: Any, entry: Any, what: str) -> Any:
-        """``value`` with each tensor in the placements of ``entry``, nested alike; None keeps a tensor as it is."""
+        """Return ``value`` with each tensor in the placements of ``entry``, nested alike; None keeps a tensor."""
         if entry is None:
             return value
         if isinstance(value, Mapping) and isinstance(entry, Mapping):
@@ -246,12 +246,12 @@ class _Boundary:
         return self.place(value, entry, what)
 
     def plain(self, value: Any) -> Any:
-        """``value`` with the local tensor in place of each DTensor."""
+        """Return ``value`` with each DTensor replaced by its local tensor."""
         return tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) else leaf, value, CONTAINERS)
 
 
 def _lay_out_inputs(cell: Any, boundary: _Boundary, entry: Any) -> None:
-    """Hook ``cell`` so that its inputs are laid out by ``entry``."""
+    """Hook ``cell`` so that its inputs get the layouts in ``entry``."""
     platform = boundary.platform
     signature = inspect.signature(platform.get_cell_construct(cell))
 
@@ -283,7 +283,7 @@ def _by_parameter(boundary: _Boundary, entry: Any, bound: inspect.BoundArguments
     return dict(zip(names, entries, strict=False))
 
 
-def _holds_one(entry: Any) -> bool:
+def _is_single_spec(entry: Any) -> bool:
     """Whether ``entry`` is a sequence of placements of one tensor."""
     return (
         isinstance(entry, (list, tuple))
@@ -294,11 +294,11 @@ def _holds_one(entry: Any) -> bool:
 
 
 def _lay_out_outputs(cell: Any, boundary: _Boundary, entry: Any, *, plain: bool) -> None:
-    """Hook ``cell`` so that its outputs are laid out by ``entry``, and returned as local tensors if ``plain``."""
+    """Hook ``cell`` so that its outputs get the layouts in ``entry``; local tensors are returned if ``plain``."""
 
     def hook(_: Any, args: Any, output: Any) -> Any:
         del args
-        one = not isinstance(output, (list, tuple, Mapping)) and _holds_one(entry)
+        one = not isinstance(output, (list, tuple, Mapping)) and _is_single_spec(entry)
         outputs = boundary.nested(output, entry[0] if one else entry, "output")
         return boundary.plain(outputs) if plain else outputs
 

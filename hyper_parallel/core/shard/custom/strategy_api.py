@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class _Results(dict[Any, Any]):
-    """Cached results of one propagator in one thread."""
+    """Cached results of one propagator on one thread."""
 
 
 _RESULTS: Owners[_Results] = Owners()
@@ -51,7 +51,7 @@ PropRule = Callable[[OpSchema], OutputSharding]
 
 
 class _StrategyOp(UserOp):
-    """An operator whose strategies are listed by a user's function."""
+    """An operator for which a user's function lists the strategies."""
 
     _registrar = "ShardingPropagator"
 
@@ -60,7 +60,7 @@ class _StrategyOp(UserOp):
         self._strategy, self.schema_info = strategy, schema_info
 
     def strategies(self, func: Callable[..., Any], call: OpCall) -> LayoutOptions:
-        """The options of one call; for an operator that writes in place, those that move nothing."""
+        """The options for one call; if the operator writes in place, those that redistribute nothing."""
         answer = self._strategy(OpSchema(self.op_name, *_schema_arguments(call), self.schema_info))
         if isinstance(answer, TupleStrategy):
             return _by_element(self.op_name, call, answer)
@@ -82,7 +82,7 @@ class _StrategyOp(UserOp):
 class ShardingPropagator:
     """Registers operators by function, and propagates layouts without tensors.
 
-    A registration applies to every dispatched call, like a rule of the library; propagation uses the same plans as
+    A registration applies to every dispatched call, like a rule of the library. Propagation uses the same plans as
     dispatch.
     """
 
@@ -98,8 +98,8 @@ class ShardingPropagator:
             op: the operator: a function, an operator overload, or its name.
             strategy: returns an :class:`OpStrategy` for the call's :class:`OpSchema`, or a :class:`TupleStrategy` for
                 operators of lists.
-            schema_info: the arguments that belong to the key of :meth:`propagate_op_sharding`, for schemas without
-                a ``schema_info``.
+            schema_info: the arguments in the key of :meth:`propagate_op_sharding`, for schemas without a
+                ``schema_info``.
 
         Returns:
             The registration; its ``unregister()`` removes it.
@@ -112,7 +112,7 @@ class ShardingPropagator:
     def register_sharding_prop_rule(
         self, op: Any, rule: PropRule, schema_info: RuntimeSchemaInfo | None = None
     ) -> UserOp:
-        """Add an operator by a function from operands' layouts to the layouts of the outputs and the required ones.
+        """Add an operator by a function from operand layouts to output layouts and the operand layouts they need.
 
         Args:
             op: the operator: a function, an operator overload, or its name.
@@ -148,15 +148,15 @@ class ShardingPropagator:
         return op_info.output_sharding
 
     def propagate_op_sharding(self, op_schema: OpSchema) -> OutputSharding:
-        """The layouts that the operands of a call need, and those of its outputs; cached per thread.
+        """Return the layouts that a call needs of its operands, and those of its outputs; cached per thread.
 
-        Operands are taken to be floating.
+        Operands count as floating.
 
         Args:
             op_schema: the call.
 
         Returns:
-            layouts of the outputs, and the call with moved operands where any has to move.
+            layouts of the outputs, and the call with redistributed operands if there are any.
 
         Raises:
             UnsupportedOperatorError: (a NotImplementedError) the operator has neither a rule nor a strategy.
@@ -168,11 +168,11 @@ class ShardingPropagator:
             op_schema = replace(op_schema, schema_info=user.schema_info)
         known, sharding = self._cached("sharding", op_schema, lambda: (op_schema, _propagated(op_schema)))
         if sharding.redistribute_schema is not None and known is not op_schema and not _equal_calls(known, op_schema):
-            return _propagated(op_schema)  # the result repeats arguments that the key leaves out
+            return _propagated(op_schema)  # the result contains arguments that the key leaves out
         return sharding
 
     def propagate_tensor_meta(self, op_schema: OpSchema, dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
-        """Global shape and dtype of every output, type promotion and arguments such as ``dtype`` included.
+        """Global shape and dtype of every output, after type promotion and arguments such as ``dtype``.
 
         Args:
             op_schema: the call.
@@ -183,9 +183,9 @@ class ShardingPropagator:
 
         Raises:
             UnsupportedOperatorError: (a NotImplementedError) there is no function to call for the operator.
-            LayoutError: (a ValueError) the number of dtypes is not that of tensors, or a layout has no global shape.
+            LayoutError: (a ValueError) there are not as many dtypes as tensors, or a layout has no global shape.
         """
-        # The key has every argument, also those that do not influence placements.
+        # The key includes every argument, also those that do not influence placements.
         key = (replace(op_schema, schema_info=None), tuple(map(str, dtypes)))
         return self._cached("meta", key, lambda: _meta_of(op_schema, _callable(op_schema), dtypes))
 
@@ -206,7 +206,7 @@ class ShardingPropagator:
 
 
 def _callable(schema: OpSchema) -> Callable[..., Any]:
-    """The operator on plain tensors: itself, the framework's function of its name, or the canonical one."""
+    """The operator on plain tensors: itself, the framework's function of that name, or the canonical one."""
     if callable(schema.op):
         function: Callable[..., Any] = schema.op
         return function
@@ -222,7 +222,7 @@ def _callable(schema: OpSchema) -> Callable[..., Any]:
 
 
 def _equal_calls(first: OpSchema, second: OpSchema) -> bool:
-    """Whether two calls agree in every argument."""
+    """Whether two calls are equal in every argument."""
     return bool(replace(first, schema_info=None).key == replace(second, schema_info=None).key)
 
 
@@ -252,7 +252,7 @@ def _propagated(schema: OpSchema) -> OutputSharding:
 
 
 def _entry(op: Any, name: str) -> OpEntry | None:
-    """The framework's spelling, or the canonical operator of that name."""
+    """The framework's spelling, or the canonical operator, of that name."""
     spelled: OpEntry | None = current_platform().operator_entry(op)
     rule = find_rule(name)
     if spelled is not None or rule is None:
@@ -298,7 +298,7 @@ def _refuse_call(*_: Any, **__: Any) -> Any:
     raise AssertionError(msg)
 
 
-_uncallable = partial(_refuse_call)  # the function of an operator that is known by name only; it has no __name__
+_uncallable = partial(_refuse_call)  # stands for an operator known by name only; it has no __name__
 
 
 def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -307,14 +307,14 @@ def _schema_arguments(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _with_layouts(value: Any, layouts: Sequence[Layout]) -> Any:
-    """``value`` with its layout instead of each operand."""
+    """Return ``value`` with each operand replaced by its layout."""
     return tree_map(lambda leaf: layouts[leaf.index] if isinstance(leaf, Ref) else leaf, value)
 
 
 def _option(
     name: str, operands: Sequence[Operand], spec: OpSpec
 ) -> tuple[tuple[Layout, ...], tuple[Layout, ...], float | None]:
-    """One option in the plan's form: layouts of the operands, layouts of the outputs, and the declared cost."""
+    """One option in the form of a plan: layouts of the operands, layouts of the outputs, and the declared cost."""
     layouts = [operand.layout for operand in operands] if spec.input_specs is None else list(spec.input_specs)
     if len(layouts) != len(operands):
         msg = f"{name}: an OpSpec has {len(layouts)} input_specs, the call has {len(operands)} tensors"
@@ -331,7 +331,7 @@ def _option(
 
 
 def _by_element(name: str, call: OpCall, strategy: TupleStrategy) -> LayoutOptions:
-    """The best option of each element, as one option of the whole call."""
+    """The best option of each element, combined into one option for the call."""
     lists = [value for value in call.args.values() if isinstance(value, (list, tuple)) and _all_refs(value)]
     count = len(strategy.children)
     if not lists or any(len(refs) != count for refs in lists):
@@ -361,7 +361,7 @@ def _all_refs(value: Sequence[Any]) -> bool:
 
 
 def _meta_of(schema: OpSchema, func: Callable[..., Any], dtypes: Sequence[Any]) -> TensorMeta | tuple[TensorMeta, ...]:
-    """Shape and dtype of the outputs of ``func``, from the framework, without values."""
+    """Shape and dtype of the outputs of ``func``, computed by the framework without values."""
     layouts = schema.args_spec
     if len(dtypes) != len(layouts):
         msg = f"{schema.op}: {len(dtypes)} dtypes for {len(layouts)} tensors; give one per tensor, in order"

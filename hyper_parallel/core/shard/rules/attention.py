@@ -36,7 +36,7 @@ Names = tuple[str | None, ...]
 def attention(call: OpCall) -> Strategies:
     """``…hl[e], …h[s][e], …[s]f -> …hlf``, linear in ``v``: queries may be sharded (causal ones too), keys may not.
 
-    It has no dropout, for which each rank would need its part of one mask; see ``attention_with_dropout``.
+    Dropout is not included, because every rank would need its shard of one mask; see ``attention_with_dropout``.
     """
     q, k, v, mask = call["q"], call["k"], call["v"], call["attn_mask"]
     _check(call)
@@ -49,7 +49,7 @@ def attention(call: OpCall) -> Strategies:
     inputs: list[Names] = [(*qs, *heads[0], "l", "e"), (*ks, *heads[1], "s", "e"), (*vs, *heads[2], "s", "f")]
     if isinstance(mask, Operand):
         inputs.append(_mask_dims(mask, out, shape, k.shape[-2]))
-    # Narrower values may select a fused kernel, which keeps its result for backward, where one device would not.
+    # Sharding f may select a fused kernel that one device would not use, and which keeps its result for backward.
     narrowed = {"f"} if v.shape[-1] > q.shape[-1] else set()
     labels = Labels(tuple(inputs), (out,), whole=frozenset({"s", "e", "hq", "hk"} | narrowed), each=(2,))
     rows = list(nonempty_rows(labels))
@@ -109,7 +109,7 @@ def attention_with_dropout(
     ops: Any, q: Any, k: Any, v: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
     enable_gqa: bool,
 ) -> Any:  # fmt: skip
-    """Attention as separate operators, so that dropout uses the library's generator, whatever the layout."""
+    """Attention as separate operators: dropout uses the library's generator and does not depend on the layout."""
     if is_causal and attn_mask is not None:
         msg = "scaled_dot_product_attention: attn_mask and is_causal exclude each other"
         raise ValueError(msg)
@@ -128,7 +128,7 @@ def attention_with_dropout(
 
 
 def _weights(ops: Any, scores: Any, *, masked: bool) -> Any:
-    """Softmax of scores; a query that sees no key has weights of zero."""
+    """Softmax of scores; a query without visible keys gets zero weights."""
     if not masked:
         return ops.softmax(scores, -1)
     fully_masked = ops.all(ops.eq(scores, -math.inf), -1, True)

@@ -23,10 +23,10 @@ _PASSING = ("sum", "avg", "max", "min", "prod", "all", "any")
 
 
 def normalize_dim(dim: int, ndim: int) -> int:
-    """``dim`` counted from the left.
+    """Return ``dim`` counted from the left.
 
     Raises:
-        ValueError: no such dim.
+        ValueError: the tensor has no such dim.
     """
     if not -max(ndim, 1) <= dim < max(ndim, 1):
         msg = f"dim {dim} does not exist in a tensor of {ndim} dims"
@@ -35,14 +35,14 @@ def normalize_dim(dim: int, ndim: int) -> int:
 
 
 def passing_rows(inputs: int = 1, outputs: int = 1) -> Iterator[Row]:
-    """Rows of an operator that only moves elements: replicated operands, and Partial of every reduction."""
+    """Yield the rows of an operator that only moves elements: Partial passes with every reduction."""
     yield replicated_row(inputs, outputs)
     for op in _PASSING:
         yield Row((Partial(op),) * inputs, (Partial(op),) * outputs)
 
 
 def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
-    """Rows of an operator whose output dim ``d`` is input dim ``kept[d]`` unchanged, or a new dim (None)."""
+    """Rows of an operator whose output dim ``d`` is input dim ``kept[d]`` unchanged, or a new dim if that is None."""
     return (
         *passing_rows(1, outputs),
         *(Row((Shard(dim),), (Shard(out),) * outputs) for out, dim in enumerate(kept) if dim is not None),
@@ -50,7 +50,7 @@ def keep_dims(kept: Sequence[int | None], outputs: int = 1) -> tuple[Row, ...]:
 
 
 def keep_dims_linear(kept: Sequence[int | None]) -> tuple[Row, ...]:
-    """Return the rows of :func:`keep_dims` that hold if elements are added or dropped: of Partial, only sum and avg."""
+    """The rows of :func:`keep_dims` for an operator that adds or drops elements: only Partial sum and avg pass."""
     return tuple(row for row in keep_dims(kept) if all(_is_sum(placement) for placement in row.inputs))
 
 
@@ -186,7 +186,7 @@ def narrow(call: OpCall) -> Strategies:
     dim = normalize_dim(call["dim"], x.ndim)
     if not isinstance(start, int):
         msg = f"start is {start!r}; it must be an integer"
-        raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
+        raise ValueError(msg)  # noqa: TRY004 - dispatch adds the call to ValueErrors
     size = x.shape[dim]
     if not -size <= start <= size or length < 0 or start % max(size, 1) * (start < size) + length > size:
         msg = f"start {start} and length {length} leave dim {dim} of size {size}"
@@ -277,11 +277,11 @@ def tile(ops: Any, x: Any, dims: Sequence[int]) -> Any:
 
 @rule("repeat_interleave", "x, repeats, dim=None, *, output_size=None")
 def repeat_interleave(call: OpCall) -> Strategies:
-    """Each element several times in a row; any dim may be sharded, the repeated one evenly."""
+    """Repeat each element several times in a row; any dim may be sharded, the repeated one only evenly."""
     x, repeats, dim = call["x"], call["repeats"], call["dim"]
     if not isinstance(repeats, int):
         msg = f"repeats is {repeats!r}; it must be an integer, or a tensor of them"
-        raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
+        raise ValueError(msg)  # noqa: TRY004 - dispatch adds the call to ValueErrors
     if dim is None:
         return Strategies(tuple(passing_rows()), ((math.prod(x.shape) * repeats,),), _without_size)
     repeated = normalize_dim(dim, x.ndim)
@@ -300,7 +300,7 @@ def _without_size(*_: Any) -> LocalCall:
 
 @decomposition("repeat_each", "x, repeats=None, dim=None, *, output_size=None")
 def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: int | None) -> Any:
-    """``repeat_interleave`` by one number, or by a count per element, whose values decide the size of the result."""
+    """``repeat_interleave`` by one number, or by a count per element; these counts determine the result's size."""
     if repeats is None:
         return ops.counts_to_index(x, output_size=output_size)
     if not ops.platform.is_tensor(repeats):

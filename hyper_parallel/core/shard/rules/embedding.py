@@ -31,12 +31,12 @@ def embedding(call: OpCall) -> Strategies:
     _only_whole(call)
     ids = tuple(f"b{dim}" for dim in range(x.ndim))
     labels = Labels((ids, ("v", "h")), ((*ids, "h"),), whole=frozenset({"v"}), each=(1,))
-    rows = _of_sparse(call, lookup(labelled_rows(labels), 1, 0, 2))
+    rows = _rows_for_sparse_gradient(call, lookup(labelled_rows(labels), 1, 0, 2))
     return Strategies(rows, ((*x.shape, weight.shape[1]),), _local)
 
 
-def _of_sparse(call: OpCall, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """The rows in which every rank has all ids: a sparse gradient is of this rank's ids, and is never reduced."""
+def _rows_for_sparse_gradient(call: OpCall, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The rows in which every rank has all ids: a sparse gradient covers this rank's ids and is not reduced."""
     if not call["sparse"]:
         return rows
     if not call["x"].layout.is_replicated:
@@ -71,7 +71,7 @@ def aten_embedding(call: OpCall) -> Strategies:
     _only_whole(call)
     ids = tuple(f"b{dim}" for dim in range(x.ndim))
     labels = Labels((("v", "h"), ids), ((*ids, "h"),), whole=frozenset({"v"}), each=(0,))
-    rows = _of_sparse(call, lookup(labelled_rows(labels), 0, 0, 2))
+    rows = _rows_for_sparse_gradient(call, lookup(labelled_rows(labels), 0, 0, 2))
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall:
         padding = call["padding_idx"]
@@ -86,7 +86,7 @@ def aten_embedding(call: OpCall) -> Strategies:
     "per_sample_weights=None, include_last_offset=False, padding_idx=None",
 )
 def embedding_bag(call: OpCall) -> Strategies:
-    """``n[i], [v]h, n[i] -> nh``: bags may be sharded if each is a row; bags given by offsets must not be sharded."""
+    """``n[i], [v]h, n[i] -> nh``: bags may be sharded if each is a row of ``x``, but not if offsets delimit them."""
     x, weight, offsets = (call[name] for name in ("x", "weight", "offsets"))
     if weight.ndim != 2 or x.ndim != (2 if offsets is None else 1):
         msg = f"x has {x.ndim} dims and weight {weight.ndim}: bags are rows of a matrix, or a vector and offsets"
@@ -98,7 +98,7 @@ def embedding_bag(call: OpCall) -> Strategies:
     linear = [name for name in ("weight", "per_sample_weights") if call["mode"] != "max" and call[name] is not None]
     each = tuple(call.index_of(name) for name in linear)
     count = x.shape[0] if offsets is None else offsets.shape[0] - bool(call["include_last_offset"])
-    labels = Labels(inputs, ((ids[0], "h"),), each=each)  # type: ignore[arg-type] # they are operands
+    labels = Labels(inputs, ((ids[0], "h"),), each=each)  # type: ignore[arg-type] # these are operands
     return Strategies(nonempty_rows(labels), ((count, weight.shape[1]),))
 
 

@@ -48,10 +48,10 @@ class IndexResult:
 
 
 def parse_index(x: Operand, index: Any) -> IndexResult:
-    """Parse an index of numbers, slices, None, Ellipsis and integer tensors (masks were converted to those before).
+    """Parse an index of numbers, slices, None, Ellipsis and integer tensors; masks are converted to these before.
 
     Raises:
-        ValueError: the index does not fit, or has an unsupported type.
+        ValueError: the index does not fit the tensor, or has an unsupported type.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(item is not None and item is not Ellipsis for item in items)
@@ -94,7 +94,7 @@ def _walk(x: Operand, items: list[Any]) -> IndexResult:
             picked.touched.add(dim)
         else:
             msg = f"index {item!r}: only numbers, slices, None, Ellipsis and integer or boolean tensors are supported"
-            raise ValueError(msg)  # noqa: TRY004 - dispatch reports ValueErrors with the call
+            raise ValueError(msg)  # noqa: TRY004 - dispatch adds the call to ValueErrors
         dim += 1
     if tensors:
         _insert(picked, sizes, dims, tensors)
@@ -106,7 +106,7 @@ def _insert(picked: IndexResult, sizes: list[int], dims: list[str | None], tenso
     inputs, output, shape = broadcast_labels([operand.shape for _, operand in tensors], "i")
     picked.indices.extend(inputs)
     positions = {position for position, _ in tensors}
-    # As in NumPy: adjacent index tensors leave their dims in their place, separated ones put them first.
+    # As in NumPy: the result dims of adjacent index tensors stay in place, those of separated ones come first.
     start = positions.pop() if len(positions) == 1 else 0
     sizes[start:start] = shape
     dims[start:start] = output
@@ -134,19 +134,19 @@ Names = tuple[str | None, ...]
 
 
 def lookup(rows: tuple[Row, ...], table: int, dim: int, operands: int) -> tuple[Row, ...]:
-    """``rows``, and a row for a table sharded along the looked-up dim, which leaves Partial(sum)."""
+    """Return ``rows`` and a row for a table sharded along the looked-up dim, which leaves Partial(sum)."""
     inputs: list[Placement] = [R] * operands
     inputs[table] = Shard(dim)
     return (*rows, Row(tuple(inputs), (Partial("sum"),)))
 
 
 def window(layout: Layout, dim: int) -> dict[str, Any]:
-    """The argument ``window`` of a look-up in a sharded dim: the range of indices on this rank, and the global size."""
+    """Argument ``window`` of a look-up in a sharded dim: this rank's range of indices, and the global size."""
     return {"window": (*layout.local_box()[dim], layout.shape[dim])} if layout.dim_axes[dim] else {}  # type: ignore[index]
 
 
 def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int, own: str) -> Names:
-    """Labels of an operand's dims: ``own`` for ``dim``, a common label where all operands have the same size."""
+    """Labels of an operand's dims: ``own`` for ``dim``, a common label for dims of equal size in all operands."""
     return tuple(
         own if d == dim else f"d{d}" if all(other[d] == size for other in others) else f"{own}{d}"
         for d, size in enumerate(shape)
@@ -199,7 +199,7 @@ def index_select(call: OpCall) -> Strategies:
 
 
 def _windowed(dim: int) -> Callable[[OpCall, tuple[Layout, ...], tuple[Layout, ...]], LocalCall | None]:
-    """Return the local call of a lookup along ``dim``: the rank's window of the table, where it is sharded."""
+    """Return what makes the local call of a look-up along ``dim``, with this rank's window of a sharded table."""
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
         arguments = window(targets[0], dim) if targets[0].ndim else {}
@@ -218,7 +218,7 @@ def take_along_dim(ops: Any, x: Any, indices: Any, dim: int | None) -> Any:
         msg = f"take_along_dim: x has {len(left)} dims, indices have {len(right)}"
         raise ValueError(msg)
     axis = normalize_dim(dim, len(left))
-    indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[axis]))  # gather does not count from the end
+    indices = ops.add(indices, ops.mul(ops.lt(indices, 0), left[axis]))  # gather does not accept negative indices
     common = [max(pair) if 0 not in pair else 0 for pair in zip(left, right, strict=True)]
     wide = [(*common[:axis], sizes[axis], *common[axis + 1 :]) for sizes in (left, right)]
     return ops.gather(ops.expand(x, wide[0]), axis, ops.expand(indices, wide[1]))

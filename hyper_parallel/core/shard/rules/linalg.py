@@ -178,14 +178,14 @@ def lu_unpack(call: OpCall) -> Strategies:
 
 
 _FACTORS = ("...[n][n]", "...[n]", "...")
-"""Patterns of additional outputs of an equation, by the number of dims that they have less than the matrices."""
+"""Patterns of additional outputs of an equation, by how many dims fewer than the matrices they have."""
 
 
 def _sides(call: OpCall, *lacking: int) -> Strategies:
-    """Strategies of ``A x = y`` or ``x A = y``, where ``y`` is one vector per matrix if the shapes say so.
+    """Strategies of ``A x = y`` or ``x A = y``; the shapes decide whether ``y`` is one vector per matrix.
 
-    For each number in ``lacking`` there is an additional output, which has that many dims less than the matrices. Its
-    batch dims are those of the matrices, not broadcast to ``y``.
+    Each number in ``lacking`` adds an output with that many dims fewer than the matrices. Its batch dims are those of
+    the matrices, not broadcast to ``y``.
     """
     a, y, left = call["A"], call["y"], call["left"]
     vector = y.ndim == 1 or (left and y.ndim == a.ndim - 1 and y.shape == a.shape[:-1])
@@ -197,7 +197,7 @@ def _sides(call: OpCall, *lacking: int) -> Strategies:
         return Strategies(strategies.rows[:1], own, many=True)
     if vector or y.ndim != a.ndim - 1:
         return strategies
-    # Local shards of the matrices could make a matrix y look like one vector per matrix.
+    # With local shards, a matrix y could look like one vector per matrix.
     return Strategies(strategies.rows[:1], strategies.outputs, many=strategies.many)
 
 
@@ -291,7 +291,7 @@ def vander(call: OpCall) -> Strategies:
 
 @decomposition("linalg_norm", "x, ord=None, dim=None, keepdim=False, *, dtype=None")
 def linalg_norm(ops: Any, x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:  # noqa: A002 - its name
-    """``torch.linalg.norm``: of vectors or of matrices, which the number of dims decides."""
+    """``torch.linalg.norm``: a vector norm or a matrix norm, depending on the number of dims."""
     ndim = len(tuple(x.shape))
     dims = None if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if ord is not None and dims is None:
@@ -317,7 +317,7 @@ def _cdist(call: OpCall) -> Strategies:
 
 
 def _cdist_mode(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    """Choose the algorithm by the global sizes, as PyTorch does, so that every rank rounds as one device would."""
+    """Choose the algorithm from the global sizes, as PyTorch does, so that every rank rounds as one device would."""
     del targets, outputs
     if call["compute_mode"] not in (None, "use_mm_for_euclid_dist_if_necessary"):
         return None
@@ -330,7 +330,7 @@ register_rule(Rule("cdist", "x, y, p=2.0, compute_mode='use_mm_for_euclid_dist_i
 
 @rule("pdist", "x, p=2.0")
 def pdist(call: OpCall) -> Strategies:
-    """``[n][m] -> [k]``: the distance of each pair of rows; ``x`` must be replicated."""
+    """``[n][m] -> [k]``: the distances of all pairs of rows; ``x`` must be replicated."""
     count = call["x"].shape[0]
     return Strategies(nonempty_rows(Labels(((None, None),), ((None,),))), ((count * (count - 1) // 2,),))
 
@@ -343,7 +343,7 @@ def pairwise_distance(ops: Any, x1: Any, x2: Any, p: float, eps: float, keepdim:
 
 # -- samples -----------------------------------------------------------------------------------------------------------
 
-_ONE = between(0.5, 2.0, "a11")  # a matrix that is positive definite for all random values
+_ONE = between(0.5, 2.0, "a11")  # a positive definite matrix for all random values
 _SQUARE, _OBLONG = real("ann"), real("amn")
 sample("cholesky cholesky_ex cholesky_inverse logdet", _ONE)
 sample("cholesky_ex", between(0.5, 2.0, "ab11"), upper=True)

@@ -1,9 +1,9 @@
-"""Losses, composed of canonical operators; sums and means are global, also with uneven shards and ignored targets.
+"""Losses, composed of canonical operators; sums and means are global, even with uneven shards or ignored targets.
 
-Inside ``vocab_parallel_loss()`` a cross entropy leaves its logits where they are when their class dim is sharded: the
-ranks exchange a maximum and a sum per row, never logits (Megatron-LM's vocabulary-parallel cross entropy, Shoeybi et
-al., 2019, section 3). The loss of a row is ``log s - z[target]``, where ``z`` are the logits minus their maximum and
-``s`` is the sum of their exponentials.
+Inside ``vocab_parallel_loss()`` a cross entropy does not gather logits that are sharded over classes: the ranks
+exchange a maximum and a sum per row (vocabulary-parallel cross entropy of Megatron-LM; Shoeybi et al., 2019,
+section 3). The loss of a row is ``log s - z[target]``, where ``z`` are the logits minus their maximum and ``s`` is the
+sum of their exponentials.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _shifted(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, .
 
 @rule("class_max", "x, dim")
 def class_max(call: OpCall) -> Strategies:
-    """The maximum along ``dim``, without gradient and with the dim kept; a sharded ``dim`` leaves Partial(max)."""
+    """The maximum along ``dim``, which is kept, without a gradient; a sharded ``dim`` leaves Partial(max)."""
     x, dim = call["x"], call["dim"]
     names = tuple(f"d{d}" for d in range(x.ndim))
     output = tuple(None if d == dim else name for d, name in enumerate(names))
@@ -109,10 +109,10 @@ def cross_entropy(
     ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str,
     label_smoothing: float,
 ) -> Any:  # fmt: skip
-    """Cross entropy of logits, classes in dim 1 (dim 0 of an unbatched row).
+    """Cross entropy of logits; dim 1 holds the classes (dim 0 if there is no batch).
 
     Raises:
-        ValueError: label_smoothing outside [0, 1] or an unknown reduction.
+        ValueError: label_smoothing is outside [0, 1], or the reduction is unknown.
     """
     if not 0.0 <= label_smoothing <= 1.0:
         msg = f"cross_entropy: label_smoothing must be between 0 and 1, got {label_smoothing}"
@@ -138,14 +138,14 @@ def cross_entropy(
 def nll_loss(
     ops: Any, x: Any, target: Any, weight: Any, size_average: Any, ignore_index: int, reduce: Any, reduction: str
 ) -> Any:
-    """Negative log likelihood of log probabilities, classes in dim 1 (dim 0 of an unbatched row)."""
+    """Negative log likelihood of log probabilities; dim 1 holds the classes (dim 0 if there is no batch)."""
     reduction = reduction_name("nll_loss", reduction, size_average, reduce)
     hard = _ClassIndexLoss(ops, target, ignore_index, weight)
     return hard.reduce(hard.rows(reduce_partials(x, "nll_loss"), None, min(1, x.ndim - 1)), reduction)
 
 
 def _log_probabilities(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
-    """``z`` and ``log s``; the second is None where ``z`` already is the log probability."""
+    """Return ``z`` and ``log s``, or log probabilities and None."""
     x = reduce_partials(x, "cross_entropy")
     if not (_VOCAB_PARALLEL.get() and isinstance(x, DTensor) and x.layout.dim_axes[dim]):
         return ops.log_softmax(x, dim), None
@@ -154,7 +154,7 @@ def _log_probabilities(ops: Any, x: Any, dim: int) -> tuple[Any, Any]:
 
 
 def reduce_partials(x: Any, op: str, what: str = "x") -> Any:
-    """``x`` with its partial values reduced, once instead of by each of several consumers."""
+    """Reduce the partial values of ``x`` here, once, instead of in each of several consumers."""
     if not isinstance(x, DTensor) or not x.layout.partials:
         return x
     layout = x.layout
@@ -163,7 +163,7 @@ def reduce_partials(x: Any, op: str, what: str = "x") -> Any:
 
 
 class _ClassIndexLoss:
-    """Losses of class indices: which rows count, and their weights."""
+    """Losses of class indices: the rows that count, and their weights."""
 
     def __init__(self, ops: Any, target: Any, ignore_index: int, weight: Any) -> None:
         self.ops = ops
@@ -179,7 +179,7 @@ class _ClassIndexLoss:
         return self.ops.neg(picked) if log_s is None else self.ops.sub(log_s, picked)
 
     def reduce(self, rows: Any, reduction: str, *, weigh: bool = True) -> Any:
-        """Weigh the rows, mask the ignored ones, and reduce; a mean divides by the sum of the remaining weights."""
+        """Weigh the rows, mask the ignored ones and reduce them; a mean divides by the sum of the remaining weights."""
         ops = self.ops
         rows = ops.masked_fill(rows, self.ignored, 0)
         if weigh and self.weights is not None:
@@ -223,7 +223,7 @@ def _broadcast(ops: Any, weight: Any, x: Any, dim: int) -> Any:
 
 
 def reduction_name(op: str, reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> str:
-    """``none``, ``mean`` or ``sum``, also from PyTorch's deprecated ``size_average`` and ``reduce``."""
+    """Return ``none``, ``mean`` or ``sum``, also for PyTorch's deprecated ``size_average`` and ``reduce``."""
     if size_average is not None or reduce is not None:
         return "none" if reduce is False else "sum" if size_average is False else "mean"
     if reduction not in {"none", "mean", "sum", "batchmean"} or (reduction == "batchmean" and op != "kl_div"):
@@ -237,7 +237,7 @@ def _is_half(x: Any) -> bool:
 
 
 def _sum_in_float32(ops: Any, rows: Any) -> Any:
-    """A sum that does not overflow half precision."""
+    """Return a sum that does not overflow half precision."""
     return ops.sum(rows, dtype=ops.platform.str_to_dtype("float32")) if _is_half(rows) else ops.sum(rows)
 
 
@@ -269,7 +269,7 @@ def register_elementwise_loss(op: str, extra: str) -> None:
         reduction = reduction_name(op, reduction, size_average, reduce)
         rows = getattr(ops, f"{op}_elements")(x, target, *(rest[name] for name in names))
         if reduction == "batchmean":
-            # A 0-d input is a batch of one.
+            # A 0-d input counts as a batch of one.
             return reduced(ops, rows, "mean", x.shape[0] if x.shape else 1)
         return reduced(ops, rows, reduction)
 
@@ -298,7 +298,7 @@ def weighted_loss(ops: Any, rows: Any, weight: Any, reduction: str) -> Any:
 
 
 def _of_rows(call: OpCall, target: Sequence[int]) -> Strategies:
-    """Strategies of ``n[c], n…, [c] -> n``: rows may be sharded; a single row must not be sharded."""
+    """Strategies of ``n[c], n…, [c] -> n``: rows may be sharded, but an input of one row must be replicated."""
     x = call["x"]
     if x.ndim not in {1, 2} or call["target"].shape not in {tuple(target), (1,) if not target else tuple(target)}:
         msg = f"x {list(x.shape)} needs a target {list(target)}, got {list(call['target'].shape)}"
@@ -366,11 +366,11 @@ def ctc_loss_elements(call: OpCall) -> Strategies:
         (*batch, None) if targets.ndim > 1 else (None,) * targets.ndim,
         *(batch if operand.ndim else () for operand in rows),
     )
-    return Strategies(nonempty_rows(Labels(inputs, (batch,), None)), (x.shape[1:-1],), _own_lengths)
+    return Strategies(nonempty_rows(Labels(inputs, (batch,), None)), (x.shape[1:-1],), _local_lengths)
 
 
-def _own_lengths(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
-    """Give the local call the lengths of its own sequences where they are Python numbers."""
+def _local_lengths(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall | None:
+    """Pass this rank's lengths of sequences to the local call if they are Python numbers."""
     del targets
     if not outputs[0].shape:
         return None
@@ -386,7 +386,7 @@ def ctc_loss(
     ops: Any, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int, reduction: str,
     zero_infinity: bool,
 ) -> Any:  # fmt: skip
-    """Connectionist temporal classification (Graves et al., 2006); a mean first divides by the targets' lengths."""
+    """Connectionist temporal classification (Graves et al., 2006); a mean first divides by the target lengths."""
     reduction = reduction_name("ctc_loss", reduction)
     rows = ops.ctc_loss_elements(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity, reduction == "mean"

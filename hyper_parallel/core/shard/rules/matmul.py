@@ -63,7 +63,7 @@ def contract(call: OpCall, terms: Sequence[str], out: str, added: Operand | None
     """Strategies of a product of operands with dims ``terms``; ``added`` comes first and broadcasts to ``out``.
 
     Raises:
-        ValueError: a wrong number of dims, or sizes that disagree.
+        ValueError: a wrong number of dims, or contradictory sizes.
     """
     operands = call.operands[1:] if added is not None else call.operands
     sizes: dict[str, int] = {}
@@ -201,7 +201,7 @@ Names = tuple[str, ...]
 
 @rule("einsum", "equation, *operands")
 def einsum(call: OpCall) -> Strategies:
-    """Labels are the equation's letters; a dim whose letter occurs twice in one operand must not be sharded."""
+    """The labels are the equation's letters; a dim whose letter occurs twice in one operand must not be sharded."""
     shapes = [operand.shape for operand in call.operands]
     terms, out = parse_equation(call["equation"], [len(shape) for shape in shapes])
     sizes: dict[str, int] = {}
@@ -227,10 +227,10 @@ def _shown(name: str) -> str:
 
 
 def parse_equation(equation: str, ndims: Sequence[int]) -> tuple[list[Names], Names]:
-    """The labels of each operand and of the output; dims of the ellipsis are numbered from its right end.
+    """Return the labels of each operand and of the output; dims of the ellipsis are numbered from the right.
 
     Raises:
-        ValueError: an equation that does not fit the operands.
+        ValueError: the equation does not fit the operands.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     texts = left.split(",")

@@ -1,4 +1,4 @@
-"""Normalisation over trailing dims, over groups of channels, and over the whole batch, which may be sharded."""
+"""Normalisation over trailing dims, over groups of channels, or over the batch dim, which may be sharded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rms_norm(call: OpCall) -> Strategies:
 
 @rule("native_layer_norm", "x, normalized_shape, weight, bias, eps")
 def native_layer_norm(call: OpCall) -> Strategies:
-    """``…[h], [h], [h] -> …[h], …1, …1``: the normalised tensor, its mean and its reciprocal deviation."""
+    """``…[h], [h], [h] -> …[h], …1, …1``: the normalised tensor, the mean and the reciprocal standard deviation."""
     strategies, batch = _last_dims_strategies(call)
     whole = tuple(f"h{dim}" for dim in range(call["x"].ndim - len(batch)))
     statistics = (*batch, *(None for _ in whole))
@@ -63,7 +63,7 @@ def native_layer_norm(call: OpCall) -> Strategies:
 
 @rule("group_norm", "x, num_groups, weight=None, bias=None, eps=1e-05")
 def group_norm(call: OpCall) -> Strategies:
-    """``n[c…], [c], [c] -> n[c…]``; channels may also be sharded if no group is divided."""
+    """``n[c…], [c], [c] -> n[c…]``; channels may also be sharded, if every group stays on one rank."""
     x, groups = call["x"], call["num_groups"]
     if x.ndim < 2 or any(operand.shape != x.shape[1:2] for operand in call.operands[1:]):
         shapes = ", ".join(f"{operand.name} {list(operand.shape)}" for operand in call.operands)
@@ -87,7 +87,7 @@ def _own_groups(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout
 
 @rule("channel_norm", "x, mean, var, weight=None, bias=None, eps=1e-05")
 def channel_norm(call: OpCall) -> Strategies:
-    """``nc…, c, c, c, c -> nc…``: statistics are given, so all dims may be sharded."""
+    """``nc…, c, c, c, c -> nc…``: the statistics are arguments, so all dims may be sharded."""
     x = call["x"]
     if x.ndim < 2 or any(operand.shape != x.shape[1:2] for operand in call.operands[1:]):
         shapes = ", ".join(f"{operand.name} {list(operand.shape)}" for operand in call.operands)
@@ -99,7 +99,7 @@ def channel_norm(call: OpCall) -> Strategies:
 
 @decomposition("statistics_norm", "x, dims, weight=None, bias=None, eps=1e-05")
 def statistics_norm(ops: Any, x: Any, dims: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    """``x`` normalised over ``dims``, and its mean and (biased) variance over them, with the dims kept."""
+    """Return ``x`` normalised over ``dims``, and its mean and (biased) variance, with the dims kept."""
     x, dtype = reduce_partials(x, "batch_norm"), x.dtype
     if short_dtype(dtype) in {"f16", "bf16"}:
         x = ops.cast(x, dtype=ops.platform.str_to_dtype("float32"))
@@ -116,7 +116,7 @@ def statistics_norm(ops: Any, x: Any, dims: Sequence[int], weight: Any, bias: An
 
 
 def unbiased(shape: Sequence[int], dims: Sequence[int]) -> float:
-    """The factor (Bessel's correction) from a biased variance over ``dims`` to the one in running statistics."""
+    """The factor from a biased variance over ``dims`` to that in running statistics (Bessel's correction)."""
     count = math.prod(shape[dim] for dim in dims)
     return count / max(count - 1, 1)
 

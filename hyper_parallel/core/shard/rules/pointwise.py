@@ -1,7 +1,7 @@
 """Pointwise operators: every dim may be sharded; whether Partial passes depends on the operator's linearity.
 
-An operator that declares nothing is nonlinear: partial values are reduced first. Partial(max) and Partial(min) pass
-only through non-decreasing operators whose gradient is zero where they are constant, so that gradients stay exact.
+By default an operator counts as nonlinear: partial values are reduced first. Partial(max) and Partial(min) pass only
+through non-decreasing operators whose gradient is zero where they are constant, so that gradients stay exact.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def elementwise(
         outputs: number of outputs.
 
     Raises:
-        UnknownOperandError: (a TypeError) a list instead of an operand: each rank would combine its
-            shard with the whole list.
+        UnknownOperandError: (a TypeError) an operand is a list, which each rank would combine with its shard although
+            the list is global.
     """
     for name in ("x", "y"):
         if isinstance(call.args.get(name), (list, tuple)):
@@ -82,7 +82,7 @@ def elementwise(
 
 
 def partial_rows(count: int, partial: Sequence[int], ops: Sequence[str] = LINEAR_OPS) -> tuple[Row, ...]:
-    """Rows in which the operands numbered ``partial`` (of ``count``) are Partial, and so is the output."""
+    """Rows in which the operands with these indices (of ``count``) are Partial, and so is the output."""
     return tuple(_partial_row(count, partial, op) for op in ops)
 
 
@@ -99,7 +99,7 @@ def _nonlinear(call: OpCall) -> Strategies:
 
 
 def _stepwise(call: OpCall) -> Strategies:
-    # Increasing (not strictly), with gradient zero wherever different values are mapped to one.
+    # Non-decreasing, with gradient zero wherever different values have the same result.
     return elementwise(call, monotone=("max", "min"))
 
 
@@ -116,7 +116,7 @@ def _masked_scale(call: OpCall) -> Strategies:
 
 
 def _additive(call: OpCall) -> Strategies:
-    # A Python number would be added once per rank, so Partial must not pass.
+    # A Python number would be added on every rank, so Partial must not pass.
     both = isinstance(call["x"], Operand) and isinstance(call["y"], Operand)
     return elementwise(call, joint=(0, 1) if both else ())
 
@@ -146,7 +146,7 @@ def _addcdiv(call: OpCall) -> Strategies:
 
 
 def _extremum_of_two(call: OpCall) -> Strategies:
-    """Maxima over ranks stay Partial(max); with a gradient they are reduced first, since ties share it."""
+    """Maxima over ranks stay Partial(max); if a gradient is needed they are reduced first, since ties share it."""
     tensors = call.operands
     exact = len(tensors) == len(call.args) and not any(operand.floating and operand.needs_grad for operand in tensors)
     same = len({operand.dtype for operand in tensors}) == 1 and not str(tensors[0].dtype).lower().endswith("bool")
@@ -154,7 +154,7 @@ def _extremum_of_two(call: OpCall) -> Strategies:
 
 
 def _where(call: OpCall) -> Strategies:
-    """Linear in ``x`` and ``y`` together, unless one of them is a nonzero number."""
+    """Linear in ``x`` and ``y`` together, unless one of them is a nonzero Python number."""
     picked = [name for name in ("x", "y") if isinstance(call[name], Operand)]
     rest = [call[name] for name in ("x", "y") if name not in picked]
     if any(value != 0 for value in rest):
@@ -174,7 +174,7 @@ def _indices(call: OpCall, *names: str) -> tuple[int, ...]:
 
 # -- the tables --------------------------------------------------------------------------------------------------------
 
-# Operators by signature; an operator with options has a line of its own.
+# Operators by signature. An operator with options has its own line.
 _STEPWISE = {
     "relu floor ceil trunc sign": "x",
     "round": "x, *, decimals=0",
@@ -213,7 +213,7 @@ _BINARY = {
     "isclose": "x, y, rtol=1e-05, atol=1e-08, equal_nan=False",
     POLYNOMIALS: "x, y",
 }
-# Names of the operators above, for the frameworks' tables.
+# Names of the operators above, for the tables of both frameworks.
 STEPWISE, NONLINEAR = (" ".join(table) for table in (_STEPWISE, _NONLINEAR))
 BINARY = " ".join(("maximum minimum", *_BINARY))
 _OTHERS: tuple[tuple[str, str, Callable[[OpCall], Strategies], bool], ...] = (
@@ -254,14 +254,14 @@ def _identity(call: OpCall) -> Strategies:
 
 
 def _conjugate(call: OpCall) -> Strategies:
-    """The conjugate, which is the operand itself for real numbers; linear."""
+    """The conjugate, or the operand itself if it is real; linear."""
     dtype = call["x"].dtype
     is_complex = dtype is not None and short_dtype(dtype).startswith("c")
     return _linear(call) if is_complex else _identity(call)
 
 
 def _cast(call: OpCall) -> Strategies:
-    """Partial sums pass between floating dtypes; nothing passes to an integer or boolean dtype."""
+    """Partial sums pass between floating dtypes; no Partial passes to an integer or boolean dtype."""
     x, dtype = call["x"], call["dtype"]
     if dtype is None or dtype == x.dtype:
         return _identity(call)
@@ -280,7 +280,7 @@ def _copy(call: OpCall) -> Strategies:
 
 
 def _written(call: OpCall, values: Operand) -> Strategies:
-    """``values`` are written to ``x``; Partial passes if both are Partial and the conversion is linear and monotone."""
+    """Write ``values`` to ``x``; Partial passes if both are Partial and the conversion is linear and monotone."""
     x = call["x"]
     between_floats = (*LINEAR_OPS, "max", "min") if x.floating and values.floating else ()
     ops = PARTIAL_OPS if x.dtype == values.dtype else between_floats
@@ -288,7 +288,7 @@ def _written(call: OpCall, values: Operand) -> Strategies:
 
 
 def _like(call: OpCall) -> Strategies:
-    # The result does not depend on the values, so a Partial operand needs no reduction; the result is replicated.
+    # The result does not depend on the old values, so a Partial operand needs no reduction; the result is replicated.
     return elementwise(call, extra=[Row(_with_replicated_fill_value(call, Partial(op)), (R,)) for op in PARTIAL_OPS])
 
 
@@ -318,7 +318,7 @@ def _zero(call: OpCall) -> Strategies:
 def _fill(call: OpCall) -> Strategies:
     if isinstance(call["value"], Operand):
         return _written(call, call["value"])
-    # The average and the extrema of equal constants are the constant; of a sum, the first rank holds the constant.
+    # The avg, max and min of equal constants are the constant; of a sum, rank 0 of the axis holds it.
     elements = elementwise(call, extra=partial_rows(1, (0,), ("sum", "avg", "max", "min")))
     return Strategies(elements.rows, elements.outputs, _summand)
 
@@ -388,12 +388,12 @@ _DIFFERENTIABLE_UNARY = (
     "hardswish hardsigmoid mish softplus logsigmoid elu celu selu leaky_relu sgn floor ceil trunc round sign clone "
     "contiguous detach"
 )
-# PyTorch's gradients of these at NaN depend on the element's position in memory (vectorised or remainder loop).
+# PyTorch's gradients of these at NaN depend on an element's position in memory (vectorised or remainder loop).
 _POSITION_DEPENDENT = ("celu", "elu", "hardswish", "selu")
 _DEFINED_AT_NAN = " ".join(op for op in _DIFFERENTIABLE_UNARY.split() if op not in _POSITION_DEPENDENT)
 sample(f"{_DEFINED_AT_NAN} isnan isinf isfinite isneginf isposinf nan_to_num signbit", nonfinite("ab"))
 sample(" ".join(_POSITION_DEPENDENT), nonfinite("ab").fixed)
-# The last four get no nonfinite values either: their gradient at NaN depends on its position in a vector register.
+# The last four also get no nonfinite values: their gradient at NaN depends on the position in a vector register.
 sample(f"{_DIFFERENTIABLE_UNARY} relu6 hardtanh softshrink hardshrink", real("ab"))
 sample("abs neg relu tanh floor round sign clone", real("abc"))
 sample("abs neg square sign clone signbit isnan", integers(-9, 9, "ab"))

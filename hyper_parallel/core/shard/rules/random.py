@@ -1,7 +1,7 @@
-"""Random operators: results are equal for every layout, because a number depends only on its global element index.
+"""Random operators: results do not depend on the layout, because a number depends on its global element index only.
 
-The generator is counter-based (Philox 4x64-10; Salmon et al., 2011). Numbers are sampled when the call runs, not when
-it is planned: the plan knows which elements are on this rank.
+The generator is counter-based (Philox 4x64-10; Salmon et al., 2011). Numbers are sampled at each call; the plan stores
+which elements are on this rank.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Sampler = Callable[[dict[str, Any]], "Distribution"]
 
 
 def dropout_mask(platform: Any, like: Any, layout: Layout, p: float) -> Any:
-    """The mask that dropout multiplies the local shard by, in the dtype of ``like``; advances the stream by one call.
+    """Return the dropout mask of the local shard, in the dtype of ``like``; advances the stream by one call.
 
     Args:
         platform: the framework of ``like``.
         like: a plain tensor of the wanted dtype and device.
-        layout: layout of the tensor that dropout is applied to; the mask covers the local shard.
+        layout: layout of the tensor that dropout is applied to.
         p: probability of dropping an element.
     """
     kept = platform.from_numpy(random.bernoulli(layout, 1.0 - p), device=like.device)
@@ -80,7 +80,7 @@ DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 
 def _digits(args: dict[str, Any]) -> int:
-    """Binary digits of the significand of the dtype that is filled."""
+    """Binary digits of the significand of the dtype to fill."""
     return DIGITS.get(short_dtype(args["x"].dtype if args.get("dtype") is None else args["dtype"]), 53)
 
 
@@ -121,7 +121,7 @@ def _integers(args: dict[str, Any]) -> Distribution:
 
 
 def _register_fill(name: str, signature: str, sampler: Sampler) -> None:
-    """Declare an operator that fills ``x`` in place: all dims may be sharded, ``x`` must not be Partial."""
+    """Declare an operator that fills ``x`` in place; all dims may be sharded, but ``x`` must not be Partial."""
 
     def strategies(call: OpCall) -> Strategies:
         elements = elementwise(call)
@@ -131,7 +131,7 @@ def _register_fill(name: str, signature: str, sampler: Sampler) -> None:
 
 
 def _register_random_like(name: str, signature: str, sampler: Sampler) -> None:
-    """Declare a random tensor of the shape and layout of ``x``; for a Partial ``x`` it is replicated."""
+    """Declare a random tensor with the shape and layout of ``x``; it is replicated on axes where ``x`` is Partial."""
 
     def strategies(call: OpCall) -> Strategies:
         elements = elementwise(call, extra=[Row((Partial(op),), (R,)) for op in PARTIAL_OPS])
@@ -155,7 +155,7 @@ def _sampling(sampler: Sampler, how: str) -> Callable[..., LocalCall]:
 
 
 def _sampled(call: OpCall) -> Strategies:
-    """One sample per element, whose value is its probability; all dims may be sharded."""
+    """One sample per element of ``x``, which holds probabilities; all dims may be sharded."""
     elements = elementwise(call)
     return Strategies(elements.rows, elements.outputs, _sample)
 
@@ -168,7 +168,7 @@ def _sample(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ..
         x = args["x"]
         sampled = platform.from_numpy(random.uniform(layout), device=x.device)
         drawn = platform.local_op("cast_as")(sampled < platform.detach(x), x)
-        return drawn + x * 0 if platform.needs_grad(x) else drawn  # its gradient is zero, not absent
+        return drawn + x * 0 if platform.needs_grad(x) else drawn  # the gradient is zero but not None
 
     return LocalCall(run=run)
 
@@ -193,7 +193,7 @@ register_rule(Rule("bernoulli", "x, *, generator=None", _sampled))
 
 @rule("normal_around", "mean, std=1.0, *, generator=None")
 def normal_around(call: OpCall) -> Strategies:
-    """One normal number per element of ``mean`` and ``std``; all dims may be sharded, there is no gradient."""
+    """One normal number per element of ``mean`` and ``std``, without gradient; all dims may be sharded."""
     elements = elementwise(call)
     return Strategies(elements.rows, elements.outputs, _sample_normal_around)
 
@@ -217,7 +217,7 @@ def _sample_normal_around(call: OpCall, targets: tuple[Layout, ...], outputs: tu
 
 @rule("multinomial", "x, num_samples, replacement=False, *, generator=None")
 def multinomial(call: OpCall) -> Strategies:
-    """``…[d] -> …[n]``: indices sampled by weight; rows may be sharded, weights of a row may not."""
+    """``…[d] -> …[n]``: indices sampled by weight; rows may be sharded, but not the weights of a row."""
     x, count = call["x"], call["num_samples"]
     if x.ndim not in (1, 2):
         msg = f"x has {x.ndim} dims; weights are a vector or a matrix of one vector per row"
@@ -231,7 +231,7 @@ def multinomial(call: OpCall) -> Strategies:
 
 
 def _sample_multinomial(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layout, ...]) -> LocalCall:
-    """Sample one number per weight, or per sample with replacement, from its global index."""
+    """Sample one number per weight (with replacement: per sample) from its global index."""
     (numbered,) = outputs if call["replacement"] else targets
 
     def run(platform: Any, args: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Reductions: a reduced dim may be sharded, and leaves Partial, where that is exact for values and gradients.
+"""Reductions: a reduced dim may be sharded, leaving Partial, if that is exact for values and gradients.
 
-For the rest (products, norms, variances, floating-point max and min, where ties share a gradient), reduced dims
-must not be sharded.
+For others (products, norms, variances, floating-point max and min, where ties share a gradient) the reduced dims must
+not be sharded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ HALF_PRECISION_ITEMSIZE = 2  # bytes
 
 
 def reduced_dims(dim: Any, ndim: int) -> tuple[int, ...]:
-    """Normalised dims that ``dim`` (None, int or sequence) names.
+    """Return the dims that ``dim`` (None, int or sequence) names, counted from the left.
 
     Raises:
-        ValueError: a dim that does not exist, or one named twice.
+        ValueError: a dim does not exist, or is named twice.
     """
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(ndim))
@@ -56,7 +56,7 @@ def reduced_labels(shape: Sequence[int], dims: Sequence[int], *, keepdim: bool) 
 
 
 def _reduction(call: OpCall, reduce: str | None, *, joint: bool = False, outputs: int = 1) -> Strategies:
-    """Strategies of a reduction over ``dim`` that leaves Partial(``reduce``); with None, they must not be sharded."""
+    """Strategies of a reduction over ``dim``: a sharded dim leaves Partial(``reduce``); None forbids sharding it."""
     x = call["x"]
     names, output, shape = reduced_labels(x.shape, reduced_dims(call["dim"], x.ndim), keepdim=bool(call["keepdim"]))
     labels = Labels((names,), (output,) * outputs, reduce, joint=(0,) if joint else ())
@@ -109,7 +109,7 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
 
     def run(platform: Any, args: dict[str, Any]) -> Any:
         if count and not local_count:
-            return platform.local_op("sum")(**args)  # the sum of an empty shard is zero, its mean is NaN
+            return platform.local_op("sum")(**args)  # an empty shard has sum zero, but mean NaN
         result = platform.local_op("mean")(**args)
         if not count:
             return result  # NaN on every rank
@@ -136,9 +136,9 @@ register_rule(Rule("all", "x, dim=None, keepdim=False", _booleans))
 
 
 def _extremum(call: OpCall) -> Strategies:
-    """A sharded dim of integers leaves Partial; floating dims must not be sharded, since ties share a gradient.
+    """A sharded integer dim leaves Partial; reduced floating dims must not be sharded, because ties share a gradient.
 
-    Without a gradient, a maximum of maxima needs no collective, nor does a minimum of minima.
+    Without a gradient, a maximum of Partial(max) stays Partial, and so does a minimum of Partial(min).
     """
     x = call["x"]
     strategies = _reduction(call, None)
@@ -281,7 +281,7 @@ def _along(call: OpCall, *, linear: bool = False, outputs: int = 1) -> Strategie
 
 
 def _softmax_backward_strategies(call: OpCall) -> Strategies:
-    """Strategies of an operator of a gradient and an output, both not sharded along ``dim``."""
+    """Strategies of an operator on a gradient and an output; neither may be sharded along ``dim``."""
     x = call["x"]
     names = tuple(f"d{d}" for d in range(x.ndim))
     whole = frozenset(f"d{d}" for d in reduced_dims(call["dim"], x.ndim))
@@ -289,7 +289,7 @@ def _softmax_backward_strategies(call: OpCall) -> Strategies:
 
 
 def _cumulative(call: OpCall, outputs: int = 1) -> Strategies:
-    """Strategies without empty shards, whose backward graph would lack collectives that other ranks wait for."""
+    """Strategies that exclude empty shards, whose backward graph would lack collectives that other ranks wait for."""
     strategies = _along(call, outputs=outputs)
     return replace(strategies, rows=tuple(map(nonempty_row, strategies.rows)))
 
@@ -300,7 +300,7 @@ def _cumulative_pair(call: OpCall) -> Strategies:
 
 def _soft(call: OpCall) -> Strategies:
     x, dim = call["x"], call["dim"]
-    if dim is None:  # the frameworks' deprecated default
+    if dim is None:  # deprecated default of the frameworks
         dim = 0 if x.ndim in {0, 1, 3} else 1
     names = tuple(f"d{d}" for d in range(x.ndim))
     labels = Labels((names,), (names,), None, frozenset({f"d{d}" for d in reduced_dims(dim, x.ndim)}))
@@ -328,7 +328,7 @@ for _name in ("softmax", "softmin", "log_softmax"):
 
 @decomposition("norm", "x, p='fro', dim=None, keepdim=False, dtype=None")
 def norm(ops: Any, x: Any, p: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
-    """``torch.norm``: a vector norm (the Frobenius norm is one), or the nuclear norm of matrices."""
+    """``torch.norm``: a vector norm (such as the Frobenius norm), or the nuclear norm of matrices."""
     if p == "nuc":
         return ops.matrix_norm(x, p, (-2, -1) if dim is None else dim, keepdim, dtype=dtype)
     return ops.vector_norm(x, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)

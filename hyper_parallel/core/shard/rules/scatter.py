@@ -1,4 +1,4 @@
-"""Writing by index, in place or into a copy: dims that the index does not touch may be sharded."""
+"""Writes by index, in place or into a copy: dims that the index does not touch may be sharded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def setitem(call: OpCall) -> Strategies:
 
 @rule("index_put", "x, indices, values, accumulate=False")
 def index_put(call: OpCall) -> Strategies:
-    """``setitem`` into a copy; Partial(sum) passes if ``x`` and ``values`` both are."""
+    """``setitem`` into a copy; Partial(sum) passes if both ``x`` and ``values`` are Partial."""
     x, values = call["x"], call["values"]
     picked = parse_index(x, tuple(slice(None) if item is None else item for item in call["indices"]))
     names = tuple(f"d{dim}" for dim in range(x.ndim))
@@ -84,7 +84,7 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
         raise ValueError(msg)
     shapes = [operand.shape for operand in tensors]
     whole = unshared_dims(shapes, dim, "x")
-    # If the source is longer than the index, only its beginning is read.
+    # A source longer than the index is read only up to the index' length.
     aligned = adds and len(tensors) == 3 and index.shape[dim : dim + 1] == source.shape[dim : dim + 1]
     owns = ("x", "i", "i" if aligned else "s")
     inputs = tuple(shared_dims(shape, shapes, dim, own) for shape, own in zip(shapes, owns, strict=False))
@@ -99,7 +99,7 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
 
 @rule("scatter", "x, dim, index, src=None, *, value=None, reduce=None")
 def scatter(call: OpCall) -> Strategies:
-    """``dim`` must not be sharded, others are alike; linear in ``x`` and ``src`` unless ``reduce`` is given."""
+    """``dim`` must not be sharded, other dims are alike; linear in ``x`` and ``src`` unless ``reduce`` is given."""
     source = call["value"] if call["src"] is None else call["src"]
     return _scattered(call, source, adds=False, linear=call["reduce"] is None)
 
@@ -112,7 +112,7 @@ def scatter_reduce(call: OpCall) -> Strategies:
 
 @rule("scatter_add", "x, dim, index, src")
 def scatter_add(call: OpCall) -> Strategies:
-    """``src`` sharded along ``dim`` leaves Partial(sum), to which ``x`` is added once; others are sharded alike."""
+    """``src`` sharded along ``dim`` leaves Partial(sum), to which ``x`` is added once; other dims are sharded alike."""
     return _scattered(call, call["src"], adds=True)
 
 
@@ -142,7 +142,7 @@ def as_strided_scatter(call: OpCall) -> Strategies:
 
 
 def _replaced(call: OpCall, part: Sequence[int | None], shape: Sequence[int]) -> Strategies:
-    """Strategies of ``x`` with a part replaced by ``src``; dim ``d`` of the part is dim ``part[d]`` of ``x``."""
+    """Strategies of ``x`` with a slice replaced by ``src``; dim ``d`` of the slice is dim ``part[d]`` of ``x``."""
     x, src = call["x"], call["src"]
     if tuple(src.shape) != tuple(shape):
         msg = f"src is {list(src.shape)}, the part that it replaces is {list(shape)}"
@@ -178,7 +178,7 @@ def slice_scatter(call: OpCall) -> Strategies:
 
 @rule("diagonal_scatter", "x, src, offset=0, dim1=0, dim2=1")
 def diagonal_scatter(call: OpCall) -> Strategies:
-    """The diagonal of two dims is replaced; both must not be sharded."""
+    """The diagonal of two dims is replaced; neither may be sharded."""
     x = call["x"]
     pair = [normalize_dim(call[name], x.ndim) for name in ("dim1", "dim2")]
     length = diagonal_length(x.shape, pair, call["offset"])
@@ -229,7 +229,7 @@ def index_reduce(call: OpCall) -> Strategies:
 
 @rule("index_fill", "x, dim, index, value")
 def index_fill(call: OpCall) -> Strategies:
-    """Slices along ``dim``, which must not be sharded, are filled; Partial passes only if the number is zero."""
+    """Slices along ``dim``, which must not be sharded, are filled; Partial passes only if the value is zero."""
     replaced = _along(call, "value", joint=False)
     value = call["value"]
     if isinstance(value, Operand) or value != 0:
@@ -241,17 +241,17 @@ def index_fill(call: OpCall) -> Strategies:
     )
 
 
-def _all_whole(call: OpCall) -> Strategies:
+def _all_replicated(call: OpCall) -> Strategies:
     """Strategies of an operator that addresses elements of flattened tensors: every operand must be replicated."""
     return Strategies((replicated_row(len(call.operands)),), (call["x"].shape,))
 
 
-register_rule(Rule("put", "x, index, source, accumulate=False", _all_whole))
+register_rule(Rule("put", "x, index, source, accumulate=False", _all_replicated))
 
 
 @rule("masked_scatter", "x, mask, source")
 def masked_scatter(call: OpCall) -> Strategies:
-    """Elements of ``source`` are assigned to True elements in order, so every operand must be replicated."""
+    """Elements of ``source`` are assigned, in order, to True elements, so every operand must be replicated."""
     _, _, shape = broadcast_labels([call["x"].shape, call["mask"].shape])
     return Strategies((replicated_row(len(call.operands)),), (shape,))
 

@@ -1,4 +1,4 @@
-"""Sorting and counting: the sorted dim must be replicated, the others may be sharded; histograms and unique values."""
+"""Sorting, searching and counting; a sorted dim must not be sharded, the others may be sharded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hyper_parallel.core.shard.sample import between, booleans, integers, ordere
 
 
 def _sorting_strategies(call: OpCall, length: int | None, *, keepdim: bool = True) -> Strategies:
-    """Strategies of values and indices along ``dim``, which has ``length`` elements afterwards (None: unchanged)."""
+    """Strategies of values and indices along ``dim``, which has ``length`` elements afterwards (None: as before)."""
     x = call["x"]
     dim = normalize_dim(call["dim"], x.ndim)
     names = tuple(f"d{d}" for d in range(x.ndim))
@@ -120,7 +120,7 @@ Dims = tuple[str | None, ...]
 
 
 def _looked_up(call: OpCall, value: str) -> Strategies:
-    """The dims of ``value`` may be sharded; the tensors that it is compared with must not be sharded."""
+    """The dims of ``value`` may be sharded; the tensors that it is searched in must not be sharded."""
     x = call[value]
     shape = x.shape if isinstance(x, Operand) else ()
     names: Dims = tuple(f"d{dim}" for dim in range(len(shape)))
@@ -203,7 +203,7 @@ def bincount_to(call: OpCall) -> Strategies:
 
 @decomposition("bincount", "x, weights=None, minlength=0")
 def bincount(ops: Any, x: Any, weights: Any, minlength: int) -> Any:
-    """``bincount_to`` with as many bins as the largest value needs, which costs a reduction of ``x``."""
+    """``bincount_to`` with as many bins as the largest value needs; finding that value reduces ``x``."""
     largest = int(ops.amax(x)) if x.shape[0] else -1
     weights = weights if x.shape[0] else None  # PyTorch returns integer counts for an empty x
     return ops.bincount_to(x, weights, max(largest + 1, minlength))

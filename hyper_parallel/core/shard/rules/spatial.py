@@ -28,7 +28,7 @@ __all__ = ["inner_dims", "spread", "window_count"]
 
 
 def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """One number per spatial dim; a single number stands for all of them."""
+    """Return one number per spatial dim; a single number is repeated."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
@@ -42,8 +42,7 @@ def window_count(size: int, kernel: int, stride: int, padding: int, dilation: in
 def convolution(call: OpCall) -> Strategies:
     """``nc…, oc…, o -> no…`` (a transposed weight is ``co…``).
 
-    A sharded ``c`` leaves Partial(sum), to which the bias is added once. A group of
-    channels is never split across ranks.
+    A sharded ``c`` leaves Partial(sum), to which the bias is added once. A group of channels is never split.
     """
     x, weight, groups = call["x"], call["weight"], call["groups"]
     out, inner = (1, 0) if call["transposed"] else (0, 1)
@@ -58,7 +57,7 @@ def convolution(call: OpCall) -> Strategies:
     output = ("n", "o" if groups == 1 else None, *windows)
     joins = (2,) if count > 2 else ()
     if not x.shape[1]:
-        # PyTorch's result has no channels either, whatever the weight has, and even if there is a bias.
+        # PyTorch's result has no channels either, for any weight and even with a bias.
         return Strategies((replicated_row(count),), ((x.shape[0], 0, *_sizes(call)),))
     rows = nonempty_rows(Labels(inputs, (output,), each=(0, 1), joins=joins))
     if groups > 1:
@@ -125,7 +124,7 @@ def inner_dims(
     joint: tuple[int, ...] = (),
     each: tuple[int, ...] = (),
 ) -> Strategies:
-    """Strategies of an operator that resizes the last dims; only the dims before (``b0``, ``b1``) may be sharded."""
+    """Strategies of an operator that resizes the last dims; only the others (``b0``, ``b1``) may be sharded."""
     x = call["x"]
     lead = _leading(call, len(sizes))
     names: Names = (*(f"b{dim}" for dim in range(lead)), *(None for _ in sizes))
@@ -160,7 +159,7 @@ def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int,
     if not ceil:
         return window_count(size, kernel, stride, padding, dilation)
     count = -(-(size + 2 * padding - dilation * (kernel - 1) - 1) // stride) + 1
-    # As PyTorch: with ceil_mode, a window that would start in the padding on the right is left out.
+    # As PyTorch: with ceil_mode, a window that would start in the right padding is left out.
     return count - 1 if (count - 1) * stride >= size + padding else count
 
 
@@ -169,7 +168,7 @@ def _average(count: int) -> Callable[[OpCall], Strategies]:
 
 
 def _maximum(count: int) -> Callable[[OpCall], Strategies]:
-    # Indices count within one channel of one sample, so local indices equal global ones.
+    # Indices count within one channel of one sample, so local and global indices are equal.
     return lambda call: inner_dims(call, _pooled(call, count), outputs=2)
 
 
@@ -183,7 +182,7 @@ def _adaptive(count: int, *, maximum: bool) -> Callable[[OpCall], Strategies]:
 
 def _fractional(count: int) -> Callable[[OpCall], Strategies]:
     def strategies(call: OpCall) -> Strategies:
-        """One random number per sample, channel and pooled dim decides where the windows are."""
+        """One random number per sample, channel and pooled dim determines the positions of the windows."""
         batched = call["x"].ndim > count + 1
         samples = ("b0", "b1", None) if batched else (None, "b0", None)
         return inner_dims(call, spread(call["output_size"], count), others=(samples,), outputs=2)
@@ -253,7 +252,7 @@ def upsample(call: OpCall) -> Strategies:
 
 @rule("grid_sample", "x, grid, interpolation_mode=0, padding_mode=0, align_corners=False")
 def grid_sample(call: OpCall) -> Strategies:
-    """``nc[…], n…[2] -> nc…``: the points of the grid may be sharded, the image may not; linear in ``x``."""
+    """``nc[…], n…[2] -> nc…``: points of the grid may be sharded, the image must not be; linear in ``x``."""
     x, grid = call["x"], call["grid"]
     positions = tuple(f"p{dim}" for dim in range(x.ndim - 2))
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != x.ndim - 2:
@@ -266,7 +265,7 @@ def grid_sample(call: OpCall) -> Strategies:
 
 @rule("affine_grid", "theta, size, align_corners=False")
 def affine_grid(call: OpCall) -> Strategies:
-    """``n[…] -> n[…]``, linear; the local call gets the local number of samples as ``size``."""
+    """``n[…] -> n[…]``, linear; the local call gets the local number of samples in ``size``."""
     size = tuple(call["size"])
     rows = nonempty_rows(Labels((("n", None, None),), (("n", *(None,) * (len(size) - 1)),), joint=(0,)))
     return Strategies(rows, ((size[0], *size[2:], len(size) - 2),), _own_samples)
@@ -306,8 +305,8 @@ def _columns(call: OpCall, shape: tuple[int, ...], whole: int) -> Strategies:
 
 
 # -- shuffles ----------------------------------------------------------------------------------------------------------
-# Their results have their own memory, also where nothing moves (a factor of 1, images of one pixel, one row per rank)
-# and the permuted tensor would be a view of ``x``.
+# These always return new memory, even if nothing moves (a factor of 1, images of one pixel, one row per rank) and the
+# permuted tensor would be a view of ``x``.
 
 
 @decomposition("pixel_shuffle", "x, factor")

@@ -33,7 +33,7 @@ __all__ = ["addressed", "view_groups"]
 
 @rule("view", "x, *shape", view=True)
 def view(call: OpCall) -> Strategies:
-    """The leading dim of each group of merged or split dims may be sharded if every shard holds complete rows of it."""
+    """The first dim of a group of merged or split dims may be sharded if every shard has complete rows of the group."""
     x = call["x"]
     shape = _target(x.shape, call["shape"])
     return Strategies((*passing_rows(), *_group_rows(x.shape, shape)), (shape,), _local_shape)
@@ -66,7 +66,7 @@ def _target(shape: Sequence[int], wanted: Sequence[Any]) -> tuple[int, ...]:
 
 
 def view_groups(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Minimal groups of adjacent source and target dims that hold the same elements; size-1 dims belong to no group."""
+    """Minimal groups of adjacent source and target dims with the same elements; dims of size 1 are in no group."""
     groups = []
     left = [dim for dim, size in enumerate(source) if size != 1]
     right = [dim for dim, size in enumerate(target) if size != 1]
@@ -99,12 +99,12 @@ def _group_rows(source: Sequence[int], target: Sequence[int]) -> Iterator[Row]:
 
 
 def _leading_row(first: int, lead: int, target: Sequence[int]) -> Row:
-    # A shard of the leading source dim must be a shard of the leading target dim: both sizes must divide.
+    # A shard of the first source dim must be a shard of the first target dim, so the axis must divide both.
     return Row((Shard(first),), (Shard(lead),), even=((0, first),), sizes=((0, first, target[lead]),))
 
 
 def _merging_rows(source: Sequence[int], ins: list[int], lead: int) -> Iterator[Row]:
-    # An inner dim may be sharded once the mesh axes before this one have split every dim before it into single rows.
+    # An inner dim may be sharded if the mesh axes before this one split every dim before it into single rows.
     for position in range(1, len(ins)):
         before = tuple((0, dim, source[dim]) for dim in ins[:position])
         yield Row((Shard(ins[position]),), (Shard(lead),), even=((0, ins[position]),), cut=before)
@@ -114,7 +114,7 @@ def _splitting_rows(first: int, target: Sequence[int], outs: list[int]) -> Itera
     done = 1
     for position in range(1, len(outs)):
         done *= target[outs[position - 1]]
-        # The axes before shard exactly the dims before; this axis must divide the next one.
+        # The axes before this one shard exactly the dims before; this axis must divide the next dim.
         yield Row(
             (Shard(first),),
             (Shard(outs[position]),),
@@ -175,7 +175,7 @@ def view_as_complex(call: OpCall) -> Strategies:
 
 
 def _filled(labels: Labels) -> tuple[Row, ...]:
-    """Rows without empty shards, which PyTorch's checks of strides refuse, forward and backward."""
+    """Rows without empty shards, because PyTorch's stride checks refuse those in forward and backward."""
     dims: dict[Placement, int] = {Shard(dim): dim for dim in range(len(labels.inputs[0]))}
     return tuple(
         replace(row, full=((0, dims[row.inputs[0]]),)) if row.inputs[0] in dims else row
@@ -238,7 +238,7 @@ def unbind(call: OpCall) -> Strategies:
 
 
 def _split_strategies(call: OpCall, dim: int, lengths: Sequence[int], **arguments: Any) -> Strategies:
-    """The strategies of parts of ``lengths``, for which the local call gets ``arguments``; one part is not split."""
+    """Strategies of parts of ``lengths``, for which the local call gets ``arguments``; a single part is not split."""
     x = call["x"]
     kept = [d if d != dim or len(lengths) == 1 else None for d in range(x.ndim)]
     shapes = tuple((*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths)
@@ -273,7 +273,7 @@ def split(call: OpCall) -> Strategies:
 
 @rule("chunk", "x, chunks, dim=0", view=True)
 def chunk(call: OpCall) -> Strategies:
-    """Parts of ``ceil(size / chunks)`` of ``dim``, which must not be sharded; the other dims may be sharded."""
+    """Parts of size ``ceil(size / chunks)`` along ``dim``, which must not be sharded; the others may be sharded."""
     x, chunks = call["x"], call["chunks"]
     dim = normalize_dim(call["dim"], x.ndim)
     size = x.shape[dim]
@@ -287,7 +287,7 @@ def chunk(call: OpCall) -> Strategies:
 
 @decomposition("tensor_split", "x, indices_or_sections, dim=0")
 def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
-    """Parts between the given indices, or a number of parts whose sizes differ by at most one."""
+    """Split ``dim`` at the given indices, or into a number of parts whose sizes differ by at most one."""
     size, wanted = tuple(x.shape)[dim], indices_or_sections
     if ops.platform.is_tensor(wanted):
         wanted = wanted.tolist()
@@ -309,14 +309,14 @@ def tensor_split(ops: Any, x: Any, indices_or_sections: Any, dim: int) -> Any:
 
 
 def _order_reductions(tensors: Sequence[Operand]) -> tuple[str, ...]:
-    """Extrema that may stay partial: none if an operand is complex, because complex numbers have no order."""
+    """Extrema that may stay partial: none for complex operands, because complex numbers have no order."""
     mixed = any(operand.dtype is not None and short_dtype(operand.dtype).startswith("c") for operand in tensors)
     return () if mixed else ("max", "min")
 
 
 @rule("cat", "tensors, dim=0", by_dtype="partial")
 def cat(call: OpCall) -> Strategies:
-    """``dim`` must not be sharded; the others are alike in all operands, and Partial passes if all are Partial."""
+    """``dim`` must not be sharded; other dims are sharded alike in all operands. Partial passes if all are Partial."""
     tensors = call["tensors"]
     full = [operand for operand in tensors if operand.shape != (0,)] or list(tensors)
     shapes = [operand.shape for operand in full]
@@ -338,7 +338,7 @@ def cat(call: OpCall) -> Strategies:
 
 @rule("stack", "tensors, dim=0", by_dtype="partial")
 def stack(call: OpCall) -> Strategies:
-    """All dims are sharded alike in all operands, the new one is not; Partial passes if all are Partial."""
+    """All dims are sharded alike in all operands, except the new one. Partial passes if all are Partial."""
     tensors = call["tensors"]
     shape = tensors[0].shape
     if any(operand.shape != shape for operand in tensors):
