@@ -1,4 +1,4 @@
-"""Collectives in a traced graph: while a region is traced, the transport records them as one opaque operator."""
+"""Collectives in a traced graph: the transport records each one as an opaque operator during the trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RecordedCall:
 
     Attributes:
         method: method of the transport.
-        arguments: all but the first, which holds the tensors.
+        arguments: the method's arguments after the first, which is the tensors.
         outputs: local shapes of the results.
     """
 
@@ -33,11 +33,11 @@ class RecordedCall:
 
     @property
     def takes_list(self) -> bool:
-        """Whether it takes a tensor for each member."""
+        """Whether the method's first argument is a list with a tensor per member."""
         return self.method == "reduce_scatter"
 
     def bound(self) -> Callable[[Any], Any]:
-        """Return a function that runs the collective, for its tensor or list of tensors, on this rank's transport."""
+        """Return the collective as a function of its tensor or list of tensors, on this rank's transport."""
         read, arguments, transport = attrgetter(self.method), self.arguments, get_torch_platform().transport
 
         def run(tensors: Any) -> Any:
@@ -46,17 +46,17 @@ class RecordedCall:
         return run
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Run it as an operator."""
+        """Run the collective as an operator."""
         result = self.bound()(list(tensors) if self.takes_list else tensors[0])
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
 _CALLS: dict[str, RecordedCall] = {}
-"""Recorded calls by a description of them: a backend may keep graphs on disk, where another process finds them."""
+"""Recorded calls by their descriptions: a backend may store graphs on disk, and another process then finds them."""
 
 
 def recorded_call(name: str) -> RecordedCall:
-    """Return the recorded call of the operator's argument."""
+    """Return the recorded call with this name, which is an argument of the operator."""
     return _CALLS[name]
 
 
@@ -76,7 +76,7 @@ _LIBRARY.impl("collective", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("hyper_parallel::collective", _shapes, lib=_LIBRARY)
 COLLECTIVE = torch.ops.hyper_parallel.collective.default
 """``(tensors, name of a recorded call) -> tensors``."""
-torch.fx.node.has_side_effect(COLLECTIVE)  # other members wait for it, whether or not its result is used
+torch.fx.node.has_side_effect(COLLECTIVE)  # other members wait for it even if its result is unused
 
 
 def _collective(tensors: Sequence[Any], method: str, arguments: tuple[Any, ...], outputs: Sequence[Shape]) -> list[Any]:
@@ -94,12 +94,12 @@ def _hashable(value: Any) -> Any:
 class TracingTransport(ForwardingTransport):
     """Records collectives in the graph that is being traced.
 
-    Objects are really exchanged, since they decide what is traced: ``exchanges`` lists them, and a later call of the
-    graph must find the same results.
+    Objects are exchanged during the trace, because they determine what is traced. ``exchanges`` lists the results; a
+    later call of the graph must get the same ones.
 
     Args:
         inner: the transport of this rank.
-        known: results of exchanges that have taken place, in their order.
+        known: results of earlier exchanges, in order.
     """
 
     def __init__(self, inner: Any, known: Sequence[list[Any]] = ()) -> None:
@@ -108,7 +108,7 @@ class TracingTransport(ForwardingTransport):
         self._known = list(known)
 
     def rewind(self) -> None:
-        """Begin anew: the tracer runs a function several times, and objects are exchanged once."""
+        """Start over: the tracer runs a function several times, but objects are exchanged once."""
         self._known += [result for _, _, result in self.exchanges[len(self._known) :]]
         self.exchanges = []
 
@@ -160,14 +160,14 @@ class TracingTransport(ForwardingTransport):
         raise _refused("a barrier")
 
     def all_gather_object(self, obj: Any, ranks: Ranks) -> list[Any]:
-        """Exchange objects now, unless that was done before; see the class."""
+        """Exchange objects now, unless that has already been done; see the class."""
         index = len(self.exchanges)
         result = self._known[index] if index < len(self._known) else self._inner.all_gather_object(obj, ranks)
         self.exchanges.append((obj, ranks, result))
         return result
 
     def start(self, operation: str, *args: Any) -> Work:
-        """Record it as complete: nothing in a graph runs at the same time."""
+        """Record the collective as complete, since nothing in a graph runs concurrently."""
         result = getattr(self, operation)(*args)
         return Work(operation, lambda: result)
 

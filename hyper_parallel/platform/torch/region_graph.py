@@ -1,8 +1,7 @@
 """Traces a function of local tensors, through the DTensors inside it, into a forward and a backward graph.
 
-PyTorch's AOTAutograd traces; the rest is done here: forward and backward are separated by the order of the trace, so
-that both run the operators and collectives that the program runs, in its order, and the collectives become calls of the
-transport.
+PyTorch's AOTAutograd traces. This file separates forward and backward by the order of the trace, so that both run the
+program's operators and collectives in the program's order, and turns the collectives into calls of the transport.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from hyper_parallel.platform.torch.versions import overload_call
 __all__ = ["INDUCTOR", "Backend", "Region"]
 
 INDUCTOR = "inductor"
-"""Name of PyTorch's own compiler, which fuses operators; results have its tolerance."""
-_ITS_RANDOM_NUMBERS = {"fallback_random": True}
-"""Setting of Inductor by which random operators draw from PyTorch's generator as they do uncompiled."""
+"""Name of PyTorch's own compiler, which fuses operators; results are equal within its tolerance."""
+_INDUCTOR_OPTIONS = {"fallback_random": True}
+"""Setting of Inductor with which random operators draw from PyTorch's generator, as they do uncompiled."""
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-"""Makes a function of a graph and examples of its inputs, as backends of ``torch.compile`` do."""
+"""Compiles a graph, given example inputs, into a function, as backends of ``torch.compile`` do."""
 
 
 class Region:
-    """A function that is run by graphs, which are traced when it is called first.
+    """A function that runs as graphs, which are traced at its first call.
 
     Args:
         function: function of local tensors; returns a list of them.
         backend: compiles the graphs, or "inductor"; by default they run operator by operator.
-        while_tracing: closed when the trace has ended.
+        while_tracing: context that is closed at the end of the trace.
     """
 
     run: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any], backend: Backend | str | None, while_tracing: ExitStack) -> None:
-        from hyper_parallel.platform.torch.versions import aot_function, make_boxed_func  # PyTorch loads its compiler
+        from hyper_parallel.platform.torch.versions import aot_function, make_boxed_func  # imports PyTorch's compiler
 
         self._halves: Halves | None = None
         decompositions = None
         if backend == INDUCTOR:
             from hyper_parallel.platform.torch.versions import inductor_config, select_decomp_table
 
-            with inductor_config.patch(_ITS_RANDOM_NUMBERS):
+            with inductor_config.patch(_INDUCTOR_OPTIONS):
                 backend, decompositions = _fused, select_decomp_table()
 
         def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -86,7 +85,7 @@ class Region:
         )
 
     def first(self, *inputs: Any) -> Any:
-        """Trace, and run for the first time; from then on ``run`` is the cheapest equivalent."""
+        """Trace and run for the first time; afterwards ``run`` is the cheapest equivalent."""
         outputs = self.run(*inputs)
         halves, self._halves = self._halves, None
         if halves is not None:
@@ -110,20 +109,20 @@ def _halves(forward: fx.GraphModule, backward: fx.GraphModule | None = None, out
 
 
 def _fused(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a graph by Inductor: with the strides that were traced, and the numbers of PyTorch's generator."""
+    """Compile a graph by Inductor with the traced strides and the numbers of PyTorch's generator."""
     from hyper_parallel.platform.torch.versions import compile_fx_inner, inductor_config
 
     (end,) = (node for node in graph.graph.nodes if node.op == "output")
     end.meta["user_visible_output_idxs"] = [
         index for index, node in enumerate(end.args[0]) if isinstance(node, fx.Node)
-    ]  # backward was traced with the strides of what forward saves
-    with inductor_config.patch(_ITS_RANDOM_NUMBERS):
+    ]  # backward was traced with the strides of the tensors that forward saves
+    with inductor_config.patch(_INDUCTOR_OPTIONS):
         compiled: Callable[..., Any] = compile_fx_inner(graph, examples)
     return compiled
 
 
 def _separated(joint: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return forward and backward of a joint graph: what was traced before, and after, backward began."""
+    """Split a joint graph into forward and backward: the nodes traced before and after backward began."""
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
     body = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
     (end,) = (node for node in joint.graph.nodes if node.op == "output")
@@ -143,7 +142,7 @@ def _separated(joint: fx.GraphModule, outputs: int) -> tuple[fx.GraphModule, fx.
 
 
 class _Results:
-    """The results of backward, read like a node."""
+    """The results of backward, accessible like a node."""
 
     def __init__(self, results: Sequence[Any]) -> None:
         self.all_input_nodes = [node for node in results if isinstance(node, fx.Node)]
@@ -158,7 +157,7 @@ def _is_backward(node: fx.Node) -> bool:
 def _extracted(
     joint: fx.GraphModule, inputs: Sequence[fx.Node], body: Sequence[fx.Node], results: Sequence[Any], name: str
 ) -> fx.GraphModule:
-    """Return the graph of ``body`` alone."""
+    """Return the graph that consists of ``body``."""
     graph, copies = fx.Graph(), {}
     for node in inputs:
         copy = graph.placeholder(node.name)
@@ -198,16 +197,16 @@ _PUBLIC = {
     _ATEN.transpose.int: torch.transpose,
     _ATEN.view.default: torch.Tensor.view,
 }
-"""Functions that call just these operators, and read their arguments in less time."""
+"""Functions that call only these operators but parse their arguments faster."""
 _HEAD = re.compile(r"def forward\(self(?:, )?(.*)\)(?: -> .*)?:")
 _FUNCTION = "hyper_parallel.function"
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()")
 
 
 def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
-    """Return a function that runs the graph: operators of this package as functions, those of PyTorch without look-ups.
+    """Return a function that runs the graph: this package's operators as functions, PyTorch's without look-ups.
 
-    It takes a list of the inputs, which it empties, so that each tensor is freed after the operator that reads it last.
+    The function takes a list of inputs and empties it, so that each tensor is freed after its last use.
     """
     if _FUNCTION in module.meta:
         return module.meta[_FUNCTION]
@@ -228,19 +227,19 @@ def _function_of(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 class _Boxed(partial[Any]):
-    """Function of a list of inputs; by its attribute, PyTorch knows to pass a list and keep no other references."""
+    """A function of a list of inputs; its attribute makes PyTorch pass a list and keep no other references."""
 
     _boxed_call = True
 
 
 def _lower(graph: fx.Graph) -> None:
-    """Replace this package's operators by the functions that they run."""
+    """Replace this package's operators by the functions that implement them."""
     for node in list(graph.nodes):
         if node.target is COLLECTIVE:
             tensors, name = node.args
             call = recorded_call(name)
             if len(call.outputs) == 1:
-                for user in list(node.users):  # each takes the only result
+                for user in list(node.users):  # each user reads the only result
                     user.replace_all_uses_with(node)
                     graph.erase_node(user)
             node.target, node.args = call.bound(), (tensors if call.takes_list else tensors[0],)

@@ -1,4 +1,4 @@
-"""Random numbers of DTensors in a traced graph: it records the calls of a stream, not values."""
+"""Random numbers of DTensors in a traced graph: the graph records calls of a random stream instead of values."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _COUNT, _PROCESS = itertools.count(), os.urandom(8).hex()
 
 @dataclass(frozen=True)
 class RecordedNumbers(LocalRandomNumbers):
-    """Numbers that are drawn when the graph runs.
+    """Random numbers that are drawn when the graph runs.
 
     Attributes:
-        stream: seed and first call of the graph's run: a tensor that is being traced.
+        stream: seed and index of the first call when the graph runs; a traced tensor.
     """
 
     stream: Any = None
 
     def array(self) -> Any:
-        """Zeros that refer to the numbers they represent."""
+        """Zeros that stand for the numbers."""
         array = np.zeros(self.shape, _dtype_of(self)).view(RecordedArray)
         array.numbers = self
         return array
 
     def blocks(self) -> Any:
-        """Refuse: the values are not known."""
+        """Refuse: the values are unknown during the trace."""
         raise _unknown_values()
 
     def tensor(self, device: Any = None) -> torch.Tensor:
         """The numbers, as an operator of the graph."""
-        # A backend may keep graphs on disk, where other processes must not find these names.
+        # A backend may store graphs on disk; other processes must not find these names.
         name = f"{_PROCESS}.{os.getpid()}.{next(_COUNT)}"
         _SAMPLED[name] = LocalRandomNumbers(
             **{field.name: getattr(self, field.name) for field in fields(LocalRandomNumbers)}
@@ -53,7 +53,7 @@ class RecordedNumbers(LocalRandomNumbers):
 
 
 class RecordedArray(np.ndarray[Any, Any]):
-    """A placeholder of an array of random numbers while a graph is traced."""
+    """A placeholder for an array of random numbers during a trace."""
 
     numbers: RecordedNumbers | None = None
 
@@ -69,7 +69,7 @@ class RecordedArray(np.ndarray[Any, Any]):
 
 
 def recorder(stream: Any) -> Callable[[LocalRandomNumbers], RecordedNumbers]:
-    """Return what replaces random numbers in a trace; ``stream`` is the tensor of seed and first call."""
+    """Return the replacement of random numbers in a trace; ``stream`` is the tensor of seed and first call."""
 
     def record(numbers: LocalRandomNumbers) -> RecordedNumbers:
         return RecordedNumbers(
@@ -80,7 +80,7 @@ def recorder(stream: Any) -> Callable[[LocalRandomNumbers], RecordedNumbers]:
 
 
 def drawing(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the function that draws the numbers of the operator's argument ``name``."""
+    """Return the function that draws the numbers registered under ``name``."""
     sampled = _SAMPLED[name]
 
     def draw(stream: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def drawing(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def forget_numbers(name: str) -> None:
-    """Forget the numbers of a graph that has been lowered."""
+    """Remove the numbers of a graph that has been lowered."""
     _SAMPLED.pop(name, None)
 
 

@@ -1,7 +1,7 @@
-"""Runs a traced region as one node of autograd: forward's function, backward's, and the tensors between them.
+"""Runs a traced region as one autograd node, with the functions of forward and backward.
 
-AOTAutograd's own node can do more, at a cost in each call: it rebuilds outputs that alias inputs, writes mutated inputs
-back, tells subclasses apart. Where a region needs none of that, this node takes its place after the first call.
+AOTAutograd's own node handles more cases and costs more per call: it rebuilds outputs that alias inputs, writes mutated
+inputs back, and handles subclasses. If a region needs none of that, this node replaces it after the first call.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Halves:
     """The results of a trace, for :func:`single_node`.
 
     Attributes:
-        forward: takes the inputs, returns ``outputs`` results and the tensors that backward needs.
-        backward: takes these tensors and the gradients of outputs, returns those of inputs; None if no input requires
-            a gradient.
+        forward: takes the inputs; returns ``outputs`` results, then the tensors that backward needs.
+        backward: takes these tensors and the gradients of outputs; returns the gradients of inputs. None if no input
+            requires a gradient.
         inputs: number of inputs.
         outputs: number of outputs.
-        strides: strides of the gradients of outputs that ``backward`` takes, as they were traced.
+        strides: traced strides of the gradients of outputs, as ``backward`` needs them.
     """
 
     forward: Run
@@ -43,12 +43,12 @@ class Halves:
 
 
 def single_node(halves: Halves, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return what runs the region, or None if it needs AOTAutograd's node.
+    """Return a function that runs the region, or None if the region needs AOTAutograd's node.
 
     Args:
-        halves: halves of the region.
+        halves: the traced forward and backward.
         inputs: inputs of its first call.
-        outputs: outputs of its first call, by AOTAutograd's node.
+        outputs: outputs of its first call, from AOTAutograd's node.
     """
     storages = {each.untyped_storage().data_ptr() for each in inputs}
     apart = len(storages) + len(outputs) == len(storages | {each.untyped_storage().data_ptr() for each in outputs})
@@ -63,7 +63,7 @@ def single_node(halves: Halves, inputs: Sequence[Any], outputs: Sequence[Any]) -
 
 
 def _constant(forward: Run) -> Callable[..., Any]:
-    """Return a function that runs forward alone; its results have no gradient, even if inputs require one."""
+    """Return a function that runs only forward; its results have no gradient, even if inputs require one."""
 
     def run(*inputs: Any) -> Any:
         with torch.no_grad():
@@ -75,7 +75,7 @@ def _constant(forward: Run) -> Callable[..., Any]:
 def _differentiable(halves: Halves, run_backward: Run, with_gradient: Sequence[int]) -> Callable[..., Any]:
     """An autograd function of the two halves."""
     run, count = halves.forward, halves.outputs
-    views: list[int] | None = None  # views made in forward: returned and kept without their base
+    views: list[int] | None = None  # views made in forward: returned and saved without their base
     constant = sorted({*range(count)} - {*with_gradient})
     expected = list(zip(with_gradient, halves.strides, strict=True))
 
@@ -100,7 +100,7 @@ def _differentiable(halves: Halves, run_backward: Run, with_gradient: Sequence[i
         read = [each for each in taken if each.requires_grad]
         with torch.no_grad():
             results = run_backward(taken)
-        once: tuple[Any, ...] = _Once.apply(len(results), *results, *read, torch.empty(0, requires_grad=True))
+        once: tuple[Any, ...] = _FirstOrder.apply(len(results), *results, *read, torch.empty(0, requires_grad=True))
         return once
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
@@ -109,14 +109,14 @@ def _differentiable(halves: Halves, run_backward: Run, with_gradient: Sequence[i
 
 
 def _strided(gradient: Any, strides: tuple[int, ...]) -> Any:
-    """``gradient`` with the strides for which backward was traced."""
+    """Return ``gradient`` with the strides for which backward was traced."""
     if gradient.stride() == strides:
         return gradient
     return torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 
-class _Once(LocalFunction):
-    """Gradients that cannot be differentiated, although they depend on inputs that require a gradient."""
+class _FirstOrder(LocalFunction):
+    """Gradients that cannot be differentiated again, although they depend on inputs that require a gradient."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *gradients_and_read: Any) -> tuple[Any, ...]:
@@ -136,6 +136,6 @@ _UNRECORDED = (
 
 
 def refuse_second_derivative(error: BaseException) -> None:
-    """Raise the error of :class:`_Once` if ``error`` is that of AOTAutograd's own node, which runs the first call."""
+    """Raise the error of this module if ``error`` is AOTAutograd's for the same case, from the first call."""
     if isinstance(error, RuntimeError) and "aot_autograd does not currently support double backward" in str(error):
         raise UnsupportedOperatorError(_UNRECORDED) from error

@@ -1,4 +1,4 @@
-"""State that a compiled graph depends on, except tensors: attributes, hooks and submodules, and modes."""
+"""The state that a compiled graph depends on, apart from tensors: attributes, hooks, submodules and modes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESHARDING = "hyper_parallel.core.tensor_parallel.saved_inputs"
 _LIBRARIES = {"hyper_parallel", "torch", "numpy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SHARDED = "_hyper_parallel_fully_sharded"
-"""Attribute of modules that fully_shard was applied to."""
+"""Attribute of modules to which fully_shard was applied."""
 _REGISTERING = {  # functions that register hooks of tensors
     torch.Tensor.register_hook: "register_hook",
     torch.Tensor.register_post_accumulate_grad_hook: "register_post_accumulate_grad_hook",
@@ -45,7 +45,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 class HookRefusal(TorchFunctionMode):
-    """While a forward is traced, hooks of tensors are refused: graphs would replay their operators and not call them.
+    """Refuses hooks of tensors during a trace, because graphs would replay their operators instead of calling them.
 
     Args:
         name: name of the class of the module that is traced.
@@ -71,7 +71,7 @@ class HookRefusal(TorchFunctionMode):
 
 
 def is_observed() -> bool:
-    """Whether something observes single calls, such as a hook, so that a graph must not replace them."""
+    """Whether something observes single calls, such as a hook; a graph must not replace the calls then."""
     return bool(
         watchers()
         or open_blocks()
@@ -84,7 +84,7 @@ def is_observed() -> bool:
 
 
 def modes(device: str) -> tuple[Any, ...]:
-    """Return the modes that change the effect of calls."""
+    """Return the modes that affect calls."""
     cast = torch.is_autocast_enabled(device)
     return (
         torch.is_grad_enabled(),
@@ -97,13 +97,13 @@ def modes(device: str) -> tuple[Any, ...]:
 
 
 class ModuleState:
-    """The attributes of a module and its submodules, as they are now.
+    """The current attributes of a module and its submodules.
 
     Args:
-        root: the module that is compiled; its own hooks run outside of the graph.
+        root: the compiled module; its own hooks run outside of the graph.
 
     Raises:
-        PlanError: a submodule is fully sharded, or has hooks of the program.
+        PlanError: a submodule is fully sharded, or the program has registered hooks on it.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -119,7 +119,7 @@ class ModuleState:
             for attributes in self._dicts
             for name, value in attributes.items()
             if name not in _ELSEWHERE and (_is_container(value) or has_fields(value))
-        }  # a configuration is an attribute of many submodules
+        }  # many submodules may share a configuration
         self._contents = [(value, content(value)) for value in changeable.values()]
         for path, module in modules:
             if path:
@@ -138,7 +138,7 @@ class ModuleState:
         )
 
     def difference(self, later: ModuleState) -> str | None:
-        """The first attribute that differs in ``later``, or None."""
+        """Return the first attribute that differs in ``later``, or None."""
         for before, after in zip(self.key, later.key, strict=False):
             for one, other in zip(before[1:], after[1:], strict=False):
                 if one != other:
@@ -150,14 +150,14 @@ class ModuleState:
 
 @dataclass(frozen=True)
 class ModuleTensors:
-    """The places of a module's parameters and buffers.
+    """The places of a module's parameters and buffers: dictionaries and names in them.
 
     Attributes:
-        places: path, dictionary and name of each, tied ones once.
-        tied: dictionary and name of a tied one, and of its first place.
-        absent: dictionary and name of those that are None.
+        places: path, dictionary and name of each; tied ones once.
+        tied: dictionary and name of each further occurrence, and of its first place.
+        absent: dictionary and name of entries that are None.
         homes: the dictionaries.
-        count: count of their entries.
+        count: number of their entries.
     """
 
     places: list[tuple[str, dict[str, Any], str]]
@@ -185,7 +185,7 @@ class ModuleTensors:
         return cls(found.places, found.tied, found.absent, found.homes, sum(map(len, found.homes)))
 
     def hold(self) -> bool:
-        """Whether they still are in these places."""
+        """Whether the tensors are still in these places."""
         return (
             sum(map(len, self.homes)) == self.count
             and all(home[name] is None for home, name in self.absent)
@@ -222,7 +222,7 @@ def _is_container(value: Any) -> bool:
 
 
 def has_fields(value: Any) -> bool:
-    """Whether ``value`` is an object of the program, such as a configuration, whose attributes may change."""
+    """Whether ``value`` is an object of the program whose attributes may change, such as a configuration."""
     return (
         hasattr(value, "__dict__")
         and not callable(value)
@@ -232,7 +232,7 @@ def has_fields(value: Any) -> bool:
 
 
 def content(value: Any, holders: tuple[int, ...] = ()) -> Any:
-    """A copy of the plain values in containers and in objects with fields, and the identities of everything else.
+    """Copy the plain values in containers and in objects with fields; other objects are represented by their identity.
 
     Args:
         value: the value to copy.
@@ -253,7 +253,7 @@ def content(value: Any, holders: tuple[int, ...] = ()) -> Any:
     return id(value)
 
 
-# Compared in other ways: tensors are arguments of the graph, submodules are listed, hooks are counted.
+# Checked elsewhere: tensors are arguments of the graph, submodules are listed, hooks are counted.
 _ELSEWHERE = (frozenset(vars(nn.Module())) | {"forward"}) - {"training"}
 
 

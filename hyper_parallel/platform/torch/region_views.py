@@ -1,7 +1,7 @@
-"""Removes views without effect from a joint graph; each of them would cost a call on the host.
+"""Removes views without effect from a joint graph, because each of them would cost a call on the host.
 
-Autograd and the tracer leave many: ``t`` of ``t``, ``detach``, a view with the tensor's own shape, and the same view
-of the same tensor for each operator that reads it. A traced graph writes to no tensor, so equal views are one tensor.
+Autograd and the tracer produce many: ``t`` of ``t``, ``detach``, a view with the tensor's own shape, and the same view
+again for each operator that reads it. A traced graph writes to no tensor, so equal views can be merged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _VIEWS = frozenset((*_SAME_IN_PLACE, *_SAME_DATA, *_SWAPS, _ATEN.permute.default
 
 
 def remove_idle_views(graph: fx.Graph, outputs: int, backward: Collection[fx.Node]) -> None:
-    """Change each operator of ``graph`` to read the first of equal tensors, and to reshape in one step.
+    """Make each operator of ``graph`` read the first of equal tensors, and merge successive reshapes.
 
     Args:
-        graph: graph of forward and backward; its outputs are those of forward, and the gradients.
-        outputs: number of those of forward, which stay the views that they are.
-        backward: the nodes that backward computes; a gradient may be one of these instead of a view of it.
+        graph: graph of forward and backward; its outputs are those of forward, then the gradients.
+        outputs: number of outputs of forward, which stay views.
+        backward: the nodes of backward; a gradient may become one of these instead of a view of it.
     """
     first: dict[Any, fx.Node] = {}
     equal: dict[fx.Node, fx.Node] = {}
@@ -51,7 +51,7 @@ def _results(results: Any, outputs: int, equal: dict[fx.Node, fx.Node]) -> list[
 
 
 def _viewed(view: fx.Node) -> fx.Node | None:
-    """The tensor that ``view`` is equal to, if there is one."""
+    """Return the tensor that ``view`` is equal to, or None."""
     base: Any = view.args[0]
     if view.target in _SAME_DATA or (view.target in _SAME_IN_PLACE and _form(view) == _form(base)):
         return base
@@ -62,7 +62,7 @@ def _viewed(view: fx.Node) -> fx.Node | None:
 
 
 def _reshape_once(view: fx.Node) -> None:
-    """Change a reshape of a reshape to read the tensor before both, if it can be viewed like that."""
+    """Make a reshape of a reshape read the original tensor, if that can be viewed like this."""
     base: Any = view.args[0]
     if view.target in _RESHAPES and base.target in _RESHAPES:
         shape, strides = _form(base.args[0])

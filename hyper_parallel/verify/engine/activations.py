@@ -1,9 +1,9 @@
 """Placements of outputs, masks and recorded values: read from tensors, declared, or inferred from values.
 
-An output is placed by matching its values within the tolerance. The rows that one output was matched to also place the
-other values of the same sizes on that rank, including wrong ones. Only outputs whose elements are all on some rank
-count: if elements are missing, a rank works on the wrong rows. A value of the reference's shape is a replica unless the
-values of a group of ranks add up to the reference.
+An output is placed by matching its values within the tolerance. Its matched rows also place other values of the same
+sizes on that rank, including wrong ones. An output counts only if all of its elements are on some rank: if elements are
+missing, a rank works on the wrong rows. A value of the reference's shape is a replica, unless the values of a group of
+ranks sum to the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = ("value", "output", "mask")
 _Sizes = tuple[int, int, int]
 
 _MOSTLY = 0.5
-"""Share of a shard's elements that must equal the reference's at a position for the shard to be placed there."""
+"""Share of a shard's elements that must equal the reference's at a position to place the shard there."""
 
 
 class ActivationPlacements:
@@ -47,7 +47,7 @@ class ActivationPlacements:
 
     Attributes:
         unplaced: by kind and name, the reason why the placement cannot be determined.
-        rows: by rank, dim and its local and global size: how often each choice of rows was recognised.
+        rows: by rank, dim and its local and global size: how often each selection of rows was recognised.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class ActivationPlacements:
         return Placement(total, positions, words=describe(positions, total))
 
     def other_rows(self) -> dict[Key, list[int]]:
-        """Return the values for which ranks have other rows than in earlier values: no error if the order is restored.
+        """Return values whose rows on a rank differ from those of earlier values: no error if the order is restored.
 
-        Each step and each call may have different rows: a rank may split its shard of a batch over several calls.
+        Rows may differ between steps and calls: a rank may split its shard of a batch over several calls.
         """
         first: dict[tuple[int, ...], tuple[int, ...]] = {}
         other: dict[Key, list[int]] = {}
@@ -294,13 +294,13 @@ class ActivationPlacements:
                 if first is None or any(member is None or not first.same_place(member) for member in members):
                     continue
                 total = sum(np.asarray(records[rank].value) for rank in group)
-                if np.any(total) and self._equal(key, total, first) and not self._one_is_all(records, group, total):
+                if np.any(total) and self._equal(key, total, first) and not self._has_sum(records, group, total):
                     words = f"{first.words}, pending sum over {axis}"
                     placement = Placement(first.shape, first.positions, (group,), words)
                     self._placements.update({(key, rank): placement for rank in group})
 
-    def _one_is_all(self, records: Mapping[int, Record], group: Sequence[int], total: Any) -> bool:
-        """Return whether one rank has the complete sum and the others have zeros: then it is not a pending sum."""
+    def _has_sum(self, records: Mapping[int, Record], group: Sequence[int], total: Any) -> bool:
+        """Return whether one rank has the complete sum and the others have zeros; this is not a pending sum."""
         return any(np.array_equal(np.asarray(records[rank].value), total) for rank in group)
 
     def _equal(self, key: Key, value: Any, placement: Placement | None = None) -> bool:

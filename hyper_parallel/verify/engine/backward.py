@@ -14,7 +14,7 @@ from hyper_parallel.verify.engine.verdict import Difference
 __all__ = ["wrong_way_back"]
 
 _MOST = 0.5
-"""Share of the earlier modules that must have wrong gradients, too, because a wrong input gradient reaches all."""
+"""Share of the earlier modules that must also have wrong gradients: a wrong input gradient reaches all of them."""
 
 
 def wrong_way_back(
@@ -22,8 +22,8 @@ def wrong_way_back(
 ) -> Cause | None:
     """Test whether the gradients of later modules are right and those from a module back to the first are wrong.
 
-    Sums and multiples of gradients are tested before. If none of them is right, the gradient that the module passes
-    back is wrong although its output is right: for example, the backward of a collective is wrong.
+    Sums and multiples of gradients are tested before. If none of them fits, the gradient that the module passes back is
+    wrong although its output is right; for example, the backward of a collective is wrong.
     """
     kind, _, step, _ = key
     if kind != "gradient" or evidence is None or not evidence.ranks:

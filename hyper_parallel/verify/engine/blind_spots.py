@@ -87,7 +87,7 @@ def _proper_axes(runs: PairedRuns) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Axes along which every output and input is equal, so that the ranks do the same work."""
+    """Yield axes along which every output and input is equal, so that the ranks do the same work."""
     outputs = [key for key in runs.bounds.reference if key[0] in {"output", "value", "mask"}]
     for axis, groups in _proper_axes(runs).items():
         keys = [key for key in outputs if any(key in runs.ranks[rank] for group in groups for rank in group)]
@@ -138,7 +138,7 @@ def _equal_sizes(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Axes along which all shards of every sharded dim have equal sizes."""
+    """Yield axes along which all shards of every sharded dim have equal sizes."""
     names = [*{key[:2]: key for key in runs.bounds.reference if key[0] in {"weight", "output", "value"}}.values()]
     for axis, groups in _proper_axes(runs).items():
         sharded: dict[str, bool] = {}
@@ -156,7 +156,7 @@ def _even_dims(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _constant_cotangents(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Losses that are the plain sum or mean of an output, so that every cotangent is the same number."""
+    """Yield losses that are the plain sum or mean of an output, so that all elements of its gradient are equal."""
     reference = runs.bounds.reference
     losses = [key for key in reference if key[0] == "loss"]
     plain: list[str] = []
@@ -181,7 +181,7 @@ def _is_sum(output: Any, loss: float) -> bool:
 
 
 def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Parameters whose elements all have the same value in every forward."""
+    """Yield parameters whose elements all have the same value in every forward."""
     reference = runs.bounds.reference
     last = max((key[2] for key in reference if key[0] == "weight"), default=-1)
     values: dict[str, list[Any]] = {}
@@ -195,7 +195,7 @@ def _constant_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _symmetric_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Inputs of the reference that are unchanged when rows are swapped."""
+    """Yield inputs of the reference that do not change when rows are swapped."""
     for name, array in _inputs(runs.reference_notes).items():
         spot = symmetry(name, array)
         if spot is not None:
@@ -226,7 +226,7 @@ def _one_step(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Boolean inputs that select the same number of elements on every rank, and dropout that drops nothing."""
+    """Yield boolean inputs that select equally many elements on every rank, and dropout that drops nothing."""
     counts: dict[str, set[int]] = {}
     for rank in runs.parallel.ranks:
         for name, array in _inputs(rank.notes).items():
@@ -243,7 +243,7 @@ def _equal_masks(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Runs whose inputs are all contiguous, if their recorder reports strides."""
+    """Yield a blind spot if all inputs are contiguous, as far as the recorder reports strides."""
     notes = [rank.notes.get("contiguous inputs") for rank in runs.parallel.ranks]
     if notes and all(note is True for note in notes):
         facts = "every input of the model is contiguous on every rank"
@@ -251,7 +251,7 @@ def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Parameters whose gradient is zero, or missing, in every step of the reference."""
+    """Yield parameters whose gradient is zero, or missing, in every step of the reference."""
     most: dict[str, float] = {}
     for (kind, name, _, _), record in runs.bounds.reference.items():
         if kind == "gradient" and np.size(record.value):
@@ -270,9 +270,9 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Parameters that no step changes, for example because the optimizer was created before the model was sharded.
+    """Yield parameters that no step changes, for example because the optimizer was created before sharding.
 
-    A program that creates its optimizer too early does so on one rank as well, so both runs are equal.
+    Such a program creates its optimizer too early on one rank as well, so both runs are equal.
     """
     start: dict[str, Any] = {}
     changed: set[str] = set()

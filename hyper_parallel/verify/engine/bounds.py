@@ -1,8 +1,8 @@
 """Tolerances of the reference's values, measured by its perturbed repeats: per element and per tensor.
 
-The tolerance per element is that of :mod:`hyper_parallel.verify.engine.noise`. Each tensor has two further tolerances
-(:class:`WholeBound`): a wrong scale or a missing share moves all elements alike. A correct run never does so, because
-rounding moves elements in all directions and the sum of these movements along the tensor cancels.
+:mod:`hyper_parallel.verify.engine.noise` defines the tolerance per element. Each tensor has two further tolerances
+(:class:`WholeBound`), because a wrong scale or a missing share moves all elements alike. A correct run does not,
+because rounding moves elements in all directions and these movements cancel along the tensor.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ROUNDED = "half-precision outputs in the last place"
 _KIND_OF: dict[str | None, MovementKind] = {DISPLACED: "displaced", ROUNDED: "rounded"}
 
 _SHARE = 4.0
-"""Divisor of the elements' multiples for a complete tensor: rounding that reaches the tolerance in one element of a
-million does not do so in all of them.
+"""The elements' multiples are divided by this for a complete tensor: rounding may reach the tolerance in one element of
+a million, but not in all of them.
 """
 
 _NUMBERS = ("value", "rate", "norm", "loss")
@@ -61,8 +61,7 @@ class WholeBound:
     """Tolerances of a complete tensor.
 
     Attributes:
-        scale: relative error along the reference: a gradient multiplied by ``1 + x`` differs if ``x`` is larger than
-            this.
+        scale: relative error along the reference: a gradient multiplied by ``1 + x`` differs if ``x`` exceeds this.
         norm: norm of the difference, relative to that of the reference.
     """
 
@@ -164,9 +163,9 @@ class Bounds:
     def floor(self, key: Key) -> float:
         """Return the smallest magnitude relative to which an error of this value is measured.
 
-        A gradient that no repeat moves is a sum of terms without digits that could move, such as the signs of an
-        absolute error. The repeats then do not show how far sums in another order differ, and the terms are as large as
-        the sum.
+        No repeat moves a gradient whose terms have no digits to move, such as the signs of an absolute error. Such
+        repeats do not measure how far sums in another order differ; that error is relative to the terms, which are as
+        large as the sum.
         """
         least = NOISE_SHARE * self.movements.largest(key[0], key[2])
         if key[0] != "gradient" or any(self.movements.whole(kind, key).norm for kind in MOVEMENTS):

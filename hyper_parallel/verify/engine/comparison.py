@@ -31,10 +31,10 @@ __all__ = ["compare_paired", "compare_runs"]
 
 _TRAINING = ("gradient", "norm", "rate", "state", "weight")
 _REPLICATED = ("weight", "state")
-"""Kinds of values whose replicas must be bitwise equal: ranks would drift apart otherwise."""
+"""Kinds of values whose replicas must be bitwise equal, because ranks would drift apart otherwise."""
 
 _DIVERGES = ("loss", "gradient", "weight", "norm")
-"""Kinds of values that stay finite if the training converges."""
+"""Kinds of values that stay finite unless the training diverges."""
 
 _EVALUATION = " (no_grad)"
 _EXPLAINED = 3
@@ -182,7 +182,7 @@ class _Comparison:
         """
         ranks = range(self.runs.parallel.world_size)
         without = [rank for rank in ranks if key[1] in self.runs.noted(rank, "parameters that no optimizer has")]
-        owned = len(without) < len(ranks)  # then an error shows as a wrong weight
+        owned = len(without) < len(ranks)  # then an error also makes a weight wrong
         unread = [rank for rank in wrong if rank in without and (owned or self._right_after(key, rank))]
         if unread:
             where = f"on ranks {', '.join(map(str, unread))}"

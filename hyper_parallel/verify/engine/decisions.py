@@ -1,9 +1,9 @@
 """Compares choices of top-k, sorting and similar operators as decisions: only near ties may flip.
 
-An operator that chooses returns indices, and a change of its scores by one ULP can change them. A rank's indices are
+An operator that chooses returns indices, which may change if its scores change by one ULP. A rank's indices are
 therefore right if their scores equal the scores at the reference's indices, within the tolerance of the scores. Scores
-form rows, and each row is one decision. A rank's rows are found among those of the reference by their values; if an
-earlier flip has changed some rows, the remaining ones determine the position of all.
+form rows, and each row is one decision. A rank's rows are found among the reference's by their values. If an earlier
+flip has changed some rows, the others determine the position of all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROWS, _COLUMNS = 64, 16
 """Number of rows and of columns of a rank that are used to find their position."""
 
 _FOUND = 0.5
-"""Share of a rank's rows that must equal the reference's at a position for the rows to be placed there."""
+"""Share of a rank's rows that must equal the reference's at a position to place the rows there."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected
     slack = np.take_along_axis(allowed[other], chosen[other], axis=1) + allowed[other].max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         tie = (np.abs(here - there) <= slack) | (here == there)
-    # a wrong score that enters or leaves the choice shifts the later ones, so nothing is known about them
+    # a wrong score that enters or leaves the choice shifts the later ones, so these cannot be judged
     judged = right_here & right_there & (chosen != expected)[other]
     near = judged.any(axis=1) & (tie | ~judged).all(axis=1)
     far = right[other].all(axis=1) & ~tie.all(axis=1)

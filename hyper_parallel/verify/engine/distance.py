@@ -23,8 +23,8 @@ class Distance:
     """The distance of an array from the expected one.
 
     Attributes:
-        ratio: the largest error divided by the tolerance of its element; a value differs if this is more than 1.
-        error: error of the worst element, relative to the largest expected magnitude.
+        ratio: the largest ratio of an element's error to its tolerance; the value differs if it is more than 1.
+        error: error of that element, relative to the largest expected magnitude.
         bound: tolerance of that element, relative to the same magnitude.
         why: description of the difference, with numbers; empty if there is none.
     """
@@ -36,13 +36,13 @@ class Distance:
 
 
 def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Distance:
-    """Return the distance of ``actual`` from ``expected``.
+    """Return the distance of ``actual`` from ``expected``, element by element.
 
     Args:
         actual: an array.
         expected: the array that it should equal.
         allowed: tolerance of each element, an array of the same shape.
-        floor: smallest magnitude that errors are relative to.
+        floor: smallest magnitude that ``error`` and ``bound`` are relative to.
     """
     actual, expected, allowed = np.asarray(actual), np.asarray(expected), np.asarray(allowed)
     if actual.shape != expected.shape:
@@ -72,16 +72,17 @@ def distance(actual: Any, expected: Any, allowed: Any, floor: float = 0.0) -> Di
 def whole_distance(
     actual: Any, expected: Any, bound: WholeBound, energy: float, shared: float = 0.0, noise: float = 0.0
 ) -> Distance | None:
-    """Return the distance of a shard along its complete tensor; None if it cannot be measured.
+    """Compare a shard with the tolerances of its complete tensor, for scale and norm; None if they cannot be measured.
 
     Args:
         actual: floating array with finite elements only.
         expected: array of the same shape that it should equal.
         bound: tolerances of the complete tensor.
-        energy: sum of squares of that tensor; the tolerances of a shard are larger by the square root of its share.
-        shared: relative error that all parts may have in common, in addition.
-        noise: share of the shard in the squared movement of the tensor along itself. If it is 1, the shard's own
-            movement along itself is that of the tensor, divided by the shard's share of the energy.
+        energy: sum of squares of that tensor. Dividing it by the shard's own sum of squares gives ``f``; the tolerances
+            of the shard are larger by the square root of ``f``.
+        shared: relative error that all shards may have in common; added to the tolerance of the scale.
+        noise: the shard's share of the tensor's movement (:func:`share_of_movement`). If it is 1, only this shard moves
+            the tensor, so the tolerance of its scale is larger by ``f``.
     """
     exponent = exponent_of(largest(expected))
     moved = whole_movement(actual.reshape(-1) - expected.reshape(-1), expected.reshape(-1), exponent)
@@ -117,7 +118,7 @@ def energy_of(array: Any) -> float:
 
 
 def share_of_movement(part: Any, allowed: Any, whole: Any, whole_allowed: Any) -> float:
-    """Return the share of a shard in the squared movement of a tensor along itself, from the elements' tolerances.
+    """Return a shard's share of the squared movement that rounding causes along the tensor, from the tolerances.
 
     Args:
         part: floating array of finite numbers, a shard of ``whole``.
@@ -130,15 +131,15 @@ def share_of_movement(part: Any, allowed: Any, whole: Any, whole_allowed: Any) -
 
 
 def within(actual: Any, expected: Any, allowed: Any) -> bool:
-    """Return whether the difference of every element is at most its tolerance."""
+    """Return whether every element differs by at most its tolerance."""
     return distance(actual, expected, allowed).ratio <= 1.0
 
 
 def _near(actual: Any, expected: Any, allowed: Any, floor: float) -> Distance | None:
-    """Return the distance of float32 arrays if it is clearly within the tolerance; None otherwise.
+    """Return the distance of float32 arrays if it is clearly within the tolerance, otherwise None.
 
-    A difference in float32 is rounded by half a unit, so a measured ratio of up to 0.99 is at most 1. Elements that are
-    infinite or NaN on one side make the ratio infinite or NaN.
+    Computing a difference in float32 rounds by half a unit, so a measured ratio of at most 0.99 is at most 1. An
+    element that is infinite or NaN in one array makes the ratio infinite or NaN.
     """
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         ratios = np.asarray(np.subtract(actual, expected))

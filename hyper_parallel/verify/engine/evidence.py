@@ -53,7 +53,7 @@ class Evidence:
 
     @property
     def within_elements(self) -> bool:
-        """Whether every element of every rank is within its tolerance, so that only the complete tensor is not."""
+        """Whether every element of every rank is within its tolerance, so that only the complete tensor differs."""
         return bool(self.wrong) and not any(wrong.any() for wrong in self.wrong.values())
 
     @cached_property

@@ -54,7 +54,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     """
     kind, ranks = key[0], wrong[key].ranks
     evidence = Evidence(runs, key, ranks) if key in runs.bounds.reference and runs.holders(key) else None
-    tests: list[Any] = [_other_bits, _as_whole, skipped_step, _missing_value, _other_rows]
+    tests: list[Any] = [_unequal_bits, _rescaled, skipped_step, _missing_value, _other_rows]
     if kind == "norm":
         tests += [_norm]
     elif kind == "mask":
@@ -62,17 +62,17 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
         tests += [_loss, _unsummed_output, other_targets]
     elif kind == "gradient":
-        tests += [_missing, untied, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _other_part, unequal_rows]
+        tests += [_missing, untied, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _misplaced, unequal_rows]
     elif kind == "rate":
         tests += [_rate_of_another_step, _scaled]
     elif kind in {"weight", "buffer"} and key[2] < 0:
-        tests += [_unheld, _other_part]
+        tests += [_missing_elements, _misplaced]
     elif kind in {"weight", "buffer", "state", "saved"}:
         tests += [_symptom, _not_updated, part_not_updated, _missing, weighted_by_rows, _replicas_differ, _scaled]
-        tests += [_stale, _other_part, scaled_update, another_step]
+        tests += [_stale, _misplaced, scaled_update, another_step]
     else:
         tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
-        tests += [local_statistics, _other_part, other_inputs, at_boundaries]
+        tests += [local_statistics, _misplaced, other_inputs, at_boundaries]
     for test in (*tests, _zero, _replicas_differ, _input_gradient, wrong_way_back, _components):
         cause = test(runs, key, wrong, evidence)
         if cause is not None:
@@ -80,8 +80,8 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     return Cause("unexplained", "", _nearest(evidence))
 
 
-def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A tensor off by a factor, with each element within its tolerance; the factor must be a size of the mesh."""
+def _rescaled(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """Test whether a tensor is off by a size of the mesh although each element is within its tolerance."""
     if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
         return None
     if all(value.size < 2 for value in evidence.actual.values()):  # compared in combinations of ranks
@@ -94,12 +94,12 @@ def _as_whole(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evide
                 if bound and factors and all(abs(factor / expected - 1) <= bound.scale for factor in factors):
                     text = f"the ranks' values are {factors[0]:.4g} times the reference's as a whole"
                     return Cause("scaled-by-size", axis, f"{text}; {axis} has {size} ranks")
-    found = missing_as_a_whole(evidence) or _bias_as_a_whole(runs, key, evidence)
+    found = missing_as_a_whole(evidence) or _bias_in_complete_tensor(runs, key, evidence)
     return found or Cause("unexplained", "", _nearest(evidence))
 
 
-def _bias_as_a_whole(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause | None:
-    """An output that is ten times nearer to the reference after subtracting a parameter that every rank has added."""
+def _bias_in_complete_tensor(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause | None:
+    """Test whether an output is ten times nearer to the reference without a parameter that every rank has added."""
     for name, bias in _biases(runs, key) if key[0] == "output" else ():
         for axis, groups in runs.axes.sets():
             size = max(map(len, groups))
@@ -115,7 +115,7 @@ def _bias_as_a_whole(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause | 
 
 
 def _nearest(evidence: Evidence | None) -> str:
-    """Return the facts about a difference that no hypothesis explains: the factor that fits best, and the residual."""
+    """Return the facts about an unexplained difference: the factor that fits best, and the residual."""
     unknown = "no hypothesis fits the numbers"
     factors = {} if evidence is None else evidence.factors()
     if not factors:
@@ -125,7 +125,7 @@ def _nearest(evidence: Evidence | None) -> str:
 
 
 def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A learning rate that equals the reference's in another step."""
+    """Test whether a learning rate equals the reference's in another step."""
     for other, record in runs.bounds.reference.items():
         if (
             other[:2] == key[:2]
@@ -143,7 +143,7 @@ def _is_scalar(runs: PairedRuns, key: Key) -> bool:
 def _missing_value(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """A value that a rank lacks, or that only ranks have."""
+    """Test whether a rank lacks the value, or only ranks have it."""
     if key[0] == "mask" and key not in runs.bounds.reference:
         return Cause("random-differs", "", "ranks draw a mask where the single device draws none")
     lacking = [rank for rank in wrong[key].ranks if key not in runs.ranks[rank]]
@@ -179,7 +179,7 @@ def _not_stepped(runs: PairedRuns, key: Key, lacking: Sequence[int]) -> Cause | 
 
 
 def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """A gradient that is zero on every rank where it is wrong."""
+    """Test whether a gradient is zero on every rank where it is wrong."""
     if key[0] != "gradient" or evidence is None or not evidence.ranks:
         return None
     if any(np.any(evidence.actual[rank][evidence.wrong[rank]]) for rank in evidence.ranks):
@@ -189,7 +189,7 @@ def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause
 
 
 def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A value of other samples, or one whose rows are right but differ from the rows of the values before it."""
+    """Test whether a value comes from other samples, or has right rows that differ from those of the values before."""
     foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
     if foreign and set(foreign) == set(wrong[key].ranks):
         rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
@@ -233,8 +233,8 @@ def _scaled(_runs: Any, _key: Any, _wrong: Any, evidence: Evidence | None) -> Ca
     return None if evidence is None or not evidence.ranks else scaled(evidence)
 
 
-def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """An initial weight with elements that are on no rank."""
+def _missing_elements(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
+    """Test whether elements of an initial weight are on no rank."""
     if not runs.parameters.missing(key[1]).size:
         return None
     missing = runs.parameters.missing(key[1])
@@ -253,7 +253,7 @@ def _unheld(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _eviden
 
 
 def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A weight or state that differs because its gradient, the norm or an earlier weight differs."""
+    """Test whether a weight or state differs because its gradient, the norm or an earlier weight differs."""
     owner = runs.parameters.owner(key[1])
     for kind, name in (("gradient", owner), ("weight", owner)):
         for step in range(key[2] + 1):
@@ -266,7 +266,7 @@ def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evide
 
 
 def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """A weight that is bitwise equal to that of the step before."""
+    """Test whether a weight is bitwise equal to that of the step before."""
     kind, name, step, call = key
     before = (kind, name, step - 1, call)
     if kind != "weight":
@@ -283,7 +283,7 @@ def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _e
 
 
 def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A value that equals that of the previous step or call, or the right value plus that."""
+    """Test whether a value equals that of the previous step or call, or the right value plus that."""
     if evidence is None or not evidence.ranks or evidence.ranks != list(wrong[key].ranks):
         return None
     kind, name, step, call = key
@@ -308,7 +308,7 @@ def _same_sizes(runs: PairedRuns, one: Key, other: Key) -> bool:
 
 
 def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> str:
-    """Return ``is`` if a rank's value is the earlier one, ``has`` if it is the sum of that and the right one, or ""."""
+    """Return ``is`` if a rank's value is the earlier one, ``has`` if it is the sum of both values, otherwise ""."""
     placement, actual = evidence.placements[rank], evidence.actual[rank]
     old = placement.take(runs.bounds.reference[before].value)
     own = runs.value(before, rank) if before in runs.ranks[rank] else old
@@ -321,7 +321,7 @@ def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> s
 
 
 def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """An output to which a parameter of its module, or of an enclosing module, was added several times."""
+    """Test whether a parameter of its module, or of an enclosing module, was added to an output several times."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     for name, bias in _biases(runs, key):
@@ -336,7 +336,7 @@ def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence |
 
 
 def _missing_with_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """An output whose partial sums were not reduced, although each rank has added the complete bias to its own."""
+    """Test whether an output's partial sums were not reduced although each includes the complete bias."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     for name, bias in _biases(runs, key):
@@ -381,8 +381,8 @@ def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:
     return evidence.off(rank, actual - times * bias, np.abs(actual) + times * np.abs(bias))[0]
 
 
-def _other_part(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """A value that is another shard of the reference's value, or the reference's value of another name."""
+def _misplaced(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """Test whether a value is another shard of the reference's value, or the reference's value of another name."""
     if key not in runs.bounds.reference:
         return None
     total, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
@@ -415,8 +415,8 @@ def _same_value(runs: PairedRuns, key: Key, value: Any) -> Iterator[str]:
                 yield other[1]
 
 
-def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Ranks that have the same shard with different bits, each within the tolerance."""
+def _unequal_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
+    """Test whether ranks have the same shard with different bits, although each is within the tolerance."""
     if evidence is None or not evidence.within_elements or key[0] not in {"weight", "state"}:
         return None
     ranks = [rank for rank in wrong[key].ranks if rank in evidence.actual]
@@ -429,7 +429,7 @@ def _other_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidence:
 
 
 def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """Ranks that have the same shard with different values, some of them right."""
+    """Test whether ranks have the same shard with different values, some of them right."""
     if evidence is None or not evidence.ranks or evidence.replicated:
         return None
     right = [rank for rank in evidence.actual if rank not in evidence.ranks]
@@ -449,7 +449,7 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
 def _input_gradient(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """A gradient that is wrong before a sharded module with right gradients: its input's gradient was not reduced."""
+    """Test whether the gradient of a sharded module's input was not reduced: it is wrong, the module's are not."""
     kind, name, step, _ = key
     if kind != "gradient" or evidence is None or not evidence.ranks:
         return None
@@ -481,13 +481,13 @@ def _sharded_over(runs: PairedRuns, name: str, plain: str) -> str:
 
 
 def _components(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """Some components of the value are wrong, and no factor corrects them."""
+    """Test whether some components of the value are wrong and no factor corrects them."""
     if evidence is None or not evidence.ranks:
         return None
     wrong, total = evidence.share
     rank = evidence.ranks[0]
     if evidence.actual[rank].size < 2:
-        return None  # one number is always a multiple of another
+        return None  # a single number is always a multiple of another
     actual, expected = evidence.actual[rank].reshape(-1), evidence.expected[rank].reshape(-1)
     lengths = float(np.linalg.norm(actual)) * float(np.linalg.norm(expected))
     cosine = abs(float(np.vdot(actual, expected))) / lengths if lengths else 0.0

@@ -25,7 +25,7 @@ _CHANCE = 1e-3
 
 
 def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
-    """Return which sizes or counts turn the ranks' numbers into the reference's; None if there are none."""
+    """Return the sizes or counts that turn the ranks' numbers into the reference's, or None."""
     expected = float(runs.bounds.reference[key].value)
     values = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
     if not values or not np.isfinite([expected, *values.values()]).all() or not expected:
@@ -41,7 +41,7 @@ def explain_loss(runs: PairedRuns, key: Key) -> Cause | None:
 
 
 def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """Each rank's number, or the ranks' mean or sum, is the reference's times sizes of groups."""
+    """Test whether each rank's number, or the ranks' mean or sum, is the reference's times sizes of groups."""
     sizes = runs.axes.sizes()
     own = set(values.values())
     candidates = [("each rank's value", next(iter(own)))] if max(own) - min(own) <= tolerance * abs(expected) else []
@@ -70,13 +70,13 @@ def _factors_of_gradients(runs: PairedRuns, step: int) -> list[float]:
 
 
 def _nearer_to_one(factors: list[float], claimed: float) -> bool:
-    """Return whether gradients are nearer to the reference's than the loss, whose factor they would have to share."""
+    """Return whether gradients are nearer to the reference's than the loss is; a wrong loss would scale them, too."""
     median = float(np.median(factors)) if factors else claimed
     return bool(median > 0 and claimed > 0 and abs(np.log(median)) < abs(np.log(median / claimed)))
 
 
 def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """The mean of the ranks' numbers, weighted with counts, is the reference's: each was divided by its own count."""
+    """Test whether each number was divided by its own count: the mean weighted with counts is the reference's."""
     for axis, groups in runs.axes.sets():
         size = len(groups[0])
         if any(len(group) != size for group in groups) or not all(rank in values for group in groups for rank in group):
@@ -93,7 +93,7 @@ def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tol
 
 
 def _by_powers_of_two(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """The mean or sum of the ranks' numbers, each times a power of two, is the reference's; the powers differ."""
+    """Test whether the mean or sum of the ranks' numbers, each times its own power of two, is the reference's."""
     for axis, groups in runs.axes.sets():
         group = groups[0]
         count = len(_POWERS) ** len(group)
@@ -111,7 +111,7 @@ def _by_powers_of_two(runs: PairedRuns, expected: float, values: dict[int, float
 
 
 def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> Cause | None:
-    """The mean or sum of the ranks' numbers is the reference's times a ratio of two counts."""
+    """Test whether the mean or sum of the ranks' numbers is the reference's times a ratio of two counts."""
     for words, combined in combinations_of_ranks(runs, key):
         numbers = [float(value) for value in combined.values()]
         ratio = ratio_of_counts(numbers[0] / expected, tolerance)
@@ -122,7 +122,7 @@ def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> 
 
 
 def _by_calls(runs: PairedRuns, key: Key, values: Collection[int], tolerance: float) -> Cause | None:
-    """The losses of a step add up to the reference's times their number: they were not divided by it."""
+    """Test whether a step's losses were not divided by their number: their sum is the reference's times that number."""
     whole = _of_step(runs.bounds.reference, key)
     for rank in values:
         own = _of_step(runs.ranks[rank], key)

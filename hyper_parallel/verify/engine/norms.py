@@ -24,7 +24,7 @@ _COARSE = 0.02
 
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
-    """Return why a norm differs: which selection of the ranks' gradients it is the norm of."""
+    """Return why a norm differs: the selection of the ranks' gradients whose norm it is."""
     gradients = _gradients(runs, key[2])
     norm = float(runs.bounds.reference[key].value)
     ranks = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
@@ -47,7 +47,7 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
     """Return why each rank has its own multiple of a gradient: each was clipped by the norm of the rank's own shards.
 
     A program that clips gradients itself records no norm, but the factors reveal it. Ranks whose own norm is below the
-    limit do not change their gradients: these are the reference's times one number, which makes no norm larger than the
+    limit do not change their gradients: these are the reference's times one number, at which no rank's norm exceeds the
     limit.
     """
     factors = {rank: runs.factor(key, rank) for rank in ranks}

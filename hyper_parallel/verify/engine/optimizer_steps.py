@@ -40,7 +40,7 @@ def part_not_updated(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evide
 
 
 def another_step(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether the update itself is wrong: the weight's gradient, state and value before the step are right."""
+    """Test whether the update is wrong although the weight's gradient, state and value before the step are right."""
     kind, name, step, _ = key
     if kind != "weight" or step < 0 or evidence is None or not evidence.ranks:
         return None
@@ -85,7 +85,7 @@ def scaled_update(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
 
 
 def _counts_of_variance(runs: PairedRuns, key: Key, evidence: Evidence, factors: list[float]) -> str:
-    """Return words if the factors come from variances corrected by a rank's number of values; empty if they do not."""
+    """Return words if the factors come from variances corrected by a rank's number of values; otherwise empty."""
     module = runs.bounds.reference[key].module
     output = next((other for other in runs.bounds.reference if other[0] == "output" and other[1] == module), None)
     if output is None or any(output not in runs.ranks[rank] for rank in evidence.ranks):
@@ -110,7 +110,7 @@ def _columns(runs: PairedRuns, before: Key, evidence: Evidence, rank: int) -> tu
 
 
 def _fit(rest: Any, columns: list[Any], evidence: Evidence, rank: int) -> list[float] | None:
-    """Return the factors with which the columns add up to the error; None if they do not, within the tolerance."""
+    """Return the factors with which the columns sum to the error, within the tolerance; None if there are none."""
     table = np.stack(columns, axis=1)
     if len(rest) < len(columns) + _ENOUGH or not np.isfinite(table).all() or not np.isfinite(rest).all():
         return None
@@ -123,7 +123,7 @@ def _fit(rest: Any, columns: list[Any], evidence: Evidence, rank: int) -> list[f
 def _multiples(
     runs: PairedRuns, before: Key, evidence: Evidence, column: Callable[[Any, Any], Any]
 ) -> list[float] | None:
-    """Return, by rank, which multiple of a column the error is; the columns are the expected and the previous value."""
+    """Return, by rank, the multiple of a column that the error is; columns: the expected and the previous value."""
     found = []
     for rank in evidence.ranks:
         expected, old, rest = _columns(runs, before, evidence, rank)
@@ -135,7 +135,7 @@ def _multiples(
 
 
 def _decay(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """The error is a multiple of the weight before the step."""
+    """Test whether the error is a multiple of the weight before the step."""
     found = _multiples(runs, before, evidence, lambda _, old: old)
     if found is None:
         return None
@@ -144,7 +144,7 @@ def _decay(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
 
 
 def _learning_rate(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """The update is a multiple of the reference's."""
+    """Test whether the update is a multiple of the reference's."""
     found = _multiples(runs, before, evidence, lambda expected, old: expected - old)
     if found is None:
         return None
@@ -153,7 +153,7 @@ def _learning_rate(runs: PairedRuns, before: Key, evidence: Evidence) -> str | N
 
 
 def _blocks(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """Each row's update is a multiple of the reference's, with as many different factors as an axis has ranks."""
+    """Test whether each row's update is a multiple of the reference's, with as many factors as an axis has ranks."""
     rank = evidence.ranks[0]
     shape = evidence.actual[rank].shape
     expected, old, rest = _columns(runs, before, evidence, rank)

@@ -36,8 +36,8 @@ _Wrong = Mapping[Key, Difference]
 def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
     """Test for a norm, mean or softmax over a sharded dim that was computed from the rank's shard alone.
 
-    In a statistic over the last dim, each row is then the reference's times a factor of its own. In a statistic over
-    the rows, each column, or each channel of images, is the reference's times a factor of its own plus a shift.
+    In a statistic over the last dim, each row is then the reference's times its own factor. In a statistic over the
+    rows, each column, or each channel of images, is the reference's times its own factor plus its own shift.
     """
     if evidence is None or not evidence.ranks:
         return None

@@ -1,8 +1,7 @@
-"""Gradients that the ranks have not reduced yet when the optimizer reads them, because its step reduces them.
+"""Gradients that are not reduced when the optimizer reads them, because its step reduces them.
 
-They are right if the sum or mean of the ranks' gradients is the reference's, and the weight after the step is the
-reference's. A weight that hardly moves would be right in any case, so its update must be large compared with its
-tolerance.
+They are right if the sum or mean of the ranks' gradients is the reference's, and the weight after the step is right. A
+weight that hardly moves would be right in any case, so its update must be large compared with its tolerance.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tu
     Args:
         runs: both runs.
         key: key of a gradient that differs.
-        known: how other gradients of the step combine whose weights are right. Then this weight may be wrong if it is
-            right on a rank or wrong in the same way on all ranks: the error comes after a reduction.
+        known: how other gradients of the step combine whose weights are right. In that case this weight may be wrong if
+            it is right on a rank, or equally wrong on all ranks: the error then comes after a reduction.
     """
     holders = runs.holders(key)
     own = all(key[1] in runs.noted(rank, OWN_GRADIENTS) for rank in holders)
@@ -74,8 +73,8 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apar
 def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int], *, weak: bool) -> bool:
     """Return whether the weight after the step is right on all ranks, and would be wrong with another gradient.
 
-    With ``weak``, it may also be right with another gradient. The gradient of the weight's update was not recorded; the
-    power of the gradients' tolerances states which errors would then go undetected.
+    With ``weak``, it may also be right with another gradient. The gradient that updated the weight was not recorded;
+    the power of the gradients' tolerances says which errors would go undetected.
     """
     reference = runs.bounds.reference
     before, after = (("weight", key[1], key[2] + step, 0) for step in (-1, 0))

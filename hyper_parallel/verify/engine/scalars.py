@@ -33,7 +33,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
     equal = len({value.tobytes() for value in numbers.values()}) == 1
     for words, values in combinations_of_ranks(runs, key):
         if equal and words.startswith("sum"):
-            continue  # equal numbers are not terms of a sum: each is the global value divided by the number of ranks
+            continue  # equal numbers are not summands: each is the global value divided by the number of ranks
         results = {rank: distance(value, expected, allowed) for rank, value in values.items()}
         if all(result.ratio <= 1 for result in results.values()):
             note = f"{value_words(key[0], key[1])} is compared as the {words} of the ranks' values"

@@ -21,7 +21,7 @@ __all__ = ["skipped_step", "untied"]
 def skipped_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
     """Test whether ranks skipped an optimizer step after backward, so that a step has the losses of two steps.
 
-    In total, they have as many losses as the single device. Values before the skipped step are not symptoms of it.
+    In total, they have as many losses as the single device. Values before the skipped step are not caused by it.
     """
     expected = _losses(runs.bounds.reference)
     found: dict[int, int] = {}

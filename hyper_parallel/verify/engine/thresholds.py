@@ -1,9 +1,9 @@
 """The side of a threshold on which each number lies: of ReLU, comparisons, signs, clamps and buckets.
 
-A change by one ULP can move a number next to a threshold to the other side, where its gradient or bucket is different.
-A rank's sides are right if the numbers on the other side are nearer to the threshold than rounding moves them. Recorded
-are the side and the distance to the nearest threshold, which is continuous. A rank's numbers are found among those of
-the reference by these distances. If an earlier flip has changed some, they are placed where most calls of the same
+A change by one ULP can move a number next to a threshold to the other side, where its gradient or bucket differs. A
+rank's sides are right if the numbers on the other side are nearer to the threshold than rounding moves them. The
+recorder keeps the side and the distance to the nearest threshold, which is continuous. A rank's numbers are found among
+the reference's by these distances. If an earlier flip has changed some, they are placed where most calls of the same
 shapes were found.
 """
 
@@ -23,7 +23,7 @@ from hyper_parallel.verify.frameworks.contract.records import THRESHOLDS, Run
 __all__ = ["sides_of"]
 
 _FAILURES = 8
-"""After this many consecutive calls whose numbers are not found, the search stops for the rank: all its values are
+"""If the numbers of this many consecutive calls are not found, the search stops for the rank: all its values are
 wrong.
 """
 

@@ -55,10 +55,10 @@ def _no_sum(evidence: Evidence) -> Cause:
 
 
 def _mismatched_parts(runs: PairedRuns, key: Key) -> Cause | None:
-    """Test whether a rank has shards of one module's weights that do not match.
+    """Test whether a rank's shards of one module's weights do not match each other.
 
-    Matching shards of a module's weights are the same share of each weight: the second quarter of the queries goes with
-    the second quarter, or the first half, of the keys.
+    Matching shards are the same share of each weight: the second quarter of the queries goes with the second quarter,
+    or the first half, of the keys.
     """
     module = key[1].partition(" (")[0].rpartition(".")[0]
     for rank in runs.holders(key):

@@ -1,9 +1,9 @@
 """Checks one row of a rule: whether the laws derive the placements of the results from those of the operands.
 
-The row is plain data; the code that made it is not called. Forward, the relation of each result must match the row.
-Backward, the gradients of the results are given in the dual placements, and the gradient of each operand must be in the
-operand's dual placement: replicated for a pending sum, and a shard for a shard. For a replicated operand that is used
-with operands that differ between ranks, it must be a pending sum, which the library reduces (its varying view).
+The row is plain data; the code that made it is not called. Forward, each result must have the relation that the row
+claims. Backward, the gradients of the results are given in the dual placements, and the gradient of each operand must
+have the operand's dual placement: replicated for a pending sum, a shard for a shard. If a replicated operand is used
+with operands that differ between ranks, its gradient must be a pending sum, which the library reduces (varying view).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def prove_row(graph: Graph, row: Row) -> Proof:
 
 
 def _candidates(graph: Graph, row: Row) -> list[str]:
-    """Return the symbols of the labels that the row may split; a symbol that does not exist if it splits none."""
+    """Return the symbols of the labels that the row may split, or an unused symbol if it splits none."""
     found = [graph.steps[number].shape[place.dim].symbols
              for number, place in zip(graph.inputs, row.inputs, strict=False) if isinstance(place, Shard)]  # fmt: skip
     return list(dict.fromkeys(found[0])) if found and found[0] else [""]
@@ -138,7 +138,7 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
     walk.run(given)
     forward = ""
     for number, place in zip(graph.outputs, row.outputs, strict=True):
-        forward = forward or _unless_whole(walk, number, place)
+        forward = forward or _mismatch(walk, number, place)
     forward = forward or _missing(walk, row)
     backward = graph.no_backward
     extremum = any(number is not None and dual is None for number, dual in zip(graph.cotangents, duals, strict=False))
@@ -158,7 +158,7 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
 
 _NONE = -99
 _BOUND, _LIMIT = re.compile(r"s\d+ <=? (\d+)"), 2**20
-"""An assumption that a size is not larger than a number, which is a choice of algorithm below a limit of PyTorch."""
+"""Matches an assumption that a size is at most a number: PyTorch then chooses another algorithm above it."""
 _CONDITIONS = {"even": "the number of ranks divides", "full": "no rank has an empty part of"}
 
 
@@ -198,7 +198,7 @@ def _given(walk: _Walk, number: int, place: Placement) -> Relation:
 
 
 def _result(place: Placement) -> Relation:
-    """Return the relation that a placement denotes; for an average, ranks have a pending sum times ``n``."""
+    """Return the relation that a placement denotes; for an average, the ranks have a pending sum times ``n``."""
     if isinstance(place, Shard):
         return Relation("part", place.dim)
     if isinstance(place, Partial):
@@ -208,14 +208,14 @@ def _result(place: Placement) -> Relation:
     return Relation("whole")
 
 
-def _unless_whole(walk: _Walk, number: int, place: Placement) -> str:
-    """Return the reason why a result is not in ``place``; a replicated result is its own average or extremum."""
+def _mismatch(walk: _Walk, number: int, place: Placement) -> str:
+    """Return why a result does not have ``place``; a replicated result is its own average or extremum."""
     own = isinstance(place, Partial) and place.reduce_op in {"avg", "max", "min", "any", "all"}
     return walk.problem(number, Relation("whole") if own else _result(place)) and walk.problem(number, _result(place))
 
 
 def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
-    """Return the relation of the gradient of a result; None if it depends on values."""
+    """Return the relation of the gradient of a result, or None if it depends on values."""
     if isinstance(place, Partial):
         return {"sum": Relation("whole"), "avg": Relation("whole", ranks=-1)}.get(place.reduce_op)
     if isinstance(place, Shard):
@@ -229,7 +229,7 @@ def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
 
 
 def _gradient(place: Placement, *, differs: bool) -> Relation:
-    """Return the required relation of the gradient of an operand in ``place``; for an extremum only zero has one."""
+    """Return the required relation of the gradient of an operand in ``place``; for an extremum it must be zero."""
     if isinstance(place, Partial) and place.reduce_op not in {"sum", "avg"}:
         return Relation("whole", ranks=_NONE)
     if isinstance(place, Shard):

@@ -1,8 +1,8 @@
-"""The laws: relation of a value on the ranks to the value on one device, after one primitive.
+"""The laws: how the ranks' values relate to the value on one device, after one primitive.
 
 `docs/proofs.md` states them in words; `tests_unit/verify/prove/test_laws.py` checks each of them on every small case. A
-law is about one mesh axis of ``n`` ranks, which splits one label of size ``s``: a rank has ``l`` of its elements,
-possibly zero.
+law concerns one mesh axis of ``n`` ranks, which splits one label of size ``s``; a rank has ``l`` of its elements,
+possibly none.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Relation:
         kind: ``whole``: each rank has the complete value; ``part``: each rank has a shard along ``dim``; ``pending``:
             the reduction of all ranks' values by ``reduce`` gives the value.
         dim: dim that is split.
-        outer: number of blocks of the dim; a rank has its rows of each block. One if the dim is the split label.
+        outer: number of blocks of the dim; a rank has its rows of each block. 1 if the dim is the split label.
         factor: number of elements of the dim per element of the split label.
         reduce: reduction of a pending value.
         ranks: power of ``n`` by which the ranks' values are scaled.
         share: power of ``l / s`` by which the ranks' values are scaled.
-        zero: whether the value is zero, which is whole, part and pending at once.
+        zero: whether the value is zero, which is replicated, a shard and pending at once.
     """
 
     kind: str
@@ -247,7 +247,7 @@ def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Re
 
 
 def _sized(step: Step, relation: Relation, split: str, does: Primitive | None = None) -> Relation:
-    """Return the relation of a value that is equal along its new dims, one of which may be split."""
+    """Return the relation of a value that is constant along its new dims, one of which may be split."""
     dims = [dim for dim, size in enumerate(step.shape) if split and split in size.symbols]
     if not dims or (does is not None and not all(does.output[dim] in does.copies for dim in dims)):
         return _checked(step, relation, split)
@@ -262,7 +262,7 @@ def _sized(step: Step, relation: Relation, split: str, does: Primitive | None = 
 
 
 def _checked(step: Step, relation: Relation, split: str) -> Relation:
-    """Return ``relation`` if it fits the local sizes of the result, which have ``l`` in place of ``s``."""
+    """Return ``relation`` if it fits the local sizes of the result, in which ``l`` replaces ``s``."""
     for dim, size in enumerate(step.shape):
         wanted = relation.kind == "part" and dim == relation.dim
         if (split in size.symbols) != wanted and split:

@@ -1,4 +1,4 @@
-"""Certificate of a plan: the proofs of one step at its sizes, and the gaps in them. No rank runs."""
+"""Certificate of a plan: proofs of one step at given sizes, and the gaps in them. No ranks run."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def certify(
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Run without the garbage collector, which would look at every recorded event again and again."""
+    """Disable the garbage collector, which would traverse all recorded events repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -227,7 +227,7 @@ def _run(
 ) -> tuple[ParallelStep, PlainCalls]:
     """Run a step as the first rank of a mesh; return its record, and its events on plain tensors."""
     transport = rehearsed_transport("torch", math.prod(shape), 0)
-    # Ranks exchange only sizes of shards, which are assumed to be even.
+    # Ranks exchange only sizes of shards, which are assumed to be equal.
     transport.all_gather_object = lambda obj, ranks: [obj] * len(ranks)  # type: ignore[method-assign]
     calls = PlainCalls(current_platform())
 
@@ -399,7 +399,7 @@ def _prove(
         return "tested", "its rule is the user's", ()
     level: tuple[str, str, tuple[str, ...]] = ("tested", "", ())
     seen = set[Any]()
-    for rank in _different(row, call.operands, ranks):
+    for rank in _representative_ranks(row, call.operands, ranks):
         mesh = mesh_of((ranks,)).for_rank(rank)
         try:
             layouts = tuple(
@@ -424,7 +424,7 @@ def _on(rank: int, why: str) -> str:
     return f"rank {rank} of the axis: {why}" if rank else why
 
 
-def _different(row: Row, operands: Sequence[Operand], ranks: int) -> list[int]:
+def _representative_ranks(row: Row, operands: Sequence[Operand], ranks: int) -> list[int]:
     """Return one rank of an axis for each combination of local sizes: first and last rank, and those with remainders.
 
     The library gives the first ranks shards of equal size, at most one rank the remainder, and the others nothing.

@@ -161,10 +161,10 @@ def test_one_rank_for_each_size_of_a_part(sizes, ranks):
 
     from hyper_parallel.core.dtensor.layout import chunk_bounds
     from hyper_parallel.core.shard.rule import Row
-    from hyper_parallel.verify.prove.plan import _different
+    from hyper_parallel.verify.prove.plan import _representative_ranks
 
     row = Row(tuple(Shard(0) for _ in sizes), (Shard(0),))
-    found = _different(row, [SimpleNamespace(shape=(size,)) for size in sizes], ranks)
+    found = _representative_ranks(row, [SimpleNamespace(shape=(size,)) for size in sizes], ranks)
 
     def parts(rank):
         return tuple(stop - start for start, stop in (chunk_bounds(size, ranks, rank) for size in sizes))

@@ -1,6 +1,6 @@
-"""ATen functions that read or write by index, as primitives; the other functions are in the primitive table.
+"""ATen functions that read or write by index, as primitives; the primitive table has the other functions.
 
-What they read or write along depends on the values of an operand, so its label may not be split.
+The dims that they index depend on values of an operand, so the labels of these dims may not be split.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _summed_rows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, 
     if args[4]:
         raise LookupError("gradients divided by counts")
     ids = tuple(100 + at for at in range(len(shapes[1])))
-    padding = (size_of(args[3]),) if isinstance(args[3], torch.fx.Node) else ()  # the row without gradient
+    padding = (size_of(args[3]),) if isinstance(args[3], torch.fx.Node) else ()  # the row whose gradient is zero
     return Primitive(((*ids, 1), ids), (0, 1), whole=frozenset({0}), reduce="sum", each=(0,), values=padding)
 
 
@@ -82,7 +82,7 @@ def _taken(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 
 @_of("index", "index_put")
 def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe reads and writes by index tensors; their common dims replace adjacent dims, or are first otherwise."""
+    """Describe reads and writes by index tensors; their common dims replace adjacent dims or come first."""
     del kwargs, index
     ids = [dim for dim, each in enumerate(args[1]) if each is not None]
     indices = operands[1 : 1 + len(ids)]
@@ -110,13 +110,13 @@ def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 
 
 def _written(inputs: tuple[Labels, ...], ids: Sequence[int], dims: Sequence[int], *, adds: bool) -> Primitive:
-    """Return the description of a write of the last operand into the first, at indices along ``dims``.
+    """Return the description of a write of the last operand to the first, at indices along ``dims``.
 
     Args:
-        inputs: labels of the operands; those of the first are the result's.
+        inputs: labels of the operands; the result has those of the first.
         ids: labels of the written values.
         dims: labels that are written to.
-        adds: whether values are added to the first operand, so that shards of them can be added in turn.
+        adds: whether values are added to the first operand; shards of the values can then be added separately.
     """
     whole = frozenset(dims) if adds else frozenset((*dims, *ids))
     return Primitive(inputs, inputs[0], whole=whole, reduce="sum" if adds else "", joint=(0, len(inputs) - 1))
@@ -173,7 +173,7 @@ def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sha
 
 @_of(*_LOOKED_UP)
 def _located(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the positions of values in sorted tables: one for all values, or one per row."""
+    """Describe the positions of values in sorted tables: one table for all values, or one per row."""
     del args, kwargs, index
     if len(operands) != 2:
         raise LookupError("no table, or one that is not sorted")
@@ -191,6 +191,6 @@ def _counted(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
     del name, operands, shape, index
     labels = tuple(range(len(shapes[0])))
     low, high = (argument(args, kwargs, 2 + at, key, 0) for at, key in enumerate(("min", "max")))
-    if low == high:  # the range is that of the values
+    if low == high:  # the range is computed from the values
         return Primitive((labels,), (100,), whole=frozenset((*labels, 100)))
     return Primitive((labels,), (100,), whole=frozenset({100}), reduce="sum")

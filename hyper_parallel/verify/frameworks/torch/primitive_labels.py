@@ -1,4 +1,4 @@
-"""Sizes of traced tensors, and labels of dims that broadcast, for the tables of functions."""
+"""Sizes of traced tensors, and labels of dims that broadcast, for the tables of ATen functions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Describe", "Labels", "argument", "broadcast", "in_words", "shape_of"
 
 Labels = tuple[int | None, ...]
 Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
-"""Describes a function: its name, arguments, named arguments, operands and their shapes, the result's shape and number.
+"""Describes a function: its name, arguments, named arguments, operands and their shapes, the result's shape and index.
 """
 
 
 def shape_of(value: Any) -> tuple[Size, ...]:
-    """Return the shape of a tensor; empty for other arguments."""
+    """Return the shape of a tensor, or an empty tuple for other arguments."""
     return tuple(map(size_of, value.shape)) if isinstance(value, Tensor) else ()
 
 
 def size_of(value: Any) -> Size:
-    """Return a size, which is a number, a symbol or its node in the graph."""
+    """Return a size, given as a number, a symbol or its node in the graph."""
     if isinstance(value, torch.fx.Node):
         value = value.meta["val"]
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
@@ -45,7 +45,7 @@ def _of_expression(expression: Any) -> Size:
 
 
 def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
-    """Return the labels of an operand that broadcasts to ``out``, whose dims are numbered."""
+    """Return the labels of an operand that broadcasts to ``out``, whose labels are the indices of its dims."""
     first = len(out) - len(shape)
     labels: list[int | None] = []
     for dim, size in enumerate(shape):
@@ -59,7 +59,7 @@ def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
 
 
 def argument(args: Any, kwargs: Any, position: int, name: str, default: Any) -> Any:
-    """Return an argument that is given by its position, by its name, or not at all."""
+    """Return an argument given by position or by name, or its default."""
     return args[position] if len(args) > position else kwargs.get(name, default)
 
 
@@ -69,11 +69,11 @@ _WORDS = (
     ("SymIntArrayRef", "PyTorch computes its shapes only from numbers"),
     ("customized tensor", "PyTorch computes its shapes only from numbers"),
 )
-"""Parts of errors of a trace, and the reasons that they stand for."""
+"""Texts in errors of a trace, and the reasons that they mean."""
 
 
 def in_words(error: Exception) -> str:
-    """Return why a trace failed, in one line."""
+    """Return in one line why a trace failed."""
     text = (str(error) or type(error).__name__).splitlines()[0]
     if text.startswith("aten.") and " " not in text:
         return f"PyTorch has no shapes of {text}"

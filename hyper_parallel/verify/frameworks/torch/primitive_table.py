@@ -1,7 +1,7 @@
 """Table of ATen functions as primitives.
 
-The table is an assumption of proofs, like the laws: ``tests_unit/verify/prove/test_primitives.py`` compares it with the
-functions on small tensors.
+Proofs assume that the table is right, as they assume the laws: ``tests_unit/verify/prove/test_primitives.py`` compares
+it with the functions on small tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hyper_parallel.verify.frameworks.torch.primitive_labels import (
 
 __all__ = ["REWRITTEN", "SIZED", "describe", "is_kept", "name_of", "unread"]
 
-# Their numeric arguments are sizes of the result, which are compared as sizes.
+# Functions whose numeric arguments are sizes of the result, and are compared as sizes.
 SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
 _ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type", "_conj",
                 "_conj_physical", "complex", "polar", "copy")  # fmt: skip
@@ -43,12 +43,12 @@ _ZEROS = ("zeros", "zeros_like", "new_zeros", "_efficientzerotensor")
 _INCREASING = ("relu", "floor", "ceil", "trunc", "round", "sign", "exp", "sigmoid", "tanh", "sqrt", "log", "erf",
                "fill")  # fmt: skip
 _REDUCED = {"sum": "sum", "amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod", "nansum": "sum"}
-# Reduced dims are ``whole``: the result is not a sum, maximum or minimum of elements.
+# Reductions whose reduced dims are ``whole``: the result is not a sum, maximum or minimum of elements.
 _WHOLE_REDUCED = ("argmax", "argmin", "var", "std", "var_mean", "std_mean", "median", "nanmedian", "mode", "kthvalue",
                   "logsumexp", "linalg_vector_norm", "max", "min", "aminmax", "hash_tensor")  # fmt: skip
-# Functions along one dim, the argument after the operand; all other dims are independent.
+# Functions along one dim, given by the argument after the operand; all other dims are independent.
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "flip", "roll", "slice")
-# Functions of the last dims of every operand, such as matrices; dims before them are independent.
+# Functions of the last dims of every operand, such as matrices; the dims before them are independent.
 _BATCHED = ("linalg_cholesky_ex", "linalg_inv_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu_factor_ex",
             "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig", "linalg_matrix_exp", "tril", "triu",
             "linalg_householder_product", "cholesky_inverse", "geqrf", "lu_unpack", "linalg_lu_solve",
@@ -66,7 +66,7 @@ _LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_w
             "fractional_max_pool3d_backward")  # fmt: skip
 # Image functions whose operand and result differ in number of dims: number of the operand's ``whole`` dims.
 _RESHAPING = {"im2col": 3, "col2im": 2, "affine_grid_generator": 2}
-# The operand in which the first result of a function of the last dims is linear.
+# The operand in which the first result of such a function is linear.
 _LINEAR_INNER = {
     **dict.fromkeys(("tril", "triu", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
                      "max_unpool2d", "max_unpool3d", "cholesky_solve", "triangular_solve", *_RESHAPING,
@@ -74,7 +74,7 @@ _LINEAR_INNER = {
     **dict.fromkeys(("linalg_solve_triangular", "_linalg_solve_ex"), 1),
     **dict.fromkeys(("linalg_lu_solve", "linalg_ldl_solve", "ormqr"), 2),
 }  # fmt: skip
-# Operands of which only sizes are read, not values, by number of the result.
+# Operands whose values do not affect a result, only their sizes; by index of the result.
 _UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
     **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
                      "_adaptive_avg_pool3d_backward", "max_pool2d_with_indices_backward",
@@ -83,17 +83,17 @@ _UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
                      "fractional_max_pool3d_backward"), ((1,),)),
     "copy": ((0,),),
     "convolution_backward": ((1,), (2,), (1, 2)),
-    "_linalg_solve_ex": ((), (1,), (1,), (1,)),  # the factors of the matrices, and what is wrong with them
+    "_linalg_solve_ex": ((), (1,), (1,), (1,)),  # the factors of the matrices, and their error numbers
     "grid_sampler_2d_backward": ((1,), ()),
     "grid_sampler_3d_backward": ((1,), ()),
 }  # fmt: skip
 _TRANSFORMED = ("_fft_c2c", "_fft_r2c", "_fft_c2r")
-# Their numeric arguments decide values: if one of them is a size, the result's values depend on that size.
+# Functions whose numeric arguments determine values: if one of them is a size, the result depends on that size.
 _VALUED = ("select", "roll", "tril", "triu", "diagonal", "kthvalue", "topk", "select_backward", "slice_scatter",
            "select_scatter", "diagonal_scatter", "constant_pad_nd", "histc", "linalg_vector_norm", "var", "std",
            "var_mean", "std_mean", "renorm", "_cdist_forward", "_cdist_backward", *SCATTERED)  # fmt: skip
-# Decomposed although they are elementwise, because their decompositions show in which operands they are linear.
-_TAKEN_APART = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "masked_fill", "tanh_backward",
+# Elementwise functions that are decomposed nevertheless: the decompositions reveal in which operands they are linear.
+_DECOMPOSED_POINTWISE = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "masked_fill", "tanh_backward",
                 "sigmoid_backward", "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward",
                 "hardtanh_backward", "softplus_backward", "logit_backward", "hardswish_backward", "xlogy",
                 "hardsigmoid_backward", "native_dropout_backward", "softshrink_backward",
@@ -111,11 +111,11 @@ _KEPT = frozenset((
 
 @cache
 def is_kept(function: Any) -> bool:
-    """Whether a function is described here and therefore not decomposed."""
+    """Whether this table describes a function, so that it is not decomposed."""
     name = name_of(function)
     if name in {"softmax", "mean", "addmm", "logsumexp"}:
         return False
-    return name in _KEPT or (torch.Tag.pointwise in getattr(function, "tags", ()) and name not in _TAKEN_APART)
+    return name in _KEPT or (torch.Tag.pointwise in getattr(function, "tags", ()) and name not in _DECOMPOSED_POINTWISE)
 
 
 def name_of(function: Any) -> str:
@@ -125,7 +125,7 @@ def name_of(function: Any) -> str:
 
 
 def unread(function: Any, index: int) -> tuple[int, ...]:
-    """Return the operands on whose values result number ``index`` does not depend."""
+    """Return the operands whose values do not affect result ``index``."""
     of_results = _UNREAD.get(name_of(function), ((),))
     return of_results[min(index, len(of_results) - 1)]
 
@@ -134,15 +134,15 @@ def unread(function: Any, index: int) -> tuple[int, ...]:
 
 
 def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], out: Tensor, index: int = 0) -> Any:
-    """Return the description of result number ``index`` of ``function``.
+    """Return the description of result ``index`` of ``function``.
 
     Args:
         function: an ATen operator.
         args: positional arguments; tensors and symbolic sizes are nodes of the graph.
         kwargs: named arguments.
-        operands: the tensors among the arguments whose values it reads.
+        operands: the tensor arguments whose values it reads.
         out: the result.
-        index: number of the result.
+        index: index of the result.
 
     Raises:
         LookupError: the function has no description.
@@ -161,7 +161,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
     described = _DESCRIBED.get(name)
     if described is not None:
         does = described(name, args, kwargs, operands, shapes, shape, index)
-        numbers = args[3:] if name == "select_backward" else args  # the sizes before it are those of the result
+        numbers = args[3:] if name == "select_backward" else args  # the arguments before are sizes of the result
         places = tuple(map(size_of, _sizes_in([*numbers, *kwargs.values()]))) if name in _VALUED else ()
         return replace(does, values=places) if places else does
     if torch.Tag.pointwise in function.tags or name in _ELEMENTWISE:
@@ -194,7 +194,7 @@ def _elementwise(
     if name in {"_to_copy", "copy"}:
         source, target = operands[0].dtype, out.dtype
         numbers_only = all(dtype.is_floating_point or dtype.is_complex for dtype in (source, target))
-        # Not every conversion is increasing: as bool, -1 is true and 0 is false; large integers wrap in a narrow dtype.
+        # Not every conversion is increasing: as bool, -1 is greater than 0; large integers wrap in a narrow dtype.
         increasing = not source.is_complex and (target.is_floating_point or source in {torch.bool, target})
         moves = name == "copy" and source == target
         return replace(plain, joint=(0,) if numbers_only or moves else (), increasing=increasing or moves, moves=moves)
@@ -265,7 +265,7 @@ def _reduction(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 
 
 def _sums(x: Tensor, kwargs: Any) -> bool:
-    """Whether sums of ``x`` are linear in it: no element is rounded to an integer, and integers are not converted."""
+    """Whether sums of ``x`` are linear in it: nothing is rounded to an integer, and integers are not converted."""
     dtypes = {x.dtype, kwargs.get("dtype") or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)}
     return dtypes == {torch.int64} or all(each.is_floating_point or each.is_complex for each in dtypes)
 
@@ -395,7 +395,7 @@ def _windows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 
 @_of("unbind", "stack")
 def _pieces(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe a tensor and its pieces along one dim, which pieces lack; each is at its own index."""
+    """Describe a tensor and its slices along one dim, which slices lack; each slice has its own index."""
     del operands, index
     labels = tuple(range(max(len(shapes[0]), len(shape))))
     dim = argument(args, kwargs, 1, "dim", 0) % len(labels)
@@ -426,7 +426,7 @@ def _transformed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, 
 
 @_of(*_BATCHED, *_LEADING, *_RESHAPING)
 def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe a function of the last dims of its operands: matrices, images, sequences."""
+    """Describe a function of the last dims of its operands: matrices, images or sequences."""
     del args, kwargs, operands
     own = _RESHAPING.get(name, 2 if name in _BATCHED or "2d" in name else 3 if "3d" in name else 1)
     batch = len(shapes[0]) - own
@@ -445,7 +445,7 @@ def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 
 @_of("_cdist_forward", "_cdist_backward")
 def _distances(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the distances of each row of one operand to each row of another, and the gradient of the first."""
+    """Describe the distance of each row of one operand to each row of another, and the gradient of the first."""
     del args, kwargs, operands, index
     batch = tuple(range(len(shape) - 2))
     if any(each[:-2] != shape[:-2] for each in shapes):
