@@ -4,9 +4,10 @@
     python ci/versions.py [folder of results, by default reports/versions]
 
 The folder has one folder for each environment of tox (``py312-torch214``), with the results of its suites as pytest
-writes them (``unit.xml``). Rows of suites without results stay as they are, with their dates. A test that is in the
-page's table of failures and fails again keeps the day since which it fails; cases of one test are one row. The file
-``unit-again.xml`` has tests of ``unit`` that failed and were run again on later code: those that pass are no failures.
+writes them (``unit.xml``); a file that is anything else is named, and the page stays as it was. Rows of suites without
+results stay as they are, with their dates. A test that is in the page's table of failures and fails again keeps the day
+since which it fails; cases of one test are one row. The file ``unit-again.xml`` has tests of ``unit`` that failed and
+were run again on later code: those that pass are no failures.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ Row = tuple[str, ...]
 
 
 def results(folder: Path) -> Iterator[tuple[Row, list[Row], set[str]]]:
-    """Yield, for each suite of each environment with results: its row, rows of failed tests, names of its tests."""
-    for file in sorted(folder.glob("py*/*.xml")):
-        for suite in ET.parse(file).getroot().iter("testsuite"):  # noqa: S314 - written by pytest in this checkout
+    """Yield, for each suite of each environment with results: its row, rows of failed tests, names of its tests.
+
+    Raises:
+        ValueError: a file has no results of pytest.
+    """
+    for file in sorted(file for file in folder.glob("py*/*.xml") if _ENVIRONMENT.fullmatch(file.parent.name)):
+        for suite in _suites(file):
             key, day = (file.parent.name, file.stem), suite.get("timestamp", "")[:10]
             bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             skipped = int(suite.get("skipped", 0))
@@ -42,6 +47,23 @@ def results(folder: Path) -> Iterator[tuple[Row, list[Row], set[str]]]:
             )
             rows: list[Row] = [(*key, test, str(count), day) for test, count in sorted(failed.items())]
             yield (*key, str(passed), str(bad), str(skipped), day), rows, {name for name, _ in cases}
+
+
+def _suites(file: Path) -> list[ET.Element]:
+    """Return the suites of a file of results.
+
+    Raises:
+        ValueError: it was cut off, is not written by pytest, or no test was run.
+    """
+    try:
+        suites = list(ET.parse(file).getroot().iter("testsuite"))  # noqa: S314 - written by pytest in this checkout
+    except ET.ParseError as error:
+        msg = f"{file} is not complete XML ({error}): run the suite again, or delete the file"
+        raise ValueError(msg) from error
+    if not suites or any(not suite.get("timestamp") or suite.get("tests", "0") == "0" for suite in suites):
+        msg = f"{file} has no results of pytest: run the suite again, or delete the file"
+        raise ValueError(msg)
+    return suites
 
 
 def _name(case: ET.Element) -> str:
@@ -99,10 +121,15 @@ def _parts(lines: list[str], head: Row) -> tuple[list[str], list[Row], list[str]
 
 
 def main(args: list[str]) -> int:
-    """Write the page; 1 without results."""
-    new = list(results(Path(args[0]) if args else ROOT / "reports" / "versions"))
+    """Write the page; 1 without results, 2 if a file has none."""
+    folder = Path(args[0]) if args else ROOT / "reports" / "versions"
+    try:
+        new = list(results(folder))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if not new:
-        print("no results: run `tox run -m edges` or `tox run -m matrix` first", file=sys.stderr)
+        print(f"no results in {folder}: run `tox run -m edges` or `tox run -m matrix` first", file=sys.stderr)
         return 1
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), new), encoding="utf-8")
     return 0

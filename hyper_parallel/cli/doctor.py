@@ -1,4 +1,4 @@
-"""``hyper-parallel doctor``: report installed versions, conflicts and fixes. Imports no framework."""
+"""``hyper-parallel doctor``: report installed versions, conflicts and fixes. Imports frameworks in other processes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from hyper_parallel.cli import devices
 from hyper_parallel.cli.output import print_result
 from hyper_parallel.platform.select import FRAMEWORKS, INSTALL
-from hyper_parallel.platform.tested import PYTHONS, newer_than_tested, older_than_supported
+from hyper_parallel.platform.tested import PYTHONS, TESTED, newer_than_tested, older_than_supported
 from hyper_parallel.transport.device_types import dry_run, has_plugin
 from hyper_parallel.verify.report import report_json
 
@@ -35,6 +36,19 @@ _EXAMPLES = (
     "hyper-parallel doctor",
     "hyper-parallel doctor --json",
 )
+
+_LIMIT = 300.0
+"""Seconds after which a framework that is still being imported counts as one that cannot be."""
+
+_IMPORTED = "imported"
+_START = """\
+import sys
+sys.path[:] = {path!r}
+import {name}
+print({imported!r})
+from hyper_parallel.platform.{name}.platform import build
+build()
+"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
 def findings() -> list[Finding]:
     """Return all facts about this environment."""
     versions = {name: _version(name) for name in (*FRAMEWORKS, "numpy", "torch_npu", "cloudpickle")}
-    frameworks = [_framework(name, versions) for name in FRAMEWORKS]
+    with ThreadPoolExecutor() as pool:  # each waits for a process
+        frameworks = list(pool.map(lambda name: _framework(name, versions), FRAMEWORKS))
     usable = {**versions, **{found.what: None for found in frameworks if found.state == "wrong"}}
     all_findings = [_python(), *frameworks]
     if all(versions[name] is None for name in FRAMEWORKS):
@@ -155,11 +170,10 @@ def _version(name: str) -> str | None:
 
 def _python() -> Finding:
     text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    for name, title in (("mindspore", "MindSpore"), ("torch", "PyTorch")):
-        oldest, newest = PYTHONS[name]
-        if sys.version_info[:2] > newest:
-            wheels = f"{title} publishes wheels for Python {_dotted(oldest)} to {_dotted(newest)}"
-            return Finding("python", "newer", text, wheels)
+    oldest, newest = PYTHONS["torch"]  # MindSpore's, which are fewer, are named where it is absent
+    if sys.version_info[:2] > newest:
+        wheels = f"PyTorch publishes wheels for Python {_dotted(oldest)} to {_dotted(newest)}"
+        return Finding("python", "newer", text, wheels)
     return Finding("python", "ok", text)
 
 
@@ -169,8 +183,10 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _framework(name: str, versions: dict[str, str | None]) -> Finding:
     version = versions[name]
-    if incomplete := _incomplete(name):
-        return Finding(name, "wrong", *incomplete)
+    if version is not None and (older := older_than_supported(name, version)):
+        return Finding(name, "wrong", older, INSTALL[name])
+    if unusable := _unusable(name):
+        return Finding(name, "wrong", *unusable)
     if version is None:
         oldest, newest = PYTHONS[name]
         here = oldest <= sys.version_info[:2] <= newest
@@ -178,16 +194,11 @@ def _framework(name: str, versions: dict[str, str | None]) -> Finding:
         return Finding(name, "absent", "not installed", f"to verify on it: {INSTALL[name]}" if here else python)
     if newer := newer_than_tested(name, version):
         return Finding(name, "newer", version, newer)
-    if older := older_than_supported(name, version):
-        return Finding(name, "wrong", older, INSTALL[name])
     return Finding(name, "ok", version)
 
 
-def _incomplete(name: str) -> tuple[str, str] | None:
-    """Return the problem of a partially installed framework with the fix; None for others.
-
-    The framework is imported, in a separate process, only if its file list is missing or names missing libraries.
-    """
+def _unusable(name: str) -> tuple[str, str] | None:
+    """Return the problem of a framework that is installed in part or does not start, with the fix; None for others."""
     spec = importlib.util.find_spec(name)
     try:
         installed = metadata.distribution(name)
@@ -199,24 +210,37 @@ def _incomplete(name: str) -> tuple[str, str] | None:
     if spec.origin is None:
         folder = next(iter(spec.submodule_search_locations or ()))
         return f"{folder} is not a package: it has no __init__.py", f"delete this folder, then: {again}"
+    imported, error = _start(name)
+    if not error:
+        return None
+    if imported:
+        tested = f"pip install --force-reinstall '{name}=={TESTED[name][-1]}.*'"
+        return f"{spec.origin}: this library does not start on it: {error}", tested
     # not ``installed.files``, which leaves out missing files from Python 3.12 on
     record = installed.read_text("RECORD") if installed else None
     files = [Path(row[0]) for row in csv.reader((record or "").splitlines()) if row]
     packages = Path(str(installed.locate_file(""))) if installed else Path()
     gone = [file for file in files if ".so" in file.name and not (packages / file).exists()]
-    error = _import_error(name) if gone or record is None else ""
-    if not error:
-        return None
     missing = f"{len(gone)} of its libraries are missing, such as {gone[0]}; " if gone else ""
     return f"{missing}import {name} fails: {error}", again
 
 
-def _import_error(name: str) -> str:
-    """Return the last line of Python's error if ``name`` cannot be imported, otherwise an empty text."""
-    command = [sys.executable, "-c", f"import {name}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this interpreter
+def _start(name: str) -> tuple[bool, str]:
+    """Return whether ``name`` can be imported in another process, and why the library does not start on it, if so.
+
+    The last line of Python's error is the reason. torch_npu, which PyTorch imports, has a finding of its own.
+    """
+    code = _START.format(path=sys.path, name=name, imported=_IMPORTED)
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter
+            command, capture_output=True, text=True, check=False, env=environment, timeout=_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no end after {_LIMIT:g} s"
     lines = done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"]
-    return lines[-1] if done.returncode else ""
+    return _IMPORTED in done.stdout.splitlines(), lines[-1] if done.returncode else ""
 
 
 def _numpy(versions: dict[str, str | None]) -> Finding:

@@ -160,7 +160,7 @@ def _build(name: str) -> Platform:
     """
     try:
         framework = importlib.import_module(name)
-    except (ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # of any type: a broken file is a SyntaxError, another NumPy a ValueError
         msg = f"{name} is installed, but cannot be imported: {_line(error)}; hyper-parallel doctor says more"
         raise MissingFrameworkError(msg) from error
     try:

@@ -109,8 +109,32 @@ def test_a_failure_keeps_the_day_since_which_it_fails(write):
 
 def test_without_results_the_page_stays(versions, tmp_path, capsys):
     """A folder without results is an error that says how to make some; a page without the table is one, too."""
+    folder = tmp_path / "py310-things"  # not of tox
+    folder.mkdir()
+    (folder / "unit.xml").write_text(results("2026-11-28"))
     assert versions.main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "no results: run `tox run -m edges` or `tox run -m matrix` first\n"
+    expected = f"no results in {tmp_path}: run `tox run -m edges` or `tox run -m matrix` first\n"
+    assert capsys.readouterr().err == expected
     assert versions.PAGE.read_text() == PAGE
     with pytest.raises(ValueError, match=r"^versions\.md has no table with the head \| environment \| suite \| passed"):
         versions.updated("no table", [])
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("", "is not complete XML (no element found: line 1, column 0)"),
+        ("<testsuites><testsuite>", "is not complete XML (no element found: line 1, column 23)"),
+        ("<html/>", "has no results of pytest"),
+        ('<testsuites><testsuite tests="5"/></testsuites>', "has no results of pytest"),
+        ('<testsuites><testsuite tests="0" timestamp="2026-11-28T15:00:00"/></testsuites>', "has no results of pytest"),
+    ],
+)
+def test_a_file_that_is_no_result_is_named_and_the_page_stays(text, problem, versions, tmp_path, capsys):
+    """A run that was stopped leaves an empty or cut file: it must not replace the row of a whole run."""
+    file = tmp_path / "py310-torch210" / "unit.xml"
+    file.parent.mkdir()
+    file.write_text(text)
+    assert versions.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{file} {problem}: run the suite again, or delete the file\n"
+    assert versions.PAGE.read_text() == PAGE

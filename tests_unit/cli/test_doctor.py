@@ -14,6 +14,7 @@ def versions(monkeypatch):
     """Pretend that exactly these versions are installed."""
     installed = {"torch": "2.13.0", "mindspore": "2.10.0", "numpy": "1.26.4", "cloudpickle": "3.1"}
     monkeypatch.setattr(doctor, "_version", installed.get)
+    monkeypatch.setattr(doctor, "_start", lambda _: (True, ""))
     return installed
 
 
@@ -131,7 +132,7 @@ def test_a_framework_that_is_too_old_is_wrong(versions, capsys):
 def test_a_python_without_wheels_of_a_framework_gets_no_command(versions, monkeypatch):
     """What cannot be installed is not advised: the Pythons that have wheels are named."""
     del versions["mindspore"]
-    monkeypatch.setattr(doctor, "_incomplete", lambda _: None)
+    monkeypatch.setattr(doctor, "_unusable", lambda _: None)
     for python, fix in (
         ((3, 12, 1), "to verify on it: pip install 'mindspore>=2.8' 'safetensors>=0.8'"),
         ((3, 13, 0), "it has wheels for Python 3.10 to 3.12"),
@@ -171,7 +172,8 @@ def install_only(folder, monkeypatch):
          f"delete this folder, then: {AGAIN}"),
         (["mindspore/__init__.py"], True, ("2 of its libraries are missing, such as mindspore/lib/libcore.so; "
          "import mindspore fails: ImportError: libcore.so: cannot open shared object file"), AGAIN),
-        (["mindspore/__init__.py", "mindspore/lib/libcore.so", "mindspore/lib/libops.so.2"], True, "", ""),
+        (["mindspore/__init__.py", "mindspore/lib/libcore.so", "mindspore/lib/libops.so.2"], True,
+         "import mindspore fails: ImportError: libcore.so: cannot open shared object file", AGAIN),
         (["mindspore/__init__.py"], False, ("import mindspore fails: ImportError: libcore.so: cannot open shared "
          "object file"), "pip install 'mindspore>=2.8' 'safetensors>=0.8'"),
     ],
@@ -186,19 +188,71 @@ def test_a_framework_that_is_installed_in_parts_is_wrong(files, metadata, text, 
     if metadata:
         write_metadata(tmp_path)
     install_only(tmp_path, monkeypatch)
-    expected = (text.format(folder=tmp_path), fix) if text else None
-    assert doctor._incomplete("mindspore") == expected
+    expected = (text.format(folder=tmp_path), fix)
+    assert doctor._unusable("mindspore") == expected
     found = doctor._framework("mindspore", {"mindspore": "2.9.0"})
-    assert (found.state, (found.text, found.fix)) == (("wrong", expected) if expected else ("ok", ("2.9.0", "")))
+    assert (found.state, (found.text, found.fix)) == ("wrong", expected)
 
 
-def test_libraries_that_are_not_needed_are_no_problem(tmp_path, monkeypatch):
-    """People remove libraries that they do not use: if the framework can be imported, it is complete."""
-    (tmp_path / "mindspore").mkdir()
-    (tmp_path / "mindspore" / "__init__.py").write_text("")
-    write_metadata(tmp_path)
+PLATFORM = "hyper_parallel/platform/mindspore/platform.py"
+
+
+def install_library(folder, platform):
+    """Write a MindSpore that can be imported, and a library whose platform has this text."""
+    for file in ("mindspore/__init__.py", "hyper_parallel/__init__.py", PLATFORM):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(platform if file == PLATFORM else "")
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_libraries_that_are_not_needed_are_no_problem(record, tmp_path, monkeypatch):
+    """People remove libraries that they do not use: if the library starts on the framework, it is complete."""
+    install_library(tmp_path, "def build(): pass")
+    if record:
+        write_metadata(tmp_path)
     install_only(tmp_path, monkeypatch)
-    assert doctor._incomplete("mindspore") is None
+    assert doctor._unusable("mindspore") is None
+
+
+def test_a_framework_on_which_the_library_does_not_start_is_wrong(tmp_path, monkeypatch):
+    """A folder of that name, or a build without what is needed, is named with its place and the error."""
+    install_library(tmp_path, "from mindspore import ops")
+    install_only(tmp_path, monkeypatch)
+    place = f"{tmp_path}/mindspore/__init__.py"
+    assert doctor._unusable("mindspore") == (
+        f"{place}: this library does not start on it: ImportError: cannot import name 'ops' from 'mindspore' ({place})",
+        "pip install --force-reinstall 'mindspore==2.10.*'",
+    )
+
+
+def test_the_framework_of_this_process_is_tried(tmp_path, monkeypatch):
+    """What lies in the working folder is not taken for the framework unless this process takes it as well."""
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    installed.mkdir()
+    install_library(installed, "def build(): pass")
+    (here / "mindspore").mkdir(parents=True)
+    (here / "mindspore" / "__init__.py").write_text("raise ImportError('a clone of its sources')")
+    install_only(installed, monkeypatch)
+    monkeypatch.chdir(here)
+    assert doctor._start("mindspore") == (True, "")
+
+
+def test_an_import_that_does_not_end_is_wrong(tmp_path, monkeypatch):
+    """A driver that waits for ever does not keep doctor waiting."""
+    (tmp_path / "mindspore").mkdir()
+    (tmp_path / "mindspore" / "__init__.py").write_text("import time; time.sleep(60)")
+    install_only(tmp_path, monkeypatch)
+    monkeypatch.setattr(doctor, "_LIMIT", 0.2)
+    assert doctor._unusable("mindspore") == (
+        "import mindspore fails: no end after 0.2 s",
+        "pip install 'mindspore>=2.8' 'safetensors>=0.8'",
+    )
+
+
+@pytest.mark.platforms("torch")
+def test_the_library_starts_on_pytorch():
+    """A process imports the framework and the library on it."""
+    assert doctor._start("torch") == (True, "")
 
 
 def test_no_framework(versions, capsys):
@@ -236,12 +290,12 @@ def test_torch_npu_without_toolkit(versions):
     "python, fix",
     [
         ((3, 12, 9), ""),
-        ((3, 13, 0), "MindSpore publishes wheels for Python 3.10 to 3.12"),
-        ((3, 15, 0), "MindSpore publishes wheels for Python 3.10 to 3.12"),
+        ((3, 14, 0), ""),
+        ((3, 15, 0), "PyTorch publishes wheels for Python 3.10 to 3.14"),
     ],
 )
 def test_a_newer_python_is_said(python, fix, versions, monkeypatch):
-    """A Python for which a framework publishes no wheels is named with those that it has; nothing is wrong."""
+    """A Python for which no framework publishes wheels is named with those that have some; nothing is wrong."""
     monkeypatch.setattr(doctor.sys, "version_info", python)
     found = doctor._python()
     assert (found.state, found.fix) == ("newer" if fix else "ok", fix)

@@ -92,6 +92,11 @@ NO_LIBRARY = OSError("libtorch_cpu.so: cannot open shared object file: No such f
         (None, "torch", NO_LIBRARY,
          ("torch is installed, but cannot be imported: libtorch_cpu.so: cannot open shared object file: No such file "
          "or directory; hyper-parallel doctor says more")),
+        (None, "torch", SyntaxError("source code string cannot contain null bytes"),
+         ("torch is installed, but cannot be imported: source code string cannot contain null bytes; hyper-parallel "
+         "doctor says more")),
+        (None, "torch", ValueError("numpy.dtype size changed"),
+         "torch is installed, but cannot be imported: numpy.dtype size changed; hyper-parallel doctor says more"),
         ("2.8.0+cu128", PLATFORM, AttributeError("'aten' object has no attribute 'hash_tensor'"),
          ("torch 2.8.0+cu128 is older than 2.10, the oldest that this version of hyper_parallel supports: 'aten' "
          "object has no attribute 'hash_tensor'; pip install 'torch>=2.10' 'safetensors>=0.8'")),
