@@ -208,7 +208,7 @@ def checksum(values: np.ndarray[Any, Any]) -> int:
 
 
 def _as_bytes(values: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of ``values`` in row-major order; a copy only where they are not in that order."""
+    """The bytes of ``values`` in row-major order; a copy only if they are not in that order."""
     import numpy as np
 
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
@@ -234,7 +234,7 @@ class Index:
         files: files with the tensors.
         tree: the values; None in a folder that another program has written.
         pieces: parts of each tensor, as they were written; none in a folder that another program has written.
-        ties: names of a tensor that has another name as well (tied), by that name.
+        ties: further names of tied tensors, each with the name under which the tensor is stored.
     """
 
     files: tuple[DataFile, ...]
@@ -311,7 +311,7 @@ def read_index(folder: Path) -> Index:
 
 
 def _contents(folder: Path, ours: dict[str, Any]) -> tuple[DataFile, Any, dict[str, list[Piece]], dict[str, str]]:
-    """Return data file, tree, pieces and ties of an index of ``save``; raises any error where it is malformed."""
+    """Return data file, tree, pieces and ties of an index of ``save``; a malformed index raises any kind of error."""
     if unknown := sorted(set(ours) - _KEYS):
         msg = f"it has unknown entries {unknown}"
         raise ValueError(msg)
@@ -351,7 +351,7 @@ def _box_in(name: str, box: Any, shape: Sequence[int]) -> Box:
 
 
 def _is_tree(tree: Any) -> bool:
-    """Return whether ``tree`` is one of a nested state: nodes of one kind with their content."""
+    """Return whether ``tree`` has the form of a nested state: each node is a dictionary of its kind and its content."""
     if tree is None:
         return True
     if not isinstance(tree, dict) or len(tree) != 1:
@@ -371,7 +371,7 @@ def _check_names(path: Path, names: Sequence[Any]) -> None:
     """Check that an index names files in its own folder.
 
     Raises:
-        CheckpointError: a name is a path, or not a name.
+        CheckpointError: a name is a path, or not a string that can name a file.
     """
     for name in names:
         if not isinstance(name, str) or name in {"", ".", ".."} or set(name) & set("/\\\0") or not name.isprintable():

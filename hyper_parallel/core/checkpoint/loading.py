@@ -145,7 +145,7 @@ def _write(platform: Platform, value: Any, array: Any) -> None:
 
 
 def _without_states(problems: list[str], unstepped: list[str]) -> list[str]:
-    """Return the differences, with one for all tensors of the state of an optimizer that cannot be filled."""
+    """Return the differences; those in the state of an optimizer that has not stepped are merged into one."""
     for name in unstepped:
         start = f"{name}.state." if name else "state."
         others = [problem for problem in problems if not problem.startswith(start)]

@@ -127,7 +127,7 @@ class _Writing:
             all_ranks_or_raise(platform, lambda: _create(self.data) if self._is_first else None, CheckpointWriteError)
 
     def _agreed_name(self) -> str:
-        """Return a new name; all ranks must have equal tensors in the folder."""
+        """Return a new name for the data file, after checking that all ranks save the same tensors."""
         facts = [[(name, each.code, each.shape) for name, each in self._named.entries.items()], self._named.ties]
         digest = zlib.crc32(json.dumps(facts).encode())
         everyone = _everyone(self._platform)

@@ -53,7 +53,7 @@ class Flat:
         self.tree = self._add("", (), state)
 
     def _add_tensor(self, name: str, tensor: Any, identity: int) -> Any:
-        """Add a tensor; those of equal ``identity`` are one."""
+        """Add a tensor; tensors with the same ``identity`` are tied."""
         if name in self.tensors or name in self.ties:
             msg = f"save: two tensors of the state are named {name}; rename one"
             raise CheckpointError(msg)
@@ -65,7 +65,7 @@ class Flat:
         return {"tensor": first}
 
     def _add_module(self, name: str, path: Path, module: Any) -> Any:
-        """Add a module; its state has new objects for its parameters."""
+        """Add a module; its state dict has new tensors, so ties are found by the identities of its parameters."""
         platform = self._platform
         parameters = platform.parameters_dict(module)
         items = []

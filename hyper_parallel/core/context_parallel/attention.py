@@ -208,7 +208,7 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
 
 
 def _check_heads(query: Any, key: Any) -> None:
-    """Refuse shards that have a query head without its key head."""
+    """Reject shards that have a query head without its key head."""
     layout = query.layout
     parts = _parts_of_heads(layout)
     heads = int(key.shape[_HEADS])

@@ -23,7 +23,7 @@ TILE = 1024
 
 @dataclass(frozen=True)
 class Run:
-    """A part of a shard whose positions follow one another; a longer one is cut into tiles.
+    """Consecutive positions in a shard; a run longer than a tile is cut into tiles.
 
     Attributes:
         offset: index of its first element in the shard.

@@ -53,7 +53,7 @@ class Ring:
         return out.reshape((*q.shape[:-1], v.shape[-1])).to(q.dtype), lse
 
     def backward(self, saved: tuple[Any, ...], grad: Any) -> tuple[Any, Any, Any]:
-        """Return the gradients of q, k and v: those of keys and values travel with them, and end at their owner."""
+        """Return the gradients of q, k and v; those of keys and values travel with them and arrive at their owner."""
         q, k, v, out, lse = saved
         grouped = _grouped(_wide(q), k)
         queries, results, grads = (

@@ -21,10 +21,10 @@ __all__ = ["global_mean", "no_sync", "set_requires_gradient_sync"]
 def set_requires_gradient_sync(module: Any, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
     """Set whether the next backward passes reduce gradients.
 
-    A pass that does not reduce keeps the gradients: those of fully sharded modules unsharded on each rank, in
-    ``reduce_dtype``, where ``zero_grad`` does not reach them; those of replicated modules in ``grad``. The next pass
-    that reduces adds them. On MindSpore, where gradients are returned, passes that do not reduce return zeros, and the
-    next one that does returns the gradients of all. An optimizer step before a pass that reduces raises PlanError.
+    A pass that does not reduce keeps the gradients. Each rank keeps those of fully sharded modules unsharded, in
+    ``reduce_dtype``, and ``zero_grad`` does not clear them; those of replicated modules are in ``grad``. The next pass
+    that reduces adds them. On MindSpore, which returns gradients, passes that do not reduce return zeros, and the next
+    reducing pass returns the gradients of all. An optimizer step before a pass that reduces raises PlanError.
 
     Args:
         module: a module to which ``fully_shard`` or ``replicate`` was applied.

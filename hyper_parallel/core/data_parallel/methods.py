@@ -23,10 +23,10 @@ class UnshardHandle:
 
 
 class FSDPModule:
-    """A base of the class of every PyTorch module that ``fully_shard`` was applied to."""
+    """Base class of every PyTorch module that ``fully_shard`` was applied to."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return an instance of the module's original class: objects that it makes of its class are not sharded."""
+        """Return an instance of the module's original class: calling ``type(module)`` gives an unsharded one."""
         kind: Any = cls.__mro__[2]
         made = kind.__new__(kind, *args, **kwargs)
         made.__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ class FSDPModule:
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
-        """Free what was gathered of this module's own group.
+        """Free the gathered parameters of this module's own group.
 
         Raises:
             PlanError: the forward or backward of the module is running.

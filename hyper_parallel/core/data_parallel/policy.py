@@ -32,7 +32,7 @@ class OffloadPolicy:
 
 @dataclass(frozen=True)
 class CPUOffloadPolicy(OffloadPolicy):
-    """Shards are in host memory, as they are anyway where the CPU computes.
+    """Shards are kept in host memory; has no effect if the CPU computes.
 
     Attributes:
         pin_memory: accepted for PyTorch's signature.

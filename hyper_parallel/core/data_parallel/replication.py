@@ -29,12 +29,12 @@ def replicate(
 ) -> ModuleT:
     """Average the gradients of ``module`` over a data axis, in buckets, while backward computes (as PyTorch's DDP).
 
-    What is averaged is ``parameter.grad`` after each backward outside of :func:`no_sync`: the sum over the ranks,
-    divided by their number, whatever the sizes of their batches. Therefore the gradients are those of one device if the
-    loss of one device is the average of the ranks' losses: with uneven batches, scale each rank's loss by the number of
-    ranks times its share of the samples. A rank without a gradient of a parameter adds zero; a parameter that no rank
-    used keeps the gradient None. On MindSpore the gradients that its transforms return are averaged, once backward has
-    computed all; those of parameters that no rank used are zeros.
+    After each backward outside of :func:`no_sync`, ``parameter.grad`` is the sum over the ranks divided by their
+    number, whatever the sizes of their batches. The gradients are therefore those of one device if its loss is the
+    average of the ranks' losses: with uneven batches, scale each rank's loss by the number of ranks times its share of
+    the samples. A rank without a gradient of a parameter adds zero; a parameter that no rank used keeps the gradient
+    None. On MindSpore the gradients that its transforms return are averaged, once backward has computed all; those of
+    parameters that no rank used are zeros.
 
     A bucket is reduced once all its parameters have gradients, the last bucket first. Backward returns when all are
     reduced. Parameters may be DTensors of tensor parallelism over other axes of the mesh.

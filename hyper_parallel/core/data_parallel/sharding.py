@@ -33,7 +33,7 @@ ModuleT = TypeVar("ModuleT")
 _GROUP = "_hyper_parallel_fully_sharded"
 REPLICATED = "_hyper_parallel_replicated"
 _TAKEN: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Parameters that ``fully_shard`` has replaced, by identity, while another module or the program still refers to them.
+"""Parameters that ``fully_shard`` has replaced, by identity, as long as a module or the program refers to them.
 """
 _DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
@@ -64,7 +64,7 @@ def fully_shard(
 
     A list of modules shares one group, which is gathered when each of them is called. On PyTorch a module's class gets
     the methods of :class:`hyper_parallel.FSDPModule`. Parameters may be frozen and unfrozen between passes, on all
-    ranks alike; what is added to or removed from a module later is refused at its next forward.
+    ranks alike; a module with parameters that were added or removed later is rejected at its next forward.
 
     Parameters may be on the meta device: call ``module.to_empty(device=...)``, initialise or load all values, and build
     the optimizer, before the first forward. Random initial values are those of ``manual_seed``, equal for every

@@ -180,7 +180,7 @@ def shared_parts(first: Sequence[tuple[int, int]], second: Sequence[tuple[int, i
 def most_pieces(
     boxes: Sequence[Sequence[tuple[int, int]]], pieces: Sequence[Sequence[tuple[int, int]]], own: Sequence[int]
 ) -> int:
-    """Return how many pieces of other members a member's box meets, at most.
+    """Return the largest number of other members' pieces that one member's box intersects.
 
     Args:
         boxes: per dim the range of each member's box.

@@ -72,7 +72,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 
 def intersect(first: Box, second: Box) -> Box:
-    """Return the intersection of two boxes; along a dim where they are disjoint it is empty, ``(start, start)``."""
+    """Return the intersection of two boxes; along a disjoint dim it is empty, ``(start, start)``."""
     return tuple((max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(first, second, strict=True))
 
 

@@ -54,9 +54,9 @@ _Move: TypeAlias = "tuple[type[Step], DimAxes, Partials, tuple[int, ...]]"
 axes.
 """
 _Entry: TypeAlias = "tuple[float, float, int, float, Layout, tuple[Step, ...], Step | _Move | None]"
-"""An entry of the search's queue, the cheapest first: a lower bound of the cost of the plan, two numbers that decide
-between equal ones, the cost of the steps so far, the layout that they reach, and the steps. The last is not priced yet:
-a step from the layout to the target, a move to another layout, or nothing, if the layout itself is to be visited.
+"""An entry of the search's queue, the cheapest first: a lower bound of the cost of the plan, two numbers that break
+ties, the cost of the steps so far, the layout that they reach, and the steps. The last is not priced yet: a step from
+the layout to the target, a move to another layout, or nothing, if the layout itself is to be visited.
 """
 
 
@@ -134,7 +134,7 @@ class _Search:
             self.best, self.bound = (*steps, step), seconds
 
     def _move(self, ticket: int, spent: float, layout: Layout, steps: tuple[Step, ...], move: _Move) -> None:
-        """Price a move from ``layout``, which leads to another layout than the target."""
+        """Price a move from ``layout`` to a layout other than the target."""
         kind, dims, partials, axes = move
         reached = layout.with_axes(dims, partials)
         if reached not in self.done:
@@ -252,7 +252,7 @@ def _seconds(number_of_bytes: int, messages: int, launches: int) -> float:
 
 
 def _least_seconds(step: Exchange | ReduceExchange) -> float:
-    """Return a lower bound of the cost of a step to the target, which takes less time than the cost itself."""
+    """Return a lower bound of the cost of a step to the target; it is faster to compute than the cost."""
     worst, mean = step.least_received
     if not worst:
         return 0.0

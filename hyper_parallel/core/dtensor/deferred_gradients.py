@@ -1,9 +1,9 @@
 """Deferred gradients: ``defer_grad_reduce()`` reduces the gradients of several backward passes at once.
 
-As usual, operators read a replicated leaf through a varying view: a view whose gradient is Partial along the axes on
-which the other operands differ. Inside the block only the backward of that view changes: it keeps this rank's partial
-gradient on the leaf's local tensor. The partial gradients of several passes are added, and reduced at the end of the
-block. All DTensors over one local tensor share its deferred gradient.
+Operators read a replicated leaf through a varying view, whose gradient is Partial along the axes on which the other
+operands differ. Inside the block only the backward of that view changes: it keeps this rank's partial gradient on the
+leaf's local tensor. The partial gradients of several passes are added, and reduced at the end of the block. All
+DTensors over one local tensor share its deferred gradient.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ class DTensor(_FrameworkTensor):
         platform, local = self._platform, self._local
         if not platform.may_cache_view(self):
             return self._view(target, varying, cause, None)
-        # A view of a leaf keeps no graph alive, so it serves later forwards too.
+        # A view of a leaf keeps no graph alive, so later forwards reuse it.
         outlives_backward = target is self._layout and not platform.passes_gradient(local)
         key = (target, varying)
         view = self._view(target, varying, cause, None if outlives_backward else _DropView(self, key))
@@ -387,7 +387,7 @@ _HASHABLE = frozenset({Shard, Replicate, Partial, str})
 
 
 def _reducing_gradient(local: Any, platform: Platform, layout: Layout, grad_placements: Sequence[Any]) -> Any:
-    """``local``, which receives its gradient in ``grad_placements``; detached where none is recorded.
+    """Return ``local``, which receives its gradient in ``grad_placements``; detached if no gradient is recorded.
 
     Otherwise a leaf that is used later would receive the gradient in the dual layout.
     """

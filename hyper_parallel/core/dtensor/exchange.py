@@ -278,7 +278,7 @@ class ReduceExchange(_SliceExchange):
         return max(mean, first), mean
 
     def _held_and_needed(self) -> tuple[int, int]:
-        """Number of elements that a member of the first slice both holds and needs: the sum of all, and the first."""
+        """Elements that a member of the first slice both holds and needs: the sum over all members, and the first's."""
         if not self.source.ndim:
             return self.members, 1
         if self.members <= SMALL:
@@ -317,7 +317,7 @@ class ReduceExchange(_SliceExchange):
         """Elements that each member of a slice receives: partial values to sum, and sums of other members."""
         needed = volumes(bounds_at(self.target, member_indices(self.source.mesh, self.axes, origin)))
         received = np.array(np.broadcast_to(needed, (self.members,)))
-        # A reducer's own sums, which are part of what it needs, are not sent.
+        # A reducer needs its own sums too, but they are not sent.
         np.add.at(received, sums.reducers, (self.partial_values - 1 - sums.needed) * sums.sizes)
         return received
 

@@ -134,7 +134,7 @@ class DeviceMesh:
             names: names of the axes, or None.
 
         Returns:
-            the mesh as the current rank sees it, or rank 0 where no simulated rank runs.
+            the mesh as seen by the current rank, or by rank 0 outside of simulated ranks.
 
         Raises:
             MeshError: as for the class.
@@ -341,8 +341,8 @@ class DeviceMesh:
         """Return a mesh over the same ranks in which axes are joined.
 
         Args:
-            groups: names of axes, each at most once. Those of a group become one axis, where the first of them was: the
-                last one named varies fastest, and ``_`` joins their names. Axes of no group stay.
+            groups: names of axes, each at most once. Each group becomes one axis, at the place of its first axis: its
+                last named axis varies fastest, and ``_`` joins the names. Axes of no group stay.
 
         Raises:
             MeshError: (a ValueError) an axis gets the name of another.
@@ -478,7 +478,7 @@ class RankGrid(list[Any]):
 
 
 class _Room:
-    """How many meshes may be alive before the caches by layout are emptied."""
+    """Limit on live meshes; beyond it, the caches keyed by layout are emptied."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -562,7 +562,7 @@ def common_mesh(first: DeviceMesh, second: DeviceMesh) -> DeviceMesh:
 
 
 def rebuild_mesh(device_type: str, mesh: list[Any], names: tuple[str, ...] | None) -> DeviceMesh:
-    """Return the mesh that was pickled, as the rank that unpickles it sees it."""
+    """Return the pickled mesh, as seen by the rank that unpickles it."""
     return DeviceMesh(device_type, mesh, mesh_dim_names=names)
 
 

@@ -1,7 +1,7 @@
-"""Views that are copies because their operand was redistributed; they are stale once the operand is written.
+"""Views of redistributed operands: they are copies, and become stale once the operand is written.
 
-Where one device has a view, a DTensor has a view of its local tensor if the values are there; it sees every write.
-Values that were fetched from other ranks are a copy, which would keep the old values.
+If one device returns a view and this rank holds its values, the DTensor is a view of the local tensor, and sees every
+write. Values fetched from other ranks are a copy, which would keep the old values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Count = Callable[[], Any]
 
 
 class MovedView:
-    """Mixin for a framework's DTensor class, for DTensors that are copies where one device would have views.
+    """Mixin for a framework's DTensor class: DTensors that are copies although one device would return views.
 
     Layout and local tensor are properties here, so that every access is checked, at no cost for other tensors.
     """
@@ -57,7 +57,7 @@ def follow(copy: DTensor, kind: type[Any], bases: Sequence[DTensor], counting: C
     Args:
         copy: a DTensor with storage of its own.
         kind: the framework's subclass of :class:`MovedView`, which becomes its class.
-        bases: the DTensors of which it has values.
+        bases: the DTensors whose values it has.
         counting: returns the function that counts the writes to a base.
     """
     followed: list[tuple[Count, Any]] = []

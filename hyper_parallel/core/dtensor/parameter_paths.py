@@ -87,7 +87,7 @@ class _Family:
         self._slots[id(owner), name] = ref(owner)
 
     def left_behind(self, platform: ModulesFacet, parameter: Any, inside: Container[int]) -> tuple[Any, str] | None:
-        """Return a module, and the name of its parameter of this family that replacing ``parameter`` would miss."""
+        """Return a module that would keep a parameter tied to ``parameter``, and its name there; or None."""
         for (_, name), slot in self._slots.items():
             owner = slot()
             current = None if owner is None else platform.direct_parameters(owner).get(name)

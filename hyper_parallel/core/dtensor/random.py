@@ -364,8 +364,8 @@ def use_deterministic(seed: int = 0) -> None:
     generators of DTensors, the framework, Python and NumPy. An operator of PyTorch that has no deterministic form then
     raises PyTorch's error. It cannot be undone in the process.
 
-    It does not set the number of threads and ranks or the machine, which must be the same in both runs, nor the order
-    in which PyTorch's own engines add. Gloo's differs between DDP's buckets;
+    The number of threads, the number of ranks and the machine must be the same in both runs. The order in which
+    PyTorch's own engines add is not set either: Gloo's differs between DDP's buckets;
     ``hyper_parallel.platform.torch.pytorch_data_parallel.rank_order_hook`` has DDP average in the order of the ranks.
 
     Args:

@@ -122,7 +122,7 @@ class ScatteredRows(_Rows):
         return Rearrangement.of(separated, (self.dim, *range(self.dim), *range(self.dim + 1, len(separated))))
 
     def split(self, local: Any, platform: Platform) -> Any:
-        """Return the parts as rows of a contiguous tensor, in the memory of ``local`` where that is possible."""
+        """Return the parts as rows of a contiguous tensor, in the memory of ``local`` if possible."""
         if self.missing:
             local = padded(local, self.dim, self.missing, platform)
         if self.copied:

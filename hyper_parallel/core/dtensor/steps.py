@@ -103,7 +103,7 @@ class Step(abc.ABC):
 
     @property
     def beats_exchange(self) -> bool:
-        """True if an exchange, or a reduction and an exchange, between the same layouts is surely no cheaper."""
+        """True if no exchange, with or without a reduction, is cheaper between the same layouts; False if unknown."""
         return False
 
     @property
@@ -394,7 +394,7 @@ class AllToAll(Step):
         return volumes(needed) - shared_volumes(needed, bounds_at(self.source, indices))
 
     def _filled_of(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, int]:
-        """Return how many members of a slice hold a part, and how many receive one, from the first member's shapes.
+        """Return the numbers of members of a slice that hold and that receive a part, from the first member's shapes.
 
         Shards of one axis are shorter, or empty, only at the end.
         """

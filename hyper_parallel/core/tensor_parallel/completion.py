@@ -41,9 +41,10 @@ def complete_plan(
     covered one gets the style with the same layout, a norm of the local heads of queries or keys :class:`HeadNorm`.
     Paths that differ in numbers alone become one glob.
 
-    Where the plan's styles return local tensors, a module of several inputs and the parameters of one that has layers
-    inside stay plain, because they compute on complete plain tensors. Modules that hold DTensors already, or have the
-    style ``"local"`` or ``"gather"``, are left alone. The result is a proposal, to be verified before it is used.
+    If the plan's styles return local tensors, two kinds of parameters stay plain, because they are used on complete
+    plain tensors: those of modules with several inputs, and those that a module with layers inside has itself. Modules
+    that hold DTensors already, or have the style ``"local"`` or ``"gather"``, are left alone. The result is a proposal,
+    to be verified before it is used.
 
     Args:
         module: the model, before it is parallelized.

@@ -17,9 +17,9 @@ def loss_parallel() -> Iterator[None]:
 
     ::
 
-        logits_BLV  [B, L, V@tp]   @tp Shard(-1)    (a ColwiseParallel head with use_local_output=False) labels_BL   [B,
-        L]         @tp Replicate    (plain labels and class weights are treated as replicated) loss        []
-        @tp Replicate    (per row, ranks exchange a maximum and sums, never logits)
+        logits_BLV  [B, L, V@tp]   @tp Shard(-1)    (a ColwiseParallel head with use_local_output=False)
+        labels_BL   [B, L]         @tp Replicate    (plain labels and class weights are treated as replicated)
+        loss        []             @tp Replicate    (per row, ranks exchange a maximum and sums, never logits)
 
     Backward needs no context. Outside of it, such logits are gathered first, which is correct but expensive. The
     whole signature of cross entropy works: reductions, ignored labels, smoothing, class weights, class

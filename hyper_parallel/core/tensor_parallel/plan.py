@@ -43,7 +43,7 @@ class Match:
         path: path of the module.
         module: the module.
         style: the style that the plan gives it.
-        ancestors: the modules that it is in, from the one that has it as a child to the root of the plan.
+        ancestors: the modules that contain it, from its parent to the root of the plan.
     """
 
     pattern: str
@@ -86,10 +86,9 @@ class PlanReport:
 def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any] | str) -> PlanReport:
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
-    Problems: a pattern that matches nothing, a style on a module that it does not support, a number of attention heads
-        that the parallel axis does not divide, a tied weight that two styles would lay out differently, or to which an
-        earlier call gave another layout. Notes: linear
-    layers that stay unsharded although sibling layers are sharded.
+    Problems: a pattern that matches nothing; a style on a module that it does not support; a number of attention heads
+    that the parallel axis does not divide; a tied weight with another layout by another style or an earlier call.
+    Notes: linear layers that stay unsharded although sibling layers are sharded.
 
     Raises:
         TypeError: a plan that is neither a style nor a mapping to styles.
@@ -281,7 +280,7 @@ def _local_outputs(platform: Platform, layouts: dict[str, list[tuple[Placement, 
 
 
 def _returns_local_shards(style: ParallelStyle) -> bool:
-    """Whether a style returns some local features: users' styles are assumed to; repeated heads are complete."""
+    """Whether a style returns local shards of features. Users' styles are assumed to; repeated heads are complete."""
     if isinstance(style, ReplicateKV):
         return False
     outputs = getattr(style, "output_layouts", None) or (Shard(-1),)

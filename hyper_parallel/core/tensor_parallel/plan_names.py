@@ -39,11 +39,11 @@ STYLE_NAMES: dict[str, Callable[[], ParallelStyle]] = {
     "replicate_kv": ReplicateKV,
     "replicated_with_grad_allreduce": HeadNorm,
     "mla_kv_a_proj": LatentKV,
-    # In Transformers, parameters of these are not DTensors, and "gather" sums the partial output of "local_rowwise".
-    # Here the layer itself sums, so its output is complete for every reader, and "gather" has nothing to do.
+    # In Transformers, these layers' parameters are not DTensors, and "gather" sums the output of "local_rowwise".
+    # Here the layer sums its own output, so "gather" has nothing to do.
     "local_colwise": ColwiseParallel,
     "local_rowwise": RowwiseParallel,
-    # Here both shard experts. In Transformers, the first one shards the features of every expert, by parameter name.
+    # Both shard the experts here. In Transformers, the first one shards the features of every expert.
     "moe_tp_experts": ExpertParallel,
     "ep_dispatch_experts": ExpertParallel,
 }

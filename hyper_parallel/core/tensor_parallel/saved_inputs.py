@@ -35,16 +35,16 @@ def input_reshard(module: ModuleT, tp_device_mesh: DeviceMesh, input_reshard_dim
 
     Tensor parallelism replicates the input of a column-wise layer, so that each rank saves the complete tensor for the
     gradient of its weight. After this call each rank saves only its shard, and the backward of each operator that needs
-    it starts with an all-gather. Values and gradients are bitwise the same.  It applies to DTensors that are arguments
-    of ``module``, or of a module inside, and are replicated along the mesh, and to views of all their elements, but not
-    to copies in another dtype, as autocast makes them. Inside recomputation (``checkpoint`` around the module) the
-    shards are kept, too.
+    it starts with an all-gather. Values and gradients are bitwise the same. It applies to arguments of ``module``, or
+    of a module inside, that are DTensors replicated along the mesh, and to views of all their elements. It does not
+    apply to copies in another dtype, such as those of autocast. Inside recomputation (``checkpoint`` around the module)
+    the shards are kept, too.
 
     Args:
         module: the module, which is changed in place; a plan was applied to it or to modules inside.
         tp_device_mesh: the mesh of one axis over which to shard, such as ``mesh["tp"]``.
-        input_reshard_dim: the dim that is sharded, evenly or not; tensors without it, or in which it is shorter than
-            the axis, are kept as they are. None: nothing is done.
+        input_reshard_dim: the dim that is sharded, evenly or not; tensors that lack it, or whose dim is shorter than
+            the axis, are saved unchanged. None does nothing.
 
     Returns:
         ``module``.

@@ -37,7 +37,7 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 BoundaryLayout = tuple[Any, bool | None]
-"""The layout of a value at a style's boundary, and whether it is a local tensor; None: as the input was."""
+"""The layout of a value at a style's boundary, and whether it is a local tensor (None: if the input was)."""
 
 
 class ParallelStyle(abc.ABC):
@@ -73,11 +73,11 @@ class ParallelStyle(abc.ABC):
         return self.apply(module, device_mesh)
 
     def owner_among(self, ancestors: Sequence[Any]) -> Any:
-        """The ancestor of a module that the style reads: by default the first, the nearest; None if there is none."""
+        """The ancestor of a module that the style reads, by default the parent; None if there is none."""
         return next(iter(ancestors), None)
 
     def apply_within(self, owner: Any, module: Any, device_mesh: DeviceMesh) -> Any:
-        """Parallelize ``module``, which is in the module ``owner`` (None: in none); few styles read it."""
+        """Parallelize ``module`` inside the module ``owner``, or None; few styles read ``owner``."""
         del owner
         return self.apply(module, device_mesh)
 

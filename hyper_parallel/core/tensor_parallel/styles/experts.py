@@ -36,20 +36,20 @@ _INPUTS, _MATRIX = 3, 2
 class ExpertParallel(ParallelStyle):
     """Shard stacked experts over tp: each rank runs its experts on the tokens that are routed to them.
 
-    Every rank has all tokens, and none is dispatched; ``routed_experts`` dispatches them by an all-to-all.
+    Every rank has all tokens, and no token is dispatched; ``routed_experts`` dispatches them by an all-to-all.
 
     ::
 
-        x_TD            [T, D]         @tp Replicate     hidden states experts_TK      [T, K]         @tp Replicate
-        chosen experts, integers in range(E) weights_TK      [T, K]         @tp Replicate     their weights parameters
-        [E@tp, ...]    @tp Shard(0)      every parameter of the module y_TD            [T, D]         @tp Replicate
-        sum over a token's choices of weight times expert
+        x_TD            [T, D]         @tp Replicate     hidden states
+        experts_TK      [T, K]         @tp Replicate     chosen experts, integers in range(E)
+        weights_TK      [T, K]         @tp Replicate     their weights
+        parameters      [E@tp, ...]    @tp Shard(0)      every parameter of the module
+        y_TD            [T, D]         @tp Replicate     sum over a token's choices of weight times expert
 
     For modules like the experts of Transformers: every parameter is stacked over experts, forward takes these three
-    inputs, and y is that sum. One all-reduce of y in forward; in backward one of the gradient of x, and one of that of
-    the weights. An expert is complete on its rank, so it does not matter how a parameter packs gate and up; a rank
-    whose experts are chosen more often computes longer. E need not be divisible: the last ranks have fewer experts, or
-    none.
+    inputs, and y is that sum. Forward all-reduces y; backward all-reduces the gradients of x and of the weights. An
+    expert is complete on its rank, so a parameter may pack gate and up in any way. A rank whose experts are chosen more
+    often computes longer. E need not be divisible: the last ranks have fewer experts, or none.
 
     Inside forward the parameters are local tensors, ``num_experts`` is the number of the rank's experts, and every
     pair of a token and one of these experts is a row of its own, with K = 1. The choices are read on the host.
@@ -242,7 +242,7 @@ def _entered(edge: Boundary, values: Mapping[str, Any]) -> tuple[DTensor, DTenso
 
     Raises:
         StyleError: (a ValueError) shapes that do not belong together.
-        LayoutError: (a ValueError) ranks do not hold the same tokens of all three, or parts of them.
+        LayoutError: (a ValueError) the three inputs differ in placements, or one is neither Shard(0) nor Replicate.
     """
     x, experts, weights = (
         edge.move(edge.enter(value, Replicate(), name), Replicate(), name) for name, value in values.items()
@@ -286,8 +286,8 @@ def _take(platform: Platform, rows: Any, positions: Any) -> Any:
 def _inputs(platform: Platform, rows: Any, experts: Any, factors: Any, tokens: Any) -> Args:
     """The inputs of forward; a rank without rows computes one token, so that its tensors are on the graph.
 
-    That result is left out. Where there is no token either, it computes ones; zeros would not do, since experts may
-    divide by a norm.
+    That result is dropped. If there is no token either, it computes a row of ones, not zeros, since experts may divide
+    by a norm.
     """
     device = platform.device_of(rows)
     if not len(experts):

@@ -26,8 +26,9 @@ class HeadNorm(ReplicatedStyle):
 
     ::
 
-        x_BLHE    [B, L, H@tp, E]    @tp Shard(dim of heads), here or in [B, H, L, E] w_E       [E]                @tp
-        Replicate       (its gradient is summed over tp: true on every rank) y_BLHE    [B, L, H@tp, E]    like the input
+        x_BLHE    [B, L, H@tp, E]    @tp Shard(dim of heads), here or in [B, H, L, E]
+        w_E       [E]                @tp Replicate       (its gradient is summed over tp)
+        y_BLHE    [B, L, H@tp, E]    like the input
 
     For ``q_norm`` and ``k_norm`` between column-wise projections with local outputs and attention. The norm is along
     the last dim, which must not be sharded. A plain input is the rank's heads; a DTensor keeps its layout.

@@ -26,7 +26,7 @@ class NoParallel(ReplicatedStyle):
     ::
 
         x_BLD     [B, L, D]          @tp Replicate       (input_layout -> Replicate)
-        w         whole              @tp Replicate
+        w         complete           @tp Replicate
         y_BLD     [B, L, D]          @tp Replicate       (-> output_layout)
 
     Args:

@@ -24,7 +24,7 @@ class SequenceParallel(ReplicatedStyle):
     ::
 
         x_BLD     [B, L@tp, D]       @tp Shard(sequence_dim)
-        w_D       [D]                @tp Replicate       (its gradient is summed over tp: true on every rank)
+        w_D       [D]                @tp Replicate       (its gradient is summed over tp)
         y_BLD     [B, L@tp, D]       @tp Shard(sequence_dim)
 
     A plain input is the local shard; the ranks exchange one size to agree on the length of the sequence, so it need not
