@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hyper_parallel.core.dtensor.placements import Partial, Placement, Replicate, Shard
+from hyper_parallel.verify.checker.shards import NUMBERS
 from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Reshape
 from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
 from hyper_parallel.verify.prove.laws import Relation, UnprovenError, after
@@ -137,8 +139,11 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
               if number is not None and dual is not None}  # fmt: skip
     walk.run(given)
     forward = ""
+    exists = not any(map(partial(_is_impossible, graph), graph.inputs, row.inputs))
     for number, place in zip(graph.outputs, row.outputs, strict=True):
         forward = forward or _mismatch(walk, number, place)
+        if exists and isinstance(place, Partial) and _is_impossible(graph, number, place):
+            forward = forward or f"of a result of {_NAMES[graph.steps[number].numbers]} no {place.reduce_op} is taken"
     forward = forward or _missing(walk, row)
     backward = graph.no_backward
     extremum = any(number is not None and dual is None for number, dual in zip(graph.cotangents, duals, strict=False))
@@ -157,9 +162,15 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
 
 
 _NONE = -99
+_NAMES = {"f": "floating numbers", "c": "complex numbers", "i": "integers", "b": "booleans"}
 _BOUND, _LIMIT = re.compile(r"s\d+ <=? (\d+)"), 2**20
 """Matches an assumption that a size is at most a number: PyTorch then chooses another algorithm above it."""
 _CONDITIONS = {"even": "the number of ranks divides", "full": "no rank has an empty part of"}
+
+
+def _is_impossible(graph: Graph, number: int, place: Placement) -> bool:
+    """Whether the library has no such partial values of a step's dtype, such as a pending sum of booleans."""
+    return isinstance(place, Partial) and graph.steps[number].numbers not in NUMBERS[place.reduce_op]
 
 
 def _only_moves(graph: Graph) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.rule import LocalCall, Ref, Row, Rule, Strategies, find_rule
 from hyper_parallel.core.shard.sample import Sample, Size, Value, exemption, samples_of
 from hyper_parallel.errors import HyperParallelError
@@ -18,7 +19,7 @@ from hyper_parallel.verify.ops.claims import bind_sample, mesh_of, row_text, wit
 from hyper_parallel.verify.ops.values import fill, seed_of, substitute
 from hyper_parallel.verify.prove.checker import Proof, prove_row
 from hyper_parallel.verify.prove.seen import SeenCall
-from hyper_parallel.verify.prove.tested import TestedRows
+from hyper_parallel.verify.prove.tested import EmptyParts, TestedRows
 
 if TYPE_CHECKING:
     from hyper_parallel.platform.contract.platform import Platform
@@ -67,6 +68,7 @@ class SampleGraph:
         graph: graph of primitives; None if it could not be traced.
         why: the reason why it could not be traced.
         numbers: sizes of dims that stay numbers if the operator asks for them.
+        empties: tests of its local calls on empty parts.
     """
 
     number: int
@@ -77,6 +79,7 @@ class SampleGraph:
     sample: Sample | None = None
     letters: dict[str, int] = field(default_factory=dict)
     numbers: frozenset[int] = frozenset()
+    empties: EmptyParts | None = None
 
 
 def family_of(op: str) -> str:
@@ -134,15 +137,26 @@ def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenR
     local = made.answer.localize is not None
     if graph is None and not (local and made.sample.random):
         return ProvenRow(op, made.number, text, "tested", why)
-    if local and (made.sample.random or not all(place.is_replicate() for place in row.inputs)):
+    if local:
         graph, why = _traced(platform, made, row)
         if graph is None:
             return ProvenRow(op, made.number, text, "tested", f"its local call is not the caller's: {why}")
     assert graph is not None  # a random call is traced again
     proof = prove_row(graph, row)
-    if proof.holds:
-        return ProvenRow(op, made.number, text, "proven", "", proof.conditions, proof.sizes)
-    return ProvenRow(op, made.number, text, "tested", _why(proof), proof.conditions, proof.sizes)
+    why = _why(proof) or _on_empty_parts(made, row)
+    return ProvenRow(op, made.number, text, "tested" if why else "proven", why, proof.conditions, proof.sizes)
+
+
+def _on_empty_parts(made: SampleGraph, row: Row) -> str:
+    """Return why a row is wrong for a rank with an empty part, or nothing; a row excludes it by any condition."""
+    operands = made.sample_call.call.operands
+    split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
+    if not split or {*split} & {*row.full, *row.even, *((index, dim) for index, dim, _ in row.sizes)}:
+        return ""
+    index, dim = split[0]
+    assert made.empties is not None
+    problem = made.empties.problem(row, operands[index].shape[dim])
+    return problem and f"an empty part: {problem}"
 
 
 def _same_call(made: SampleGraph, row: Row) -> bool:
@@ -153,7 +167,7 @@ def _same_call(made: SampleGraph, row: Row) -> bool:
 
 
 def _why(proof: Proof) -> str:
-    return proof.forward or f"backward: {proof.backward}"
+    return proof.forward or (proof.backward and f"backward: {proof.backward}")
 
 
 def answered(
@@ -223,7 +237,8 @@ def _made(
     if found is None:
         return None
     numbers = frozenset(_numbers(sample)) - set(letters.values()) | counted
-    made = SampleGraph(number, *found, None, sample=sample, letters=letters, numbers=numbers)
+    empties = EmptyParts(platform, rule, sample, letters)
+    made = SampleGraph(number, *found, None, sample=sample, letters=letters, numbers=numbers, empties=empties)
     if sample.random:
         made.why = "it draws random numbers"
     else:
@@ -274,7 +289,9 @@ def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Gra
         return None, f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
     if len(graph.outputs) != len(made.answer.outputs):
         return None, "its results are not those of the rule"
-    return graph, ""
+    sizes = zip(graph.result_sizes, made.answer.outputs, strict=True)
+    return next(((None, f"result {at} has size {list(found)}, {list(wanted)} is the rule's")
+                 for at, (found, wanted) in enumerate(sizes) if found != tuple(wanted)), (graph, ""))  # fmt: skip
 
 
 def _arguments(platform: Platform, rule: Rule, sample: Sample, known: dict[str, Any]) -> dict[str, Any]:

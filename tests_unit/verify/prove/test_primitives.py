@@ -658,6 +658,43 @@ def test_functions_in_terms_of_others(call, shapes):
     assert _torch().allclose(module(*tensors), call(*tensors))
 
 
+_CELL = [(5, 4), (5, 3), (3, 4), (3, 3), (3,), (3,)]
+_GATES = [(5, 4), (5, 3), (9, 4), (9, 3), (9,), (9,)]
+_STATES = [(5, 4), (5, 3), (5, 3), (12, 4), (12, 3), (12,), (12,)]
+
+
+@pytest.mark.parametrize(
+    "call, shapes",
+    [
+        (lambda *xs: _torch().rnn_tanh_cell(*xs), _CELL),
+        (lambda *xs: _torch().rnn_relu_cell(*xs[:4]), _CELL),
+        (lambda *xs: _torch().gru_cell(*xs), _GATES),
+        (lambda x, h, c, *xs: _torch().cat(_torch().lstm_cell(x, (h, c), *xs)), _STATES),
+        (lambda x: _functions().one_hot((x > 0).to(_torch().int64), 3) * x.sum(), [(5, 4)]),
+        (lambda *xs: _torch().block_diag(*xs), [(2, 3), (4,), (3, 1), ()]),
+        (lambda x, w, b: _torch().conv_tbc(x, w, b, 1), [(5, 2, 3), (2, 3, 4), (4,)]),
+        (lambda x: _torch().sgn(x) * x, [(5, 4)]),
+        (lambda x: _torch().sgn(_torch().complex(x, x + 1)).imag, [(5, 4)]),
+        (lambda x, y, z: _torch().cat([x, y, z]), [(2, 3), (0,), (4, 3)]),
+        (lambda x: _torch().cat([x, x]), [(0,)]),
+    ],
+)
+def test_functions_that_keep_sizes_symbolic(call, shapes):
+    """A function in whose place another one is traced has its values and gradients."""
+    from hyper_parallel.verify.frameworks.torch.primitive_rewriting import SymbolicCalls
+
+    rng = np.random.default_rng(7)
+    tensors = [_torch().as_tensor(rng.standard_normal(shape)).requires_grad_() for shape in shapes]
+    right = call(*tensors)
+    with SymbolicCalls():
+        found = call(*tensors)
+    assert (found.shape, found.dtype) == (right.shape, right.dtype)
+    assert _torch().allclose(found, right)
+    cotangent = _torch().as_tensor(rng.standard_normal(right.shape))
+    grads = [_torch().autograd.grad(out, tensors, cotangent, materialize_grads=True) for out in (found, right)]
+    assert all(_torch().allclose(*pair) for pair in zip(*grads, strict=True))
+
+
 def test_draws_are_constants():
     """A random number depends on its global index alone: what a rank draws is split as a constant of its size is."""
     from hyper_parallel.core.dtensor import random

@@ -82,6 +82,26 @@ def test_a_result_that_is_zero():
     assert prove_row(numbers, Row((Shard(0),), (Partial("sum"),))).holds
 
 
+@pytest.mark.parametrize(
+    "numbers, place, why",
+    [
+        ("b", "sum", "of a result of booleans no sum is taken"),
+        ("b", "max", "of a result of booleans no max is taken"),
+        ("i", "avg", "of a result of integers no avg is taken"),
+        ("c", "any", "of a result of complex numbers no any is taken"),
+        ("b", "any", ""),
+        ("i", "sum", ""),
+        ("c", "avg", ""),
+    ],
+)
+def test_results_of_which_nothing_is_reduced(numbers, place, why):
+    """A pending value has a dtype that the library reduces; of operands that cannot be pending nothing is claimed."""
+    x, zeros = Step("x", Input(), (), (S,), "f"), Step("f", Constant(zero=True), (), (A,), numbers)
+    assert prove_row(Graph((x, zeros), (0,), (1,)), Row((Shard(0),), (Partial(place),))).forward == why
+    impossible = Graph((Step("x", Input(), (), (A,), "b"), zeros), (0,), (1,))
+    assert prove_row(impossible, Row((Partial("sum"),), (Partial(place),))).holds
+
+
 def test_a_part_of_each_block():
     """A split dim that is merged behind another one is not a part of the merged dim."""
     proof = prove_row(graph(Reshape(), (A, S), (Size(1, ("a", "s")),)), Row((Shard(1),), (Shard(0),)))

@@ -107,6 +107,50 @@ def test_local_calls(platform, relu):
         assert (row.level, row.why) == ("tested", f"its local call is not the caller's: {why}")
 
 
+@pytest.mark.parametrize("place", [R, SUM, Shard(1)])
+def test_local_calls_of_other_sizes(place, platform):
+    """A local call whose result has another size than the rule says is not proven, replicated operands included."""
+    made = next(graphs_of(platform, "narrow"))
+    row, longer = Row((place,), (place,)), lambda *_: LocalCall({"length": 8})
+    assert prove_sample_row(platform, made, row).level == "proven"
+    longer_by_one = prove_sample_row(platform, replace(made, answer=replace(made.answer, localize=longer)), row)
+    assert longer_by_one.why == "its local call is not the caller's: result 0 has size [8, 11], [7, 11] is the rule's"
+
+
+@pytest.mark.parametrize(
+    "op, row, problem",
+    [
+        (
+            "adaptive_max_pool2d",
+            Row((Shard(1),), (Shard(1), Shard(1))),
+            ("RuntimeError: adaptive_max_pool2d(): Expected input to have non-zero size for non-batch dimensions, but "
+             "input has sizes [3, 0, 6, 5] with dimension 1 being empty"),
+        ),
+        ("relu", Row((Shard(0),), (Shard(0),)), ""),
+    ],
+)  # fmt: skip
+def test_empty_parts(op, row, problem, platform):
+    """A row that lets a rank have an empty part is not proven if the operator fails on it; one that does not, is."""
+    made = next(graphs_of(platform, op))
+    proven = prove_sample_row(platform, made, row)
+    assert (proven.level, proven.why) == (("tested", f"an empty part: {problem}") if problem else ("proven", ""))
+    full = replace(row, full=((0, row.inputs[0].dim),))
+    assert prove_sample_row(platform, made, full).level == "proven"
+
+
+def test_empty_parts_that_no_size_reaches(platform, monkeypatch):
+    """A row that no size of the sample with an empty part reaches is not proven; sizes that fail are passed over."""
+    (made, *_) = graphs_of(platform, "relu")
+    rule, size = rules.find_rule("relu"), made.letters["a"]
+    for change in (refuse, lambda _: None, lambda answer: replace(answer, open=True)):
+        wrong = replace(rule, strategies=lambda call, change=change: change(rule.strategies(call)))
+        empties = tested.EmptyParts(platform, wrong, made.sample, made.letters)
+        assert empties.problem(SPLIT, size) == "no size reaches it"
+    monkeypatch.setattr(tested, "fits_values", lambda *_: False)
+    empties = tested.EmptyParts(platform, rule, made.sample, made.letters)
+    assert empties.problem(SPLIT, size) == "no size reaches it"
+
+
 def test_layouts_that_a_local_call_sees(relu):
     """An adapter sees the placement on the one axis, global and local sizes, and what is replicated."""
     call, letters = relu.sample_call.call, relu.letters

@@ -92,12 +92,14 @@ class Step:
         does: description of the function.
         operands: numbers of the steps whose results are its operands.
         shape: shape of its result.
+        numbers: what its result consists of, as NumPy's letter: ``f``, ``c``, ``i`` or ``b``; empty if it is not known.
     """
 
     name: str
     does: Input | Constant | Opaque | Reshape | Primitive
     operands: tuple[int, ...]
     shape: tuple[Size, ...]
+    numbers: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Graph:
         gradients: the step of the gradient of each operand; None for an operand without gradient. Empty without
             backward.
         hints: one value of each symbol.
+        result_sizes: the sizes of each result for these values.
         assumptions: conditions on symbols under which the graph is the operator, each with its symbols.
         no_backward: the reason why there is no backward, or empty.
     """
@@ -123,6 +126,7 @@ class Graph:
     cotangents: tuple[int | None, ...] = ()
     gradients: tuple[int | None, ...] = ()
     hints: dict[str, int] = field(default_factory=dict, hash=False)
+    result_sizes: tuple[tuple[int, ...], ...] = ()
     assumptions: tuple[tuple[str, tuple[str, ...]], ...] = ()
     no_backward: str = ""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 
-__all__ = ["Describe", "Labels", "argument", "broadcast", "in_words", "shape_of", "size_of"]
+__all__ = ["Describe", "Labels", "argument", "broadcast", "in_words", "numbers_of", "shape_of", "size_of", "sizes_of"]
 
 Labels = tuple[int | None, ...]
 Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
@@ -21,6 +21,20 @@ Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Si
 def shape_of(value: Any) -> tuple[Size, ...]:
     """Return the shape of a tensor, or an empty tuple for other arguments."""
     return tuple(map(size_of, value.shape)) if isinstance(value, Tensor) else ()
+
+
+def sizes_of(value: Tensor) -> tuple[int, ...]:
+    """Return the sizes of a tensor for the hints of symbols."""
+    return tuple(int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in value.shape)
+
+
+def numbers_of(value: Any) -> str:
+    """Return what a tensor consists of, as NumPy's letter; empty for other arguments."""
+    if not isinstance(value, Tensor):
+        return ""
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return "f" if value.dtype.is_floating_point else "c"
+    return "b" if value.dtype == torch.bool else "i"
 
 
 def size_of(value: Any) -> Size:

@@ -43,7 +43,8 @@ from hyper_parallel.verify.frameworks.contract.primitives import (
     Step,
 )
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
-from hyper_parallel.verify.frameworks.torch.primitive_labels import in_words, shape_of
+from hyper_parallel.verify.frameworks.torch.primitive_labels import in_words, numbers_of, shape_of, sizes_of
+from hyper_parallel.verify.frameworks.torch.primitive_rewriting import SymbolicCalls
 from hyper_parallel.verify.frameworks.torch.primitive_table import (
     REWRITTEN,
     SIZED,
@@ -150,7 +151,8 @@ def traced(
     symbolic = not any(isinstance(each, tuple) for each in operands)
     graphs = list[Graph]()
     failure: Exception | None = None
-    kept = set[tuple[int, int]]()
+    kept = {(index, dim) for index, tensor in enumerate(operands) if symbolic
+            for dim, size in enumerate(tensor.shape) if not size}  # fmt: skip
     for functional, alike in ((False, False), (True, False), *([(True, True)] if symbolic else [])):
         try:
             graph = _keep_fixed_sizes(numbers, kept, partial(
@@ -246,7 +248,7 @@ def _traced(
 
     def joint(*tensors: Tensor) -> Any:
         leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(tensors, requires_grad, strict=True)]
-        with torch.enable_grad(), record_sampling(_drawn):
+        with torch.enable_grad(), record_sampling(_drawn), SymbolicCalls():
             out = run(leaves, given)
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
         differentiable = [each for each in outs if isinstance(each, Tensor) and each.requires_grad]
@@ -335,13 +337,13 @@ def _graph(
         if node.op == "placeholder":
             inputs.append(len(steps))
             numbers[node] = len(steps)
-            steps.append(Step(node.name, Input(), (), shape_of(node.meta["val"])))
+            steps.append(_step(node.name, Input(), (), node.meta["val"]))
         elif node.op == "output":
             result = node.args[0]
         elif node.op == "get_attr":
             numbers[node] = len(steps)
             does = Constant() if _single(node) else Opaque("a tensor of the program")
-            steps.append(Step(node.name, does, (), shape_of(node.meta.get("val"))))
+            steps.append(_step(node.name, does, (), node.meta.get("val")))
         elif node.target is operator.getitem:
             made = numbers.get(node.args[0])
             if isinstance(made, list):
@@ -364,10 +366,15 @@ def _graph(
         tuple(None if node is None else numbers[node] for node in cotangents),
         gradients if not failure else (),
         hints,
+        tuple(sizes_of(node.meta["val"]) for node in outs),
         tuple((str(guard.expr), tuple(map(str, guard.expr.free_symbols))) for guard in guards
               if not _follows(guard.expr, env)),
         failure,
     )  # fmt: skip
+
+
+def _step(name: str, does: Any, operands: tuple[int, ...], value: Any) -> Step:
+    return Step(name, does, operands, shape_of(value), numbers_of(value))
 
 
 def _writes(function: Any) -> bool:
@@ -407,7 +414,7 @@ def _add(steps: list[Step], numbers: dict[Any, Any], node: Any) -> None:
             does = Opaque(f"{name_of(node.target)}: {error}")
         made.append(len(steps))
         taken = () if isinstance(does, Constant) else tuple(numbers[arg] for arg in read)
-        steps.append(Step(name_of(node.target), does, taken, shape_of(out)))
+        steps.append(_step(name_of(node.target), does, taken, out))
     numbers[node] = made if isinstance(value, (list, tuple)) else made[0]
 
 
