@@ -161,7 +161,7 @@ class Transport(RowCollectives):
 
     @abc.abstractmethod
     def all_reduce(self, x: Any, op: str, ranks: Ranks) -> Any:
-        """Reduce ``x`` (equal shape and dtype on every member) with ``op`` of :data:`REDUCTIONS`; same dtype back."""
+        """Reduce ``x`` (equal shape and dtype on every member) with ``op`` of :data:`REDUCTIONS`; the dtype is kept."""
 
     @abc.abstractmethod
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
@@ -416,7 +416,7 @@ def check_ranks(ranks: Ranks, rank: int, world_size: int) -> int:
 
 
 def check_reduction(op: str, *, inexact: bool) -> None:
-    """Refuse unknown reductions, and ``avg`` where the dtype is not floating or complex.
+    """Reject unknown reductions, and ``avg`` of a dtype that is neither floating nor complex.
 
     Raises:
         ReductionError: ``op`` is unknown, or ``avg`` of integers or booleans.

@@ -147,7 +147,7 @@ def world_failed(
         world_size: number of ranks.
         failures: per failed rank its exception, first failure first.
         activities: per other rank its activity.
-        traces: per failed rank its traceback as text, where it was raised in another process.
+        traces: per rank that failed in another process, its traceback as text.
     """
     odd = getattr(next(iter(failures.values())), "odd_ranks", ())
     failures = {rank: failures[rank] for rank in sorted(failures, key=lambda rank: rank not in odd)}

@@ -47,7 +47,7 @@ def hide_file(path: str) -> None:
 
 
 def hide_folder(path: Path) -> None:
-    """Count the frames of a folder in tracebacks instead of showing them, and skip them in call sites."""
+    """In tracebacks, count the frames of a folder instead of showing them; skip them in call sites."""
     if f"{path}{os.sep}" not in WRAPPERS:
         WRAPPERS.append(f"{path}{os.sep}")
 

@@ -1,8 +1,8 @@
 """Which files belong to installed packages, wherever those are: the one rule for ranks, pickles and tracebacks.
 
-A file is installed if it is part of the standard library, lies in a folder named ``site-packages`` or
-``dist-packages``, is named in the record that an installer left in a folder on ``sys.path`` (``pip install --target``),
-or is part of the frameworks themselves, which people also build in a checkout. All other files belong to the user.
+A file is installed if it is in the standard library, in a folder named ``site-packages`` or ``dist-packages``, in an
+installer's record in a folder on ``sys.path`` (``pip install --target``), or in a framework, even one built in a
+checkout. All other files belong to the user.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts, pins and ends Python processes.
 
-They search the same paths for modules as this process. ``python -m`` and ``python -c`` would search the current folder
-first: in a checkout, a rank would then import the package from there, but its parent the installed one.
+The processes search the same paths for modules as this one. ``python -m`` and ``python -c`` would search the current
+folder first: in a checkout, a rank would then import the package from there, but its parent the installed one.
 
 Simulated ranks run in turn and switch thousands of times a second, and so do the threads of MindSpore's pool, which
 spin while they wait. If the next one is on another CPU, it must be woken first. On two cores, waking ranks took as long

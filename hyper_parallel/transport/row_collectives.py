@@ -31,7 +31,7 @@ class Parts:
 
     Attributes:
         shapes: shapes of the parts, as the caller sees them; checks compare them between members.
-        sizes: the number of elements of each, which is more than its shape has where it is padded.
+        sizes: the number of elements of each part, its padding included.
     """
 
     shapes: Shapes
@@ -61,9 +61,9 @@ class Parts:
 class RowCollectives(abc.ABC):
     """The collectives of a transport on rows, the first dim of a contiguous tensor; all rows have one shape.
 
-    ``shapes``, ``sends`` and ``expects`` name what the rows hold as the caller sees it, one shape per member. Checks
-    compare them between members, as they compare the shapes of the collectives on lists: both forms of one collective
-    match each other. They have as many elements as a row, or fewer where rows are padded.
+    ``shapes``, ``sends`` and ``expects`` have one shape per member: that of the row's contents without padding. Checks
+    compare them between members, as they compare the shapes of collectives on lists, so both forms of one collective
+    match each other.
     """
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class RowCollectives(abc.ABC):
 
     @abc.abstractmethod
     def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: Shapes) -> Any:
-        """Member ``i`` receives the reduction of everybody's row ``i``, a new tensor of the shape of a row.
+        """Member ``i`` receives the reduction of all members' rows ``i``, a new tensor of the shape of a row.
 
         Raises:
             ReductionError: ``op`` is unknown, or ``avg`` of integers or booleans.

@@ -1,7 +1,7 @@
 """Pickles functions, arguments and results for other processes.
 
-Functions and classes of modules that the other process cannot be trusted to import the same (``__main__``, test
-modules, notebooks) are pickled by value; those of installed packages and of this library by reference.
+Functions and classes of modules that the other process may not import identically (``__main__``, test modules,
+notebooks) are pickled by value; those of installed packages and of this library by reference.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """Return how to make a code object with the name of its file, which cloudpickle leaves out from 3.1.3 on."""
+    """Return how to rebuild a code object with its file's name, which cloudpickle omits from 3.1.3 on."""
     make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _make_code, (make, arguments, code.co_filename)
 
@@ -101,8 +101,8 @@ def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:
 def _findable(name: str, path: str, search: tuple[str, ...]) -> bool:
     """Whether importing ``name`` in a fresh process with ``sys.path`` = ``search`` finds ``path``.
 
-    Every step from the top-level package down is looked up anew: a package in ``sys.modules`` proves nothing, for test
-    runners and notebooks put packages there that no search path leads to.
+    Every step from the top-level package down is looked up anew: a package in ``sys.modules`` is not proof, since test
+    runners and notebooks put packages there that are on no search path.
     """
     parts = name.split(".")
     where: Sequence[str] = search

@@ -18,7 +18,7 @@ def rank_seconds() -> float:
     """Seconds after which a world without a time limit of its own is ended: HP_RANK_TIMEOUT, by default 60.
 
     Raises:
-        ValueError: the variable holds no positive number.
+        ValueError: the variable is not a positive number.
     """
     text = os.environ.get(TIMEOUT_VARIABLE, "")
     return positive_seconds(text, f"{TIMEOUT_VARIABLE}={text}") if text else _SECONDS

@@ -221,7 +221,7 @@ def _checked_tag(member: str, tag: Any) -> int:
 
 
 def _overlap(shape: Sequence[int], strides: Sequence[int]) -> str:
-    """Return why elements of a strided tensor that overlap in memory cannot be received into; empty if none overlap."""
+    """Return why a strided tensor whose elements overlap in memory cannot be received into; empty if none overlap."""
     import numpy as np
 
     reach, disjoint = 0, True

@@ -306,7 +306,7 @@ class DifferentiableFacet(CollectivesFacet):
             raise UnsupportedOperatorError(msg)
 
     def has_tangent(self, local: Any) -> bool:
-        """Return True if forward-mode differentiation knows a tangent of ``local``, which no collective passes on."""
+        """Return True if ``local`` has a forward-mode tangent, which no collective passes on."""
         del local
         return False
 

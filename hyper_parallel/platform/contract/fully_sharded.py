@@ -34,8 +34,8 @@ class FullyShardedOptions:
         reduce_dtype: dtype in which gradients are reduced; None: that of the gathered parameters.
         output_dtype: dtype of the module's floating outputs; None leaves them as they are.
         cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
-        on_data_axes: parameters are DTensors on the data axes as well, so that gradients of values that are sharded
-            over those are sums over all ranks before the reduction.
+        on_data_axes: parameters are DTensors on the data axes as well, so the gradients of values sharded over these
+            axes are sums over all ranks before the reduction.
     """
 
     ranks: Ranks

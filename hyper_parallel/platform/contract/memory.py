@@ -31,7 +31,7 @@ _SMALL = 4096
 
 
 class Offloaded(abc.ABC):
-    """A saved tensor as it is kept until backward needs it, such as its values in slower memory."""
+    """The form in which a saved tensor is kept until backward needs it, such as its values in slower memory."""
 
     @abc.abstractmethod
     def restore(self) -> Any:

@@ -249,7 +249,7 @@ class ModulesFacet(LedgerFacet):
         """
 
     def with_sharded_methods(self, module: Any) -> None:
-        """Give ``module`` the methods of modules under ``fully_shard``, if users of the framework expect them."""
+        """Add the methods of modules under ``fully_shard`` to ``module``, if users of the framework expect them."""
         del module
 
     @abc.abstractmethod

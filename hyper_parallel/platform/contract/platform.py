@@ -124,7 +124,7 @@ class Platform(
         """Return the dispatcher's entry of an operator (the framework's callable, or its name), or None."""
 
     def follow_writes(self, view: Any, base: Any, *, is_copy: bool) -> None:
-        """Make reads of ``view`` an error once ``base`` is written, if it had to be a copy or is a view of one.
+        """Make reads of ``view`` an error once ``base`` is written, if ``view`` is a copy or a view of a copy.
 
         Args:
             view: the result of an operator whose results are views.

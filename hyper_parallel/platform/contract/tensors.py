@@ -121,7 +121,7 @@ class TensorsFacet(abc.ABC):
     def function_result(self, data: Any) -> Any:
         """Return ``data`` in a form that the forward of a custom autograd function may return.
 
-        Frameworks treat a result that is a view specially: PyTorch refuses to write it in place.
+        Frameworks treat a result that is a view specially: PyTorch rejects in-place writes to it.
         """
         return self.detach(data)
 

@@ -3,11 +3,10 @@
 Gloo aborts a process that receives more than its buffer holds, and leaves garbage in the buffer if it receives less. So
 members first gather labels of one size: each member's fingerprint, and whether that member waits.
 
-A blocking member waits for the labels, and goes on if all fit. A member that starts a collective must not wait for the
-others: it claims, in the world's store, the collective that it starts, and the first claim is the one that runs. A
-    later, mismatched
-member joins the first member's collective with zeros, and all members raise when they wait. If the labels show that a
-member has started the collective, blocking members claim after it and join in the same way.
+A blocking member waits for the labels, and continues if all match. A member that starts a collective must not wait for
+the others: it claims its collective in the world's store, and the first claim decides which collective runs. A later
+member with a mismatch joins the first member's collective with zeros, and all members raise when they wait. If the
+labels show that a member has started the collective, blocking members claim after it and join in the same way.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["BARRIER", "LABEL", "GlooAgreement", "Proposal", "Tensors", "engine_arguments", "must_agree"]
 
 LABEL = 1024
-"""Bytes of a label, in addition to two numbers of rows per member."""
+"""Bytes of a label, without its two numbers of rows per member."""
 BARRIER = "barrier"
-"""The operation without data: members have met once all labels have arrived."""
+"""Operation without data: the barrier is complete once all labels have arrived."""
 _STARTED, _BLOCKING = b"+", b" "
 _LONGEST_NAME = 100
 
@@ -57,8 +56,8 @@ class Proposal(NamedTuple):
 
     Attributes:
         position: position of the member among the sorted ranks.
-        operation: name of the transport's method, :data:`BARRIER`, or "" for facts that are compared only. An
-            all-to-all of rows has chunks in its fingerprint, whose facts then hold their dtype.
+        operation: name of the transport's method, :data:`BARRIER`, or "" if facts are only compared. The fingerprint of
+            an all-to-all of rows has chunks, and their dtype as its facts.
         fingerprint: fingerprint, whose facts are dtype, shape, and reduction or source.
     """
 
@@ -83,7 +82,7 @@ class Proposal(NamedTuple):
         return [shape[0] for shape in sends], [shape[0] for shape in expects]
 
     def fitted(self, earlier: Sequence[Proposal]) -> tuple[list[int], list[int]]:
-        """Return the numbers of rows to send and expect, changed to match those of earlier members and of itself."""
+        """Return the numbers of rows to send and expect, adjusted to the numbers of earlier members."""
         sends, expects = self.rows()
         expects[self.position] = sends[self.position]
         for other in earlier:
@@ -231,9 +230,9 @@ class GlooAgreement:
 
 
 def must_agree(transport: Transport, ranks: Ranks) -> bool:
-    """Whether a collective of ``ranks`` needs agreement: over gloo, unless a rank is alone.
+    """Whether a collective of ``ranks`` needs agreement: over gloo, with more than one rank.
 
-    The simulation compares by itself, and on an accelerator agreement would cost as much as a small collective.
+    The simulation compares calls itself. On an accelerator, agreement would cost as much as a small collective.
     """
     return transport.backend == "gloo" and len(ranks) > 1
 
@@ -290,7 +289,7 @@ def _tuples(value: Any) -> Any:
 def _label(proposal: Proposal, *, started: bool) -> np.ndarray[Any, Any]:
     """A flag, the fingerprint in :data:`LABEL` bytes in all, and its numbers of rows.
 
-    A digest stands for the facts of a fingerprint that does not fit in: it can be compared, but not be read.
+    If the fingerprint is too long, a digest replaces its facts: it can be compared, but not read.
     """
     import numpy as np
 

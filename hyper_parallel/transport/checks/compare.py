@@ -28,7 +28,7 @@ def title(ranks: Ranks, number: int | None = None, group: str = "") -> str:
 
 
 def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint, number: int) -> str | None:
-    """Why the fingerprint of ``rank`` does not fit those of the members that ``joined`` before and fit each other.
+    """Return why the fingerprint of ``rank`` does not match those of earlier members, which match each other.
 
     Args:
         joined: fingerprints of earlier members by rank.
@@ -48,7 +48,7 @@ def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFi
 
 
 def joined_mismatch(fingerprints: _Fingerprints, number: int) -> str | None:
-    """The text of the error for members of which some call another operation, or with other facts; else None.
+    """Return the error text if the members' operations or facts differ; else None.
 
     Args:
         fingerprints: fingerprints of all members that have joined, by rank.
@@ -119,9 +119,9 @@ def listed(fingerprints: _Fingerprints) -> str:
 
 
 def _first_problem(joined: _Fingerprints, rank: int, fingerprint: CollectiveFingerprint) -> tuple[str, str] | None:
-    """The ranks that disagree, the fact, and the chunk if it is about one; None if all fit.
+    """The ranks that disagree, the differing fact, and the chunk that it concerns, if any; None if all match.
 
-    Operation and facts are equal among the members that joined, so the first of them stands for all.
+    All members that joined have equal operations and facts, so only the first one is compared.
     """
     if joined:
         other = next(iter(joined))

@@ -1,8 +1,7 @@
 """The flight recorder: the last calls of every rank, kept while a world runs and written as JSON when it fails.
 
-It is kept in the process that starts the ranks and compares their calls, so that the calls of a rank that is killed,
-stopped or crashes in C++ are recorded, too. Each rank keeps its own calls, too, and writes them if that process is
-killed.
+The parent, the process that starts the ranks and compares their calls, keeps it: so it has the calls of ranks that are
+killed, are stopped or crash in C++. Each rank also keeps its own calls, and writes them if the parent is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the flight records of a world: where each rank is, where ranks first differ, and a trace for Perfetto."""
+"""Reads the flight records of a world: each rank's last call, the first difference, and a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Flight:
     records: dict[int, dict[str, Any]]
 
     def text(self) -> str:
-        """The table: the ranks that raised, where each rank is, the first differing call, and the others' activity."""
+        """The table: ranks that raised, each rank's last call, the first differing call, and the others' activity."""
         lines = [f"{self.world_size} ranks"]
         lines += [f"raised: rank {rank}: {first_line(error)}" for rank, error in self.raised().items()]
         missing = [rank for rank in range(self.world_size) if rank not in self.records]
@@ -182,13 +182,13 @@ def _refuse(name: str) -> float:
 
 
 def _finite(text: str) -> float:
-    """The number, unless it is too large for one."""
+    """Parse a number; reject one that overflows to infinity."""
     value = float(text)
     return value if math.isfinite(value) else _refuse(text)
 
 
 def _small(text: str) -> int:
-    """The number, unless times and ranks cannot be computed with it."""
+    """Parse an integer; reject one with too many digits for computing times and ranks."""
     return int(text) if len(text) <= _DIGITS else int(_refuse(text[:_DIGITS] + "..."))
 
 

@@ -1,8 +1,8 @@
 """Collectives in an order that all ranks have agreed upon beforehand: one agreement for a whole forward or backward.
 
 A window is a forward or a backward pass. Its first run agrees on each collective by itself and records the order. The
-next run agrees once, on the recorded order, and every rank is then obliged to run these collectives. A rank that leaves
-the order runs the next two of them with zeros and its own flag set, so that no rank waits for it. No more than two
+next run agrees once, on the recorded order, and every rank must then run these collectives. A rank that leaves the
+order runs the next two of them with zeros and its own flag set, so that no rank waits for it. No more than two
 collectives are in flight, so every rank sees the flags before it continues: if all ranks have left the order at the
 same place, the window continues with an agreement on each collective; else all of them raise.
 """
@@ -61,7 +61,7 @@ class Carrier(Protocol):
         """Begin ``step`` without agreement."""
 
     def flagged(self, step: Step, ranks: Ranks) -> Any:
-        """Return rows of zeros for ``step`` in which this rank's flag is set."""
+        """Return rows of zeros for ``step``, with this rank's flag set."""
 
     def flags(self, step: Step, result: Any, ranks: Ranks) -> list[bool]:
         """Return which of ``ranks`` have set their flags."""

@@ -1,7 +1,7 @@
-"""``torch.distributed``'s own collectives, checked before they start, because users call them directly.
+"""Checks the collectives that programs call on ``torch.distributed`` themselves, before they start.
 
-The functions are replaced in their module. Functional collectives are operators that Python, backward passes and
-compiled graphs call, and only the dispatcher sees them all, so a kernel that runs before those of the devices checks
+The functions are replaced in their module. Functional collectives are operators, called by Python, backward passes and
+compiled graphs. Only the dispatcher sees all of these calls, so a kernel that runs before the devices' kernels checks
 them there.
 
 A fingerprint omits facts that may differ between members. In all-to-all PyTorch counts elements and allows any shapes

@@ -1,4 +1,4 @@
-"""The process of a real rank: it joins a world, and runs one task or, as a warm rank, one after the other."""
+"""The process of a real rank: it joins a world and runs one task, or, if it is warm, a series of tasks."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _serve_all(line: Connection, setup: RankSetup, flight: RankFlight, stack: IO
 
 
 class _Rank:
-    """One rank of the world that it joins; ``report`` is the error if it could not, or None."""
+    """A rank that joins its world; ``report`` is the error if it could not join, or None."""
 
     def __init__(self, setup: RankSetup, endpoint: PostingEndpoint) -> None:
         self.report: RankReport | None = None

@@ -127,7 +127,7 @@ class MessageBoard:
         self._coordinator.block(posted.rank, posted)
 
     def settle(self, posted: Posted) -> None:
-        """Like :meth:`wait`, for a rank that expects an answer of source and payload, or an error."""
+        """Like :meth:`wait`, for a rank that expects the source and the payload, or an error."""
         if posted.matched:
             self._coordinator.answer(posted.rank, posted.resumption())
         else:

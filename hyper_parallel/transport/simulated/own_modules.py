@@ -1,7 +1,7 @@
 """Gives each simulated rank its own copies of the user's modules: ``__main__`` and what it imports from the project.
 
-Module-level state, such as a process group that a module creates at import, belongs to one rank, so thread ranks must
-not share it. Installed packages, the standard library, and modules imported before the simulation stay shared.
+Module-level state belongs to one rank (for example, a process group created at import), so thread ranks must not share
+it. Installed packages, the standard library, and modules imported before the simulation stay shared.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ __all__ = [
 _SIGNAL_SECONDS = 1.0
 
 LEAVE_FORKED: list[Callable[[], Any]] = [lambda: os._exit(0)]
-"""The last one is called in a process that a program has forked and that continues as if it were the rank."""
+"""The last one is called in a process that the program forked and that then continues as a rank."""
 
 
 @dataclass
@@ -164,9 +164,9 @@ def end_by_sigterm() -> None:
     """Make SIGTERM end this process even if another handler raises.
 
     A process that is forked from a measured server has two chained handlers of coverage, and the second raises: the
-    process would exit as failed, or continue if the error is caught. Processes that this one forks, such as workers of
-    a program's pool, end at once, because they may have been forked while coverage was locked. They have no Python
-    handler, since a new process drops signals that Python registered before it was set up.
+    process would exit as failed, or continue if the error is caught. Its forked children, such as workers of a
+    program's pool, end at once, since coverage may have been locked at the fork. They have no Python handler, since a
+    new process drops signals that Python registered before it was set up.
     """
     handler, own, masks = signal.getsignal(signal.SIGTERM), os.getpid(), threading.local()
     if not callable(handler):

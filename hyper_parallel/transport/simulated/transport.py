@@ -320,7 +320,7 @@ class SimulatedTransport(Transport):
         return group.ranks
 
     def _is_frameworks(self, group: Any) -> bool:
-        """Whether ``group`` is a group that this rank's framework has built on this transport."""
+        """Whether this rank's framework has built ``group`` on this transport."""
         return getattr(group, "transport", None) is self
 
     def _plain(self, operation: str, ranks: Ranks, payload: Any) -> _Collective:

@@ -54,7 +54,7 @@ _WorldOfRank = type("_WorldOfRank", (_World,), {name: _field(name) for name in F
 
 
 def _per_rank(replacement: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of PyTorch that simulated ranks call as ``replacement``."""
+    """Return a function that calls ``replacement`` on simulated ranks, and ``plain`` outside of them."""
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -67,8 +67,8 @@ def _per_rank(replacement: Callable[..., Any], plain: Callable[..., Any]) -> Cal
 class Installation:
     """The changes that simulations make in PyTorch while they run, and the values before.
 
-    A run ends, but a thread of it may outlive it after a time limit. So PyTorch's functions answer per rank until the
-    last rank has ended, while the rest of the process gets its own registry and state back at the end of the run.
+    After a time limit, a thread may outlive its run. So PyTorch's functions remain replaced until the last rank has
+    ended, while the process gets its own registry and state back at the end of the run.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Installation:
 
     @contextmanager
     def run(self, *, threads: bool = True) -> Iterator[None]:
-        """A simulation runs inside this context, in threads or, for one rank, in this process."""
+        """Apply the changes for a simulation inside this context, in threads or, for one rank, in this process."""
         _forget_compiled()
         with self._lock:
             self._runs += 1
@@ -110,7 +110,7 @@ class Installation:
 
     @contextmanager
     def rank(self) -> Iterator[None]:
-        """A rank runs inside this context."""
+        """Replace PyTorch's functions while a rank runs inside this context."""
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -192,7 +192,7 @@ def _identity(mesh: Any) -> Any:
 
 
 def _identify(mesh: Any, value: Any) -> None:
-    """A mesh belongs to the rank that makes it: PyTorch's caches must not confuse meshes of different ranks."""
+    """A mesh belongs to the rank that creates it: PyTorch's caches must not confuse meshes of different ranks."""
     rank = current_rank()
     mesh.__dict__["_thread_id"] = value if rank is None else rank.identity
 

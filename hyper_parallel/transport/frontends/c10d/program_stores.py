@@ -1,6 +1,6 @@
 """The stores that a program makes itself on simulated ranks: each is a part of the world's store.
 
-The stores of PyTorch wait in C++, where a simulated rank cannot let the rank that it waits for run.
+PyTorch's own stores wait in C++, where a simulated rank cannot let other ranks run.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _inside_init() -> bool:
-    """Whether ``init_process_group`` is the caller, which would take the prepared world for one that exists already."""
+    """Whether the caller is ``init_process_group``, which would mistake the prepared world for an existing one."""
     frame: Any = inspect.currentframe()
     frame = frame.f_back.f_back
     for _ in range(3):

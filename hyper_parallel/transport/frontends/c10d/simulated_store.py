@@ -32,7 +32,7 @@ class _Keys:
         return f"store.wait({list(self.keys)}) at {self._site}"
 
     def hopeless(self, ended: Mapping[int, str]) -> str | None:
-        """None: after the end of one rank, any other may still set the keys."""
+        """Return None: any remaining rank may still set the keys."""
         del ended
         return None
 

@@ -68,7 +68,7 @@ def _emptied_queue() -> Iterator[None]:
     """Empty autograd's queue of this thread at the end: a backward that has raised leaves its tasks there.
 
     Their tensors would be freed when the thread ends, perhaps while the interpreter exits, which aborts the process.
-    The queue gives back tasks of the newest nodes first, so a backward through the oldest one comes after all of them.
+    The queue runs tasks of newer nodes first, so a backward through a node older than all of them empties it.
     """
     with torch.enable_grad(), torch.inference_mode(mode=False):
         oldest = torch.ones((), device="cpu", requires_grad=True).clone()

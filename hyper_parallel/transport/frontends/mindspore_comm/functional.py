@@ -84,7 +84,7 @@ def _here(name: str) -> tuple[World, Group]:
 
 
 def _member(group: Group, rank: int, operation: str) -> int:
-    """Return a global rank after checking that it is a member."""
+    """Return a global rank, after checking that it is a member."""
     if rank not in group.ranks:
         msg = f"{operation} names rank {rank}, which is not a member of {group}"
         raise CollectiveMismatchError(msg)

@@ -181,7 +181,7 @@ def _primitive(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_own_class(values: Sequence[Any]) -> bool:
-    """Whether a tensor has a subclass: MindSpore lets the subclass handle the operator, and DTensors refuse it."""
+    """Whether a tensor is of a subclass. MindSpore lets the subclass handle the operator, and DTensors reject it."""
     return any(
         _has_own_class(value)
         if isinstance(value, (list, tuple))

@@ -227,7 +227,7 @@ class ProcessState(NamedTuple):
 
 
 class _Known:
-    """The states of generators and environment that were last saved or restored, and differences of environments."""
+    """Cache of the last saved or restored states of generators and environment, and of differences of environments."""
 
     def __init__(self) -> None:
         self.generators = GeneratorStates(_State(None, None), _State(None, None))  # replaced as one object

@@ -1,6 +1,6 @@
 """Messages over gloo: bytes in chunks of equal size; the first chunk begins with a header that describes the message.
 
-Gloo accepts a message that is too short as complete, and kills a process that receives more bytes than it requested.
+Gloo accepts a too short message as complete, and kills a process that receives more bytes than it requested.
 Therefore messages are sent in chunks, and the receiver compares the header with the expected one. For each message the
 receiver sends back, under a second tag, the number of chunks that it had room for.
 """

@@ -59,8 +59,8 @@ class LostPeers:
             ranks: ranks that take part.
 
         Raises:
-            RankFailedError: gloo gave up or lost its connection; it says which ranks answer and which do not. It takes
-                up to fifteen seconds to find out.
+            RankFailedError: gloo timed out or lost its connection. The error lists the ranks that answer and those that
+                do not; finding them takes up to fifteen seconds.
         """
         try:
             yield

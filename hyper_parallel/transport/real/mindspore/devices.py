@@ -118,7 +118,7 @@ def current_device() -> int:
 
 
 def exact_products() -> None:
-    """Let products of float32 be computed in float32 on Ascend, for as long as the process lives: without HF32.
+    """Compute products of float32 in float32 on Ascend, without HF32, until the process ends.
 
     Raises:
         UnsupportedOnBackend: the program has allowed HF32, which cannot be undone in MindSpore.
@@ -154,7 +154,7 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
     """Join a world over HCCL; on CPU, its rehearsal over gloo.
 
     Args:
-        device: ``npu``, where rank i takes device i of those that MindSpore sees, or ``cpu``.
+        device: ``npu``, with MindSpore's visible device i for rank i, or ``cpu``.
         rank: number of this rank.
         world_size: number of ranks.
         port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.

@@ -146,7 +146,7 @@ class NumpyBridge(NamedGroups):
 
 
 def compute_on_cpu() -> None:
-    """Let this process compute on CPU, before its first operator: with its plugin loaded, MindSpore takes Ascend."""
+    """Let this process compute on CPU; call it before the first operator, or MindSpore with its plugin uses Ascend."""
     if on_accelerator():
         mindspore.set_device("CPU")
 
