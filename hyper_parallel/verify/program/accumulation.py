@@ -92,7 +92,7 @@ def verify_accumulation(
 def verify_sum(
     program: Program, world: World, reference: Reference, progress: Callable[[str], None]
 ) -> HardenedCase | None:
-    """Return the case that compares the first step's gradients with the sum of its micro-batches'; None if unknown.
+    """Return the case that compares the first step's gradients with the sum over its micro-batches; None if unknown.
 
     It is used for programs that cannot process the batch at once. It checks that every micro-batch contributes to the
     optimizer's gradient, but not that its weight is right.

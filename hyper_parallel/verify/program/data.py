@@ -25,7 +25,7 @@ _NAMED = 4
 
 
 class _Part(NamedTuple):
-    """The samples that each rank of a set draws in one epoch."""
+    """Ranks that draw the same samples in one epoch, and their pass over the loader."""
 
     ranks: tuple[int, ...]
     made: LoaderPass

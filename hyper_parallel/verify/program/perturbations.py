@@ -34,9 +34,9 @@ class Repeat:
     Attributes:
         bounds: tolerances of the reference, to which the repeat's measurements are added.
         moved: seed and sign of the directions in which inputs and weights move by one ULP.
-        rounded: the same of outputs of modules in half precision, and of their gradients.
-        displaced: the same of gradients, which move by their tolerance; without a seed they all move the
-            same way. The two signs of one seed are antithetic.
+        rounded: the same for half-precision outputs of modules, and for their gradients.
+        displaced: the same for gradients, which move by their tolerance; without a seed they all move the same way. The
+            two signs of one seed are antithetic.
     """
 
     bounds: Bounds = field(repr=False)
@@ -112,8 +112,8 @@ def further_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
 
     After these, inputs and weights have moved in two antithetic pairs, half-precision outputs as well, and gradients in
     one pair with random directions per element and one pair with the same direction everywhere. The opposite of the
-    first repeats' displacement comes first: the square of a gradient that was moved to about its negative has not
-    moved.
+    first repeats' displacement comes first: if that moved a gradient to about its negative, the gradient's square did
+    not change.
     """
     gradients = seed_of(seed, "gradients")
     pairs = [(seed_of(seed, "pair", number), sign) for number in (0, 1) for sign in (1, -1)]

@@ -44,7 +44,7 @@ _OTHER_FILES = {
 
 
 _NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
-"""Function arguments that are the number of the rank or the size of its world."""
+"""Names of function arguments that are the rank's number or the world's size."""
 
 
 class ProgramExitError(Exception):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Reference", "check_names", "check_recorded", "compare_with", "replaying", "run_reference"]
 
 _REPLAYS = 12
-"""Largest number of reruns of the ranks with more of the reference's draws and decisions: a flip hides later ones."""
+"""Largest number of reruns of the ranks with more of the reference's draws and decisions: each flip hides others."""
 
 _LARGE = 64 << 20
 """Number of bytes of records from which a finished run's model is freed at once, by a pass of the garbage collector."""
@@ -249,8 +249,8 @@ def compare_with(
     Ranks that draw dropout for their own samples, or decide near ties differently, first run again with the draws and
     decisions of the reference. Repeats are added only afterwards.
 
-    A value may exceed the tolerance from a few repeats but not that from more: of millions of elements, some moved less
-    than most of their kind.
+    A value may exceed the tolerance from a few repeats but not the one from more repeats: of millions of elements, some
+    move less than most others in few repeats.
 
     Args:
         reference: the reference, with the tolerances from its first repeats.

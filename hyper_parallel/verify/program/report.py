@@ -18,7 +18,7 @@ REFUSED = 3
 """Exit status of a program that passes in an inconclusive case."""
 
 WIDE_BOUNDS = "wide-bounds"
-"""Value of --allow that accepts a program most of whose gradients could not be judged."""
+"""Value of --allow that accepts a program if most of its gradients could not be judged."""
 
 UNPLACED = "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
 """Description of a program whose other values are all equal."""

@@ -100,7 +100,7 @@ class HarnessPlatform(abc.ABC):
             wanted: which inputs need a gradient.
 
         Returns:
-            the outputs, and one gradient per input, zeros if no output depends on it, None if it is not wanted.
+            the outputs, and one gradient per input: zeros if no output depends on it, None if it is not wanted.
         """
 
     def writing_op(self, op: str) -> Callable[..., Any]:
@@ -220,7 +220,7 @@ class HarnessPlatform(abc.ABC):
         return nullcontext()
 
     def counters_on_host(self) -> AbstractContextManager[Any]:
-        """Inside this context, what an optimizer counts its steps with has values even where new tensors have none."""
+        """Inside this context, an optimizer's step counters have values even if other new tensors have none."""
         return nullcontext()
 
     def missing_device(self, device_type: str) -> str:
@@ -293,7 +293,7 @@ class HarnessPlatform(abc.ABC):
                 of a shape and a dtype, whose sizes stay numbers.
             requires_grad: whether the gradient is wanted, per operand.
             sizes: computes the second argument of ``run`` from the operands' symbolic shapes.
-            numbers: sizes of dims that stay these numbers if the operator asks for them, such as 1 where it broadcasts.
+            numbers: sizes that stay numbers if the operator compares with them, such as 1 for broadcast dims.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no decompositions.

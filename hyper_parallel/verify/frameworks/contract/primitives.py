@@ -132,9 +132,9 @@ class Graph:
 
 
 def kinds(graph: Graph) -> frozenset[object]:
-    """Return what a graph does, whatever the number of its steps that are alike, and of operands that are alike.
+    """Return the kinds of steps of a graph; equal steps, and equal operands of a step, count once.
 
-    An operator that has as many results as a dim is long has the same kinds of steps for each length.
+    So an operator with one result per element of a dim has the same kinds for every length of the dim.
     """
     of_steps: list[object] = []
     for step in graph.steps:

@@ -73,7 +73,7 @@ class RecordSink(Protocol):
 
 @dataclass(frozen=True)
 class RecordLimits:
-    """Selection of the values of a run to record.
+    """The values of a run to record, and limits of the recording.
 
     Attributes:
         steps: optimizer steps after which the program is stopped; None lets it end by itself.

@@ -114,7 +114,7 @@ class LocalValue(NamedTuple):
 
     Attributes:
         array: NumPy array: a copy of what this rank holds; bfloat16 and float16 as float32.
-        region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
+        region: its box in the global tensor, if it is a DTensor; None if it is plain.
         dtype: dtype of the tensor if the array has a wider one: ``bfloat16`` or ``float16``; otherwise empty.
     """
 
@@ -137,7 +137,7 @@ class Record:
         step: number of optimizer steps completed before, from 0; -1 before training.
         call: number of earlier records of this kind and name in the same step (micro-batches, modules called twice).
         value: NumPy array: a copy of what this rank holds.
-        region: its place in the global tensor, if the tensor says so (a DTensor); None if it is plain.
+        region: its box in the global tensor, if it is a DTensor; None if it is plain.
         site: ``file:line`` of the user's call where there is one (records, losses, clipping).
         dtype: dtype that the value was rounded to if the array has a wider one: ``bfloat16`` or ``float16``;
             otherwise empty.

@@ -1,4 +1,4 @@
-"""Known defects of MindSpore on the CPU: calls whose results are silently wrong, reported where a program makes them.
+"""Known defects of MindSpore on the CPU: calls with silently wrong results, reported with the program's line.
 
 A new defect is one more entry of :data:`DEFECTS`.
 """

@@ -111,7 +111,7 @@ class Decided:
         return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
 
     def side(self, operator: str, distance: Any, above: Any) -> Any | None:
-        """Record the sides of a threshold that numbers are on, and return replacements; None if they are not replaced.
+        """Record on which side of a threshold each number is, and return replacements; None if they are not replaced.
 
         Args:
             operator: its name.

@@ -19,7 +19,7 @@ _OF_THREAD = threading.local()
 
 
 class CountersOnHost(TorchFunctionMode):
-    """Creates on the CPU what an optimizer counts its steps with, although tensors are created on meta.
+    """Creates an optimizer's step counters on the CPU, although other tensors are created on meta.
 
     A step reads its counter. PyTorch's Adam asks for the CPU since 2.13; before, and in NAdam and RAdam, it does not.
     """

@@ -1,7 +1,7 @@
 """Positions of parameters in the flat tensors that a training stack's optimizer trains instead of them.
 
 DeepSpeed's ZeRO trains float32 copies of concatenated pieces of parameters, and stores the position of its piece on
-each parameter; its third stage keeps only a piece of the parameter itself. Megatron's distributed optimizer trains
+each parameter; its third stage keeps only this piece of the parameter itself. Megatron's distributed optimizer trains
 views of pieces of the parameters' own storage, or float32 copies of them.
 """
 

@@ -221,7 +221,7 @@ class Recorder:
             self._by_hand.take(self._names.parameters())
 
     def record_clipping(self, parameters: Any, clip: Callable[[], Any], largest: float, total: Any = None) -> Any:
-        """Clip gradients; record them before, the norm that they are clipped by, and the factor.
+        """Clip gradients; record the gradients before clipping, their norm, and the clipping factor.
 
         Args:
             parameters: parameters whose gradients are clipped.

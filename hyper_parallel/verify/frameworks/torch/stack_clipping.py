@@ -11,13 +11,13 @@ __all__ = ["Clipping", "imported_clippings"]
 
 
 class Clipping(NamedTuple):
-    """A function that clips gradients by a norm that it is given.
+    """A function that clips gradients by a given norm.
 
     Attributes:
         owner: the module or class that has it.
         name: its name there.
         parameters: parameters of the function, by name: DeepSpeed's decorators hide its signature.
-        read: returns, of a call's arguments by name, the tensors whose gradients are clipped, the largest norm (0 if
+        read: returns, from a call's arguments by name, the tensors whose gradients are clipped, the largest norm (0 if
             nothing is clipped) and the norm.
     """
 
@@ -27,7 +27,7 @@ class Clipping(NamedTuple):
     read: Callable[[dict[str, Any]], tuple[list[Any], float, Any]]
 
     def replaced(self, plain: Callable[..., Any], record: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with every call of it given to ``record``.
+        """Return a function that passes each clipping call to ``record``.
 
         Args:
             plain: the function.
@@ -56,7 +56,7 @@ def _by_megatron(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
 
 
 def _by_zero(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
-    """ZeRO 1 and 2: one flat gradient of each group; the norm is one of scaled gradients."""
+    """ZeRO 1 and 2: each group has one flat gradient; the norm is that of gradients multiplied by the loss scale."""
     optimizer = call["self"]
     clipped = {id(gradient) for gradient in call["grad_groups_flat"]}
     held = [part for part in optimizer.single_partition_of_fp32_groups if id(part.grad) in clipped]
@@ -86,4 +86,4 @@ _FUNCTIONS = (
         ("self", "sub_group_id", "total_norm"), _by_zero_3,
     ),
 )  # fmt: skip
-"""Module, class, name, parameters and how a call is read."""
+"""Module, class, name and parameters of each function, and the function that reads its calls."""

@@ -41,7 +41,7 @@ def sided(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call an operator, after its numbers' sides were recorded, and numbers mirrored whose side ``record`` changes.
+    """Record the sides of an operator's numbers, mirror those whose side ``record`` changes, and call the operator.
 
     Args:
         plain: the operator.

@@ -21,7 +21,7 @@ from hyper_parallel.platform.torch.ops.registry import functions, local_op
 __all__ = ["Form", "Peer", "public_calls"]
 
 _HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._special")
-"""Modules of functions that users call; what has no module is a method of ``Tensor``."""
+"""Modules whose functions users call; functions without a module are methods of ``Tensor``."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def public_calls(
         writes: spellings that write their first operand.
 
     Returns:
-        pairs of a name and a function of the canonical arguments by keyword, of which some may not fit PyTorch's own
-        signature. The last is the operator's kernel, for what PyTorch spells only as an operator of ``aten``.
+        pairs of a name and a function that takes the canonical arguments by keyword; some may not fit PyTorch's own
+        signature. The last one is the operator's kernel, for operators that only ``aten`` has.
     """
     defaults = {name: parameter.default for name, parameter in canonical.parameters.items()}
     passed = [name for name, value in arguments.items() if not _is_default(value, defaults[name])]
@@ -100,7 +100,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def _takes(binder: Binder, passed: Sequence[str]) -> bool:
-    """Whether the parameters are those that are passed, and others that have a default."""
+    """Whether every passed argument is a parameter, and every other parameter has a default."""
     kinds = inspect.Parameter
     required = {
         name
@@ -124,9 +124,9 @@ def _spellings() -> dict[str, list[OpEntry]]:
 
 
 def _forms(function: Callable[..., Any], binder: Binder, passed: Sequence[str]) -> list[Form]:
-    """Return the ways to write a call with the arguments ``passed``: PyTorch names some parameters differently.
+    """Return several forms of a call with the arguments ``passed``, because PyTorch names some parameters differently.
 
-    All that can be in order, defaults between them included; options by keyword; all in order without those between.
+    The forms: all positional, with the defaults in between; options by keyword; all positional, without those defaults.
     """
     kinds = inspect.Parameter
     parameters = [p for p in binder.parameters.values() if p.kind is not kinds.KEYWORD_ONLY]

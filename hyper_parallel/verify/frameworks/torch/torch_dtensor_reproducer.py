@@ -1,6 +1,6 @@
 """Writes a wrong result of PyTorch's DTensor as a program that needs only PyTorch, and runs it to confirm the result.
 
-What an operator of this library calls is recorded on plain tensors, call by call, and written as source.
+The calls that an operator of this library makes on plain tensors are recorded one by one, and written as source.
 
 ``python -m hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer`` answers each line of standard input, a
 JSON object ``{"programs", "world", "error"}``, with a line: ``{"index", "printed"}`` of the first program that fails
@@ -46,7 +46,7 @@ mesh = dist.init_device_mesh("cpu", ({world},))"""
 
 
 _OPERAND = re.compile(r"\bx(\d+)\b")
-_LONG = 24  # elements; the literal of more is longer than how they were drawn
+_LONG = 24  # elements; longer tensors are written as the expression that draws them
 _SEEDS = 64
 _DRAWS = (
     "torch.randn({shape}, generator=torch.Generator().manual_seed({seed}), dtype=torch.float64)",
@@ -54,11 +54,11 @@ _DRAWS = (
     "torch.randint(-3, 4, {shape}, generator=torch.Generator().manual_seed({seed}))",
 )
 _BOUNDS = (None, (-4, 5), (-3, 4))
-"""How long values are drawn: real numbers, integers of operands, and of cotangents, as in ``values.py``."""
+"""Bounds of the expressions that draw long values: reals, integers of operands, integers of cotangents."""
 
 
 class Draws:
-    """Draws values as a generator of NumPy does, long ones so that a short expression of PyTorch draws them again.
+    """Draws values like a generator of NumPy; a short expression of PyTorch can draw the long ones again.
 
     Args:
         seed: seed of the values.
@@ -89,7 +89,7 @@ def _is_long(shape: Any) -> bool:
 
 
 def _drawn(kind: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return what the expression of this kind with this seed draws."""
+    """Return the values that the expression of this kind draws with this seed."""
     generator, bounds = torch.Generator().manual_seed(seed), _BOUNDS[kind]
     if bounds is None:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -135,7 +135,7 @@ class Finding(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """Return the source lines of a call, and its outputs with their variable names."""
+    """The source lines of a call, and its outputs with their variable names."""
 
     lines: list[str]
     outs: list[Any]
@@ -182,7 +182,7 @@ def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
 
 
 def _operand(call: RecordedCall, index: int) -> str:
-    """Return the source of an operand; parts of a long sum are written as multiples of it, to be short."""
+    """Return the source of an operand; partial values of a long tensor are written as multiples of it, to be short."""
     placement, leaf = call.placements[index], ".requires_grad_()" if call.requires_grad[index] else ""
     if isinstance(placement, Partial) and placement.reduce_op == "sum" and _is_long(call.arrays[index].shape):
         world = len(call.shards[index])
@@ -199,7 +199,7 @@ def _literals(finding: Finding) -> list[str]:
 
 
 def _computed(finding: Finding, call: _Written) -> list[str]:
-    """Return lines that compute a long expected value, by the one call on plain tensors; else its literal."""
+    """Return lines that compute a long expected value by the same call on plain tensors, or contain its literal."""
     calls = [line.partition(" = ") for line in call.lines[len(finding.call.arrays) :]]
     if finding.right is None or not _is_long(finding.right.shape) or [target for target, _, _ in calls] != call.names:
         return _literals(finding)
@@ -217,7 +217,7 @@ def _computed(finding: Finding, call: _Written) -> list[str]:
 
 
 def _shown(finding: Finding, call: _Written, expected: Sequence[str]) -> list[str]:
-    """The lines after the call, which compute and check the result."""
+    """Return the lines after the call: they compute the result and check it."""
     lines = _backward(finding, call) if finding.gradient else []
     tensor = f"x{finding.which}.grad" if finding.gradient else call.names[finding.which]
     if finding.kind == "crash":
@@ -249,7 +249,7 @@ def _literal(tensor: torch.Tensor) -> str:
 
 
 def _expression(tensor: torch.Tensor) -> str:
-    """Return the expression that draws exactly this tensor, if it is a long one that was drawn by one."""
+    """Return the expression that draws exactly this tensor; empty if it is short or no expression draws it."""
     if not _is_long(tensor.shape) or tensor.dtype not in (torch.float64, torch.float32, torch.int64):
         return ""
     values = tensor.numpy().tobytes()
@@ -269,7 +269,7 @@ def _listed(tensor: torch.Tensor) -> str:
 
 
 class _Recorder(TorchFunctionMode):
-    """Writes the calls inside as source, a line per call."""
+    """Writes the calls inside its context as source, one line per call."""
 
     def __init__(self, names: dict[int, str], result: str) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ _SHARED = ("torch", "torch.distributed.tensor", "torch._dynamo")  # imported by 
 
 
 def main() -> None:
-    """Answer each line of standard input, a JSON object, with a line: see the module."""
+    """Answer each JSON line of standard input with one line, in the format that the module describes."""
     for name in _SHARED:
         importlib.import_module(name)
     for line in sys.stdin:
@@ -355,9 +355,9 @@ def main() -> None:
 
 
 def _printed(text: str, world: int, error: str) -> str | None:
-    """What the program shows where it fails with ``error`` on a rank: the wrong value, or the error's text.
+    """Return the wrong value or the error that a program prints when it fails with ``error`` on a rank; else None.
 
-    Without ``error``, where ranks do not do the same: any failure, or that they never end.
+    With an empty ``error``, for ranks that act differently, any failure counts, and so do ranks that never end.
     """
     with tempfile.TemporaryDirectory() as folder:
         code = compile(text, "reproducer.py", "exec")
