@@ -98,7 +98,7 @@ class FolderNames:
     """The mapping of a state's tensors to those of the folder.
 
     Args:
-        names: the map; the first key that matches a name applies, and a name that none matches is not changed.
+        names: the map; the first key that matches a name applies; a name without a match is unchanged.
         entries: tensors of the state.
         ties: tied names of the state.
 

@@ -59,7 +59,7 @@ def fully_shard(
     Parameters may be DTensors of tensor parallelism, over other axes of the mesh that ``mesh`` is a slice of. They
     become DTensors on the mesh of both, where the data axis splits dim 0 of each tensor-parallel shard, or another dim
     by ``shard_placement_fn``. With ``dp_mesh_dims`` they may also be DTensors on all of ``mesh``, replicated along the
-    data axes: then gradients of values that are sharded over those axes are those of one device. Gradients of values
+    data axes. Gradients of values that are sharded over these axes are then those of one device. Gradients of values
     that are replicated in name but differ between ranks are averaged, as for plain tensors.
 
     A list of modules shares one group, which is gathered when each of them is called. On PyTorch a module's class gets
@@ -85,7 +85,7 @@ def fully_shard(
             ``ShardPlacementResult`` with other data axes: parameters of the same axes form a group.
         mp_policy: dtypes in which to compute and reduce, by default the parameters'.
         offload_policy: location of the shards; ``CPUOffloadPolicy()`` changes nothing if the CPU computes.
-        ignored_params: parameters that stay as they are, and whose gradients are left alone.
+        ignored_params: parameters that are not sharded, and whose gradients are not reduced.
         dp_mesh_dims: names of the data axes of ``mesh``; several that shard are flattened into one.
 
     Returns:

@@ -174,8 +174,8 @@ def reduced_boxes(
 ) -> tuple[ReducedBox, ...]:
     """Assign every part of one slice of the mesh to the member that sums its partial values.
 
-    A part with ``k`` partial values that ``d`` ranks need costs ``(k - 1) + (d - 1)`` transmissions if the rank that
-    sums it holds a partial value and needs the sum. Several such ranks share the part evenly.
+    Consider a part with ``k`` partial values, needed by ``d`` ranks. It costs ``(k - 1) + (d - 1)`` transmissions if
+    the summing rank holds a partial value and needs the sum. Several such ranks share the part evenly.
 
     Args:
         source: layout before, with partial values along ``reduced``.

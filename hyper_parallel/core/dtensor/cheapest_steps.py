@@ -34,7 +34,7 @@ __all__ = ["Cost", "cheapest_steps", "cost_of"]
 SECONDS_PER_BYTE = 1e-10
 SECONDS_PER_MESSAGE = 1e-9
 SECONDS_PER_LAUNCH = 2e-9
-# Among steps whose worst rank receives the same, those that load the network less are cheaper.
+# Among steps with equal traffic at the worst rank, those that load the network less are cheaper.
 MEAN_LOAD_WEIGHT = 0.05
 PLANNING_ITEMSIZE = 4
 SECONDS_PER_ELEMENT = PLANNING_ITEMSIZE * SECONDS_PER_BYTE

@@ -140,7 +140,7 @@ def deferral_hook(tensor: DTensor, varying: tuple[int, ...], cause: Cause | None
         cause: operator and argument of the use.
 
     Returns:
-        a function of the gradient that returns True if it has kept the gradient, so that autograd passes none on.
+        a function of the gradient that returns True if it has kept the gradient; autograd then passes none on.
     """
     block = _BLOCK.get()
     if block is None:

@@ -375,7 +375,7 @@ class DeviceMesh:
                 groups are created when ``get_group`` is first called.
 
         Raises:
-            MeshError: (a ValueError) sizes that do not multiply to that of the axis, names that do not fit, or another
+            MeshError: (a ValueError) the product of the sizes is not that of the axis, names do not fit, or another
                 engine.
         """
         axis, names = self.axis(dim), tuple(mesh_dim_names)
@@ -417,7 +417,7 @@ class DeviceMesh:
     # -- printing, pickling, copying -----------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by value; the mesh that is unpickled is that of the rank that unpickles it."""
+        """Pickle by value; unpickling gives the mesh of the rank that unpickles it."""
         return (rebuild_mesh, (self.device_type, self.mesh.tolist(), self.mesh_dim_names))
 
     def __copy__(self) -> DeviceMesh:

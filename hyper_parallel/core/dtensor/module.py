@@ -133,7 +133,7 @@ def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any
     """Send every rank its shard of the tensor of rank ``source``.
 
     The source scatters along the axes that split the tensor, to the ranks that share its position on the others; these
-    broadcast along the others. So each piece leaves the source once, however many ranks hold it.
+    broadcast along the others. So the source sends each piece once, however many ranks hold it.
     """
     mesh = layout.mesh
     splitting = {axis for axes in layout.dim_axes for axis in axes}

@@ -146,8 +146,8 @@ def module_label(module: Any) -> str:
 def replacing_parameters(platform: ModulesFacet, root: Any) -> Iterator[TiedParameters]:
     """Replace parameters under ``root`` in the block; modules that hold them in containers get the new ones, too.
 
-    A parameter that only its modules hold is freed as soon as it is replaced, so memory never holds the whole model
-    and all of its shards.
+    A parameter without references outside of its modules is freed as soon as it is replaced, so memory never holds both
+    the complete model and all of its shards.
 
     Args:
         platform: the framework of the module.

@@ -186,8 +186,8 @@ register("groups of few ranks", _in_groups)
 def senders_of(source: Layout, target: Layout, slice_axes: tuple[int, ...], coordinate: Coordinate) -> int:
     """Return a lower bound, at most one too low, of the number of ranks that send sums to the rank at ``coordinate``.
 
-    Each source box intersects the target box in one cell. The cell is summed by the ranks that hold its values and need
-    the same target box; if there are none, by all ranks that hold its values.
+    Each source box intersects the target box in one cell. The ranks that hold the cell's values and need the same
+    target box sum it; if there is no such rank, all ranks that hold its values do.
     """
     mesh, needed = source.mesh, target.box_at(coordinate)
     sharding, splitting = ({axis for axes in layout.dim_axes for axis in axes} for layout in (source, target))

@@ -36,7 +36,7 @@ def complete_plan(
     """Return a plan that also covers the parameters which ``parallelize_plan`` leaves plain.
 
     The entries of the plan come first, unchanged. After them, each module with uncovered parameters gets an entry that
-    replicates it: ``NoParallel(use_local_output=False)`` where the plan's styles return DTensors, otherwise
+    replicates it: ``NoParallel(use_local_output=False)`` if the plan's styles return DTensors, otherwise
     ``NoParallel(use_local_output=None)``, whose output is local if its input is. A layer whose weight is tied to a
     covered one gets the style with the same layout, a norm of the local heads of queries or keys :class:`HeadNorm`.
     Paths that differ in numbers alone become one glob.

@@ -65,7 +65,7 @@ _REFUSED = {
         "PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Replicate())"
     ),
 }
-"""Names of Transformers that have no style, with what to do instead."""
+"""Names in Transformers without a style here, each with the alternative."""
 
 
 def resolve_plan(module: Any, plan: Any) -> Any:
@@ -111,8 +111,8 @@ def own_plan(module: Any) -> dict[str, str]:
     """Return the plan that a model of Transformers has, with paths from ``module`` on.
 
     That is its ``tp_plan`` (or ``_tp_plan``), and the ``base_model_tp_plan`` of its configuration, whose paths begin at
-    the base model. Such a plan is for all models of a kind: entries that match nothing in this one are left out, unless
-    that would leave none.
+    the base model. Such a plan is for all models of a kind: entries without a match in this model are dropped, unless
+    no entry has a match.
 
     Raises:
         PlanError: (a ValueError) it has none.

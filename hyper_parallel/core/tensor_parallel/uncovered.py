@@ -86,8 +86,8 @@ class Coverage:
     def units(self) -> list[Unit]:
         """The modules that need a style, in the model's order.
 
-        Parameters of a module that is not called belong to the one that it is in: those of lists of parameters, and
-        those that weight norm computes with.
+        Parameters of a module that is never called, such as a list of parameters or weight norm, belong to the module
+        around it.
         """
         slots = (slot for group in owners_by_parameter(self.platform, self.root).values() for slot in group)
         covered = {(id(owner), name) for path, owner, name in slots if path in self.placed}

@@ -93,7 +93,7 @@ class ReplicateKV(ColwiseParallel):
         return None
 
     def counts(self, owner: Any) -> HeadCounts | None:
-        """Return the numbers of heads that were given, or those that ``owner`` keeps."""
+        """Return the given numbers of heads, or by default those of ``owner``."""
         if self.heads is None or self.kv_heads is None:
             return HeadCounts.of(owner)
         return HeadCounts(self.heads, self.kv_heads)

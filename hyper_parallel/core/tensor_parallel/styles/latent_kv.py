@@ -71,7 +71,7 @@ class LatentKV(ReplicatedStyle):
         return f"LatentKV: a shared key of {shared} features is not a part of {features} output features"
 
     def _features(self, owner: Any) -> int | None:
-        """The features that were given, or those that ``owner`` keeps."""
+        """The given features, or by default those of ``owner``."""
         kept = getattr(owner, _ATTRIBUTE, getattr(getattr(owner, "config", None), _ATTRIBUTE, None))
         return kept if self.shared is None else self.shared
 
