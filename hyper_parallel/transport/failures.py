@@ -141,7 +141,7 @@ def world_failed(
 ) -> WorldFailedError:
     """The error for ranks that raised or died, chained to the first of their exceptions.
 
-    A rank that differs from the majority comes first, and a failure that several ranks share is shown once.
+    The rank that differs from the majority is listed first; a failure shared by several ranks is listed once.
 
     Args:
         world_size: number of ranks.

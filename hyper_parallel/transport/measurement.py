@@ -2,8 +2,8 @@
 
 A process that is forked from a warm server, or started by torchrun, is not measured unless coverage's settings ask for
 it (``patch = subprocess``), and its data is lost if the process is ended before it writes. So each task contains the
-coverage settings of its parent, and a rank writes its data after every task, next to the parent's, where ``coverage
-combine`` and pytest-cov look for it. coverage.py is used only if the parent has imported it.
+parent's coverage settings. A rank writes its data after every task, next to the parent's, where ``coverage combine``
+and pytest-cov look for it. coverage.py is used only if the parent has imported it.
 """
 
 from __future__ import annotations

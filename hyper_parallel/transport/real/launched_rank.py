@@ -229,7 +229,7 @@ def guarded(real: Transport, framework: str, endpoint: PostingEndpoint) -> Trans
 
 
 def _traced_exit(stack: IO[str]) -> Any:
-    """``os._exit`` that writes its call stack first, because a rank that exits this way reports nothing else."""
+    """Return an ``os._exit`` that writes its call stack first: a rank that exits this way sends no report."""
     leave = os._exit
 
     def exit_with_stack(status: int) -> None:

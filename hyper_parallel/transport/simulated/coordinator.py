@@ -1,9 +1,9 @@
 """The coordinator of a simulated world: a state machine that owns every collective and selects the next rank to run.
 
-It has no thread, pipe or tensor arithmetic. A driver (``threads.py``, ``processes.py``,
-``launched_processes.py``) forwards the calls of ranks and runs the rank that :meth:`Coordinator.next_rank` returns. In
-a simulated world exactly one rank runs at any time, so no locks are needed. The order is round robin (the lowest ready
-rank above the one that just ran, else the lowest), so that runs of a deterministic program are identical.
+It has no thread, pipe or tensor arithmetic. A driver (``threads.py``, ``processes.py``, ``launched_processes.py``)
+forwards the calls of ranks and runs the rank that :meth:`Coordinator.next_rank` returns. In a simulated world exactly
+one rank runs at any time, so no locks are needed. The order is round robin (the next ready rank above the one that just
+ran, or else the lowest), so that runs of a deterministic program are identical.
 """
 
 from __future__ import annotations

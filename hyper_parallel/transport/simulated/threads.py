@@ -281,7 +281,7 @@ def _activities(world: _ThreadWorld, elsewhere: Elsewhere | None) -> dict[int, s
         every = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
         shown = stack(every)
         if rank == world.holder:
-            # If only this library's frames remain, they are shown, since nothing else shows the rank's activity.
+            # If only this library's frames remain, they are shown, as the only sign of the rank's activity.
             activities[rank] = f"was running in\n{shown or every}" if every else "had ended without a result"
             continue
         text = world.coordinator.describe(rank)

@@ -1,9 +1,9 @@
 """``torch.distributed``'s own messages on checked ranks: both sides are compared, and endless waits raise an error.
 
 ``isend`` and ``irecv`` are replaced; send, recv, their forms for objects, and ``batch_isend_irecv`` call those. Over
-gloo the coordinator also transfers the values: gloo ends a process that receives more than its buffer holds, keeps what
-did not fit for the next receive, and cannot say whether a send is complete. A send is complete when its receive is
-posted, as it is over gloo, so ranks that both send first are a deadlock here, too, which is reported at once.
+gloo the coordinator also transfers the values: gloo ends a process that receives more than its buffer holds, delivers
+the rest with the next receive, and does not report whether a send is complete. As over gloo, a send is complete when
+its receive is posted, so two ranks that both send first deadlock; this is reported at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulated ranks of PyTorch that are processes: each has a thread here, which calls the coordinator for it.
 
-A rank's thread lets its process compute while it holds the baton, so order, checks and results are those of ranks that
-are threads. The difference is that all globals of a process belong to its rank.
+A rank's process computes while its thread holds the baton, so order, checks and results are the same as with thread
+ranks. But all globals of a process belong to its rank.
 """
 
 from __future__ import annotations

@@ -387,7 +387,7 @@ def _neighbor_exchange(world: World, group: Group, primitive: Any, inputs: Any) 
 
 
 def _nothing() -> None:
-    """Do nothing: the message has been sent, so there is nothing to wait for."""
+    """Do nothing: the message is already sent."""
 
 
 CARRIED: dict[type, Callable[[World, Group, Any, Any], Started]] = {

@@ -1,6 +1,6 @@
 """A stand-in for ``mindspore.mint.distributed`` on Ascend: it refuses what HCCL refuses, and runs over any transport.
 
-A rehearsal on CPU thereby takes the path of a device: :class:`.HcclTransport` makes the calls that it makes there.
+So a rehearsal on CPU runs the device's code path: :class:`.HcclTransport` makes the same calls as on Ascend.
 Every call must fit the signature of MindSpore's own function.
 """
 

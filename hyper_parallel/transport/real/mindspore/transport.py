@@ -456,7 +456,7 @@ def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
 
 
 def _finish(work: Any) -> None:
-    """Wait for the engine, which returns None where there is nothing to wait for."""
+    """Wait for the engine's work; the engine returns None if there is nothing to wait for."""
     if work is not None:
         work.wait()
 
