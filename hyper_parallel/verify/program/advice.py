@@ -91,7 +91,7 @@ def error_text(text: str) -> str:
 
 
 def advice_on_launches(program: Program) -> str:
-    """Return which line of a program starts ranks, and what to verify instead; empty if no line does."""
+    """Return the line of a program that starts ranks, and what to verify instead; empty if no line does."""
     if not program.path:
         return ""
     name = Path(program.path).name

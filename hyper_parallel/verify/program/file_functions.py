@@ -1,7 +1,7 @@
 """Redirects the file functions of a program into the private copy of its run.
 
-Python's functions that take a path are replaced wherever a module has bound them, and so are those of native libraries
-that open a path themselves. Other writes, such as those of other native libraries or of subprocesses, cannot be
+Functions that take a path are replaced wherever a module has bound them: Python's own, and those of native libraries
+that open files themselves. Other writes, such as those of other native libraries or of subprocesses, cannot be
 redirected; :mod:`~hyper_parallel.verify.program.write_guard` stops them.
 """
 

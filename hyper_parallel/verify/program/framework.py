@@ -59,7 +59,7 @@ def other_framework(program: Program, platform: str) -> str:
 
 
 def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
-    """Return the frameworks that a file imports, or else those that files next to it import.
+    """Return the frameworks that a file imports, or, if it imports none, those of the files next to it.
 
     If a file imports neither framework, a library that trains with one framework counts as importing it.
 
@@ -97,7 +97,7 @@ def _found(name: str) -> bool:
 
 
 def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:
-    """Yield the modules that a file imports, then those that the imported files next to it import, and so on."""
+    """Yield the modules that a file imports, then the imports of the imported files next to it, and so on."""
     seen, waiting = {path}, [path]
     while waiting:
         modules = [module for file in waiting for module in _imports(file)]

@@ -27,10 +27,10 @@ _GRACE_SECONDS = 2.0
 def guarded(name: str) -> Iterator[None]:
     """Guard this process while a program runs in its threads.
 
-    ``os._exit`` ends the rank like ``sys.exit``. A forked child may do separate work, as workers of data loaders do. A
-    child that continues the program as if it were a rank is ended, and so are children still alive at the end. Handlers
-    of signals are not installed, because only the main thread may do so. Timers that would raise a signal are not set,
-    and a signal that the program sends to itself ends its rank. Calls that start ranks, or RPC, are refused.
+    ``os._exit`` ends the rank like ``sys.exit``. A forked child may do separate work, such as a data loader's worker. A
+    child that continues the program like a rank is ended, and so are children still alive at the end. Signal handlers
+    are not installed, because only the main thread may install them. Timers that would raise a signal are not set, and
+    a signal that the program sends to itself ends its rank. Calls that start ranks, or RPC, are refused.
 
     Args:
         name: name of the program, for messages.

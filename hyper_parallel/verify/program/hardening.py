@@ -93,7 +93,8 @@ class Hardening:
     def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Reference) -> None:
         """Run the program on other numbers of ranks, until it passes on one of them.
 
-        A program may be correct on some numbers of ranks only, so a difference counts if it passes on none.
+        A program may be correct on some numbers of ranks only, so a difference counts only if it passes on none of
+        them.
         """
         mesh = self.mesh if self.program.function or self.mesh is None else None
         worlds = unequal_axes(runs, mesh) if spot.kind == "equal-sizes" else uneven_sizes(runs, spot.subject, mesh)

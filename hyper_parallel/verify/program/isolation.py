@@ -36,7 +36,7 @@ def files_of_threads(folder: Path, written: str = "") -> Iterator[PrivateFiles |
     """Make threads that start inside this context write to ``folder``; this library writes its records to ``written``.
 
     Yields:
-        the argument with which each thread must call ``denied_by_kernel`` first; None if the kernel cannot deny writes.
+        the argument that each thread must first pass to ``denied_by_kernel``; None if the kernel cannot deny writes.
     """
     files, denies = PrivateFiles(folder, written), kernel_denies()
     with redirected(files, this_thread=False), nullcontext() if denies else audited(files, this_thread=False):

@@ -1,8 +1,8 @@
 """`--logged`: compares the numbers that rank 0 prints or writes to text files with those of the single device.
 
-Lines are aligned by their text without numbers. The compared numbers are decimal, and equal in the reference and its
-perturbed repeats, in which times differ. They change during the run, unlike settings, or are a recorded number. They
-have no unit of time, rate or memory near them.
+Lines are aligned by their text without numbers. A number is compared under four conditions: it is decimal; it is equal
+in the reference and its perturbed repeats, unlike times; it changes during the run, unlike settings, or is a recorded
+number; and no unit of time, rate or memory is near it.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _statistics(rank: RankRecords, step: int) -> Iterator[float]:
 
     Args:
         rank: the rank that has the losses.
-        step: number of completed optimizer steps, before the last of which the last loss may be; -1 for any.
+        step: number of completed optimizer steps; the last loss may precede the last of them. -1 for any step.
     """
     losses = [(record.step, float(np.asarray(record.value))) for record in rank.records if record.kind == "loss"]
     for end in range(1, len(losses) + 1):

@@ -1,8 +1,8 @@
 """The private copy of the files that one run of a program writes: an overlay over the user's files.
 
 A file that the run opens for writing is first copied into a scratch folder, and is read there from then on. All other
-files are read in their place. Removed files are marked as removed. The overlay is a folder, so ranks that are processes
-can share it.
+files are read from their own place. Removed files are marked as removed. The overlay is a folder, so ranks that are
+processes can share it.
 """
 
 from __future__ import annotations

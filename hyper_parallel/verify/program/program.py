@@ -44,7 +44,7 @@ _OTHER_FILES = {
 
 
 _NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
-"""Names of function arguments that are the rank's number or the world's size."""
+"""Names of function arguments that are the rank or the world size."""
 
 
 class ProgramExitError(Exception):

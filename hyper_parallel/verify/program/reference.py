@@ -190,7 +190,7 @@ def run_reference(
         progress: called with the name of each run before it starts.
         scratch: folder of the arrays.
         changes: changes of the case, the same in every run.
-        runner: function that makes the runs, with the arguments of :func:`run_world`, which does so in this
+        runner: function that makes the runs; its arguments are those of :func:`run_world`, which runs in this
             interpreter.
 
     Raises:

@@ -216,7 +216,7 @@ def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
 
 
 def _counts_anew(runs: PairedRuns, first: Difference) -> str:
-    """Return, as the end of a sentence, that the optimizer restarts its count of steps at 1; empty if it does not."""
+    """Return the end of a sentence if the optimizer restarts its count of steps at 1, else an empty text."""
     rank = first.ranks[0]
     for key, record in runs.ranks[rank].items():
         if key[0] == "state" and key[1].endswith(":step") and key[2] == first.step and key in runs.bounds.reference:

@@ -83,7 +83,7 @@ class RecordLimits:
         sink: receiver of the records; None keeps them in memory.
         upcast: wider dtype of the program's computations: ``float32`` instead of half precision, ``float64`` instead of
             all narrower dtypes; empty changes nothing.
-        pretend: device that the CPU stands in for, ``cuda`` or ``npu``, in a process that ends with the run.
+        pretend: device for which the CPU stands in, ``cuda`` or ``npu``, in a process that ends with the run.
         contributions: step in which the gradient of each backward is recorded separately; None for no step.
         draws: whether the samples that data loaders draw are recorded.
         replay: masks and choices that ranks take from the reference instead of their own; empty changes nothing.

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate", "saved")
-"""What a value is: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
+"""Kinds of values: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
 backward, the norm that a clipping function returned, a gradient when the optimizer sees it, state of the optimizer, a
 weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
 tensor that the program saves."""

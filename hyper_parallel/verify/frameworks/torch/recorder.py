@@ -338,7 +338,7 @@ class Recorder:
         return ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
     def _goes_on(self, optimizer: Any) -> bool:
-        """Return whether an optimizer makes one step in several calls, each with other parameters, as in DeepSpeed."""
+        """Return whether an optimizer continues a step that it makes in several calls, as DeepSpeed does."""
         held = {id(value) for value in _held(optimizer)}
         stepped = self._stepped.setdefault(id(optimizer), set())
         goes_on = bool(stepped) and self._unrecorded is not None and not held & stepped
@@ -445,9 +445,9 @@ class Recorder:
     def _seen_by(self, optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Pieces]]:
         """Return the parameters whose gradients belong to this optimizer's step, and the pieces that it trains instead.
 
-        These are its own parameters, and those of the models that no optimizer has: an optimizer that was created
-        before the model was sharded trains parameters that no model has any more. If such parameters get gradients,
-        they are float32 weights that a program keeps in addition to the model's.
+        These are its own parameters, and the models' parameters that no optimizer has: an optimizer created before the
+        model was sharded has parameters that are no longer in a model. If parameters outside of all models get
+        gradients, they are float32 weights that a program keeps in addition to the model's.
 
         Args:
             optimizer: optimizer that makes a step.

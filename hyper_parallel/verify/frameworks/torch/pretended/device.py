@@ -23,7 +23,7 @@ ASKED: Counter[str] = Counter()
 _CAPABILITY = (8, 0)  # computes in bfloat16
 _NCCL = (2, 27, 3)  # reduces bfloat16
 _MOST = 1024
-"""Devices that have a generator, which is that of the host."""
+"""Devices with a generator; it is the host's."""
 
 PARTS = ("graphs", "memory", "random", "streams")
 """Submodules of a device's module that have the same functions."""
