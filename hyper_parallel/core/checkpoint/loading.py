@@ -85,7 +85,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     state, memory holds one shard at a time.
 
     Safetensors files that another program has written, with an index or a single one, load as well: without checksums,
-    and plain values of the state stay as they are.
+    and plain values of the state are unchanged.
 
     Args:
         state: a state like the one that was saved. Tensors are written in place, objects with ``load_state_dict`` load

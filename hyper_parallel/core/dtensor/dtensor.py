@@ -108,7 +108,7 @@ class DTensor(_FrameworkTensor):
     ) -> DTensor:
         """Return a DTensor with the local tensor ``local`` on this rank.
 
-        ``local`` receives its gradient in the dual layout, unless ``grad_placements`` says otherwise. On a rank outside
+        ``local`` receives its gradient in the dual layout, unless ``grad_placements`` are given. On a rank outside
         of the mesh the result has no elements of ``local``, which determines shape and dtype and receives a gradient of
         zeros.
 

@@ -153,7 +153,7 @@ def _scatter(platform: Platform, whole: Any, layout: Layout, source: int) -> Any
 
 
 def _scatter_to(platform: Platform, whole: Any, layout: Layout, source: int, ranks: tuple[int, ...]) -> Any:
-    """Scatter the shards of ``ranks`` from rank ``source``, by an all-to-all in which only that rank sends."""
+    """Scatter the shards of ``ranks`` from rank ``source`` by an all-to-all in which only ``source`` sends."""
     full_box, size = whole_box(layout.shape or ()), (math.prod(layout.local_shape),)
     boxes = [layout.local_box(rank) for rank in ranks] if layout.mesh.rank == source else []
     if boxes and _follow_each_other(boxes, full_box):

@@ -47,7 +47,7 @@ def clip_grad_norm_(
     Raises:
         ValueError: ``norm_type`` is not positive, or ``max_norm`` is negative or NaN.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
-        MeshLookupError: this rank is outside of the mesh of some of the gradients, so it does not know their norm.
+        MeshLookupError: this rank is outside of the mesh of some of the gradients, so their norm is unknown to it.
     """
     del foreach
     if not max_norm >= 0:  # a negative bound would change the gradients' signs

@@ -1,4 +1,4 @@
-"""Completes a plan with styles for the modules that it does not cover. The module and the plan stay as they are."""
+"""Completes a plan with styles for the modules that it does not cover. Neither module nor plan is changed."""
 
 from __future__ import annotations
 

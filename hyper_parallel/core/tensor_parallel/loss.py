@@ -22,7 +22,7 @@ def loss_parallel() -> Iterator[None]:
         loss        []             @tp Replicate    (per row, ranks exchange a maximum and sums, never logits)
 
     Backward needs no context. Outside of it, such logits are gathered first, which is correct but expensive. The
-    whole signature of cross entropy works: reductions, ignored labels, smoothing, class weights, class
+    complete signature of cross entropy works: reductions, ignored labels, smoothing, class weights, class
     probabilities, uneven vocabularies, meshes of several axes. Applies to the current thread and task; may be nested.
 
     Example:

@@ -51,7 +51,7 @@ def name_entry(module: Any, mesh: DeviceMesh, entry: str, fix: str) -> None:
         module: the module.
         mesh: its mesh.
         entry: pattern and style.
-        fix: end of the message, which says how to make the output a plain tensor; may be ``""``.
+        fix: end of the message: how to make the output a plain tensor; may be ``""``.
     """
     clause = (
         f"the last DTensor that a style returned is the output of {module_label(module)}, entry {entry} of the plan"
@@ -98,7 +98,7 @@ def parallelize_module(
     *,
     src_data_rank: int | None = 0,
 ) -> ModuleT:
-    """Parallelize ``module`` in place, as ``parallelize_plan`` says.
+    """Parallelize ``module`` in place by ``parallelize_plan``.
 
     Styles act on the mesh axis ``tp``, or on the only axis. On a 1-D mesh, parameters that no style covers stay plain.
     This is right if activations are local (``use_local_output=True``); if DTensors pass through such a module, use

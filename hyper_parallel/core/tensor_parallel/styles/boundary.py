@@ -116,7 +116,7 @@ class Boundary:
             value: a plain tensor, or a DTensor of this mesh, which keeps its own layout.
             spec: layout of a plain tensor.
             argument: its name, for messages.
-            known: global sizes by dim, where the module knows them; ranks exchange the others.
+            known: global sizes by dim, if known from the module; ranks exchange the others.
 
         Raises:
             StyleError: (a ValueError) not a tensor.

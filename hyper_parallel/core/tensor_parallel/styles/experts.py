@@ -180,9 +180,9 @@ class _Call:
         self._covered: dict[str, Any] = {}
 
     def show(self, module: Any, parameters: Mapping[str, Any], count: int) -> None:
-        """Let forward see the rank's ``parameters`` and their number of experts instead of all ``count``.
+        """Replace the module's parameters by the rank's ``parameters``, and ``count`` by the rank's number of experts.
 
-        They are attributes of the instance, which hide the registered parameters; these stay registered.
+        They are set as attributes of the instance, which hide the registered parameters.
         """
         attributes, self._shown = vars(module), dict(parameters)
         if attributes.get(_COUNT) == count:

@@ -20,7 +20,7 @@ GROUP_ATTRIBUTES = ("num_key_value_groups", "n_rep")
 
 @dataclass(frozen=True)
 class HeadCounts:
-    """Heads of a whole attention module.
+    """Heads of an attention module, over all ranks.
 
     Attributes:
         heads: query heads.

@@ -39,8 +39,8 @@ class ReplicateKV(ColwiseParallel):
     (``num_key_value_groups``, ``n_rep``) becomes that of the repeated heads, H / R. Ranks must divide the query heads.
 
     Args:
-        heads: H, query heads of the whole attention module; by default its ``num_attention_heads`` (or ``num_heads``,
-            ``n_heads``, ``n_head``), or that of its ``config``.
+        heads: H, query heads of the attention module over all ranks; by default its ``num_attention_heads`` (or
+            ``num_heads``, ``n_heads``, ``n_head``), or that of its ``config``.
         kv_heads: K, key and value heads; by default ``num_key_value_heads`` (or ``num_kv_heads``, ``n_kv_heads``).
         input_layouts: layout of a plain input along tp; Replicate by default. DTensors keep their own layout.
         use_local_output: return the local tensor instead of a DTensor.

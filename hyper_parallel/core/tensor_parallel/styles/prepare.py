@@ -26,7 +26,7 @@ class ConversionStyle(ParallelStyle):
     """Base of the styles that convert inputs or outputs of a module and leave its parameters alone."""
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
-        """Nothing: parameters stay as they are."""
+        """Return nothing: parameters are not placed."""
         del module
         return {}
 

@@ -59,7 +59,7 @@ class RowwiseParallel(LayerStyle):
         return {weight: Shard(1), **({} if bias is None else {bias: Replicate()})}
 
     def _source(self, platform: Platform, module: Any) -> Any:
-        # Ids have no features to shard: unless the user says otherwise, every rank has all of them.
+        # Ids have no features to shard: by default, every rank has all of them.
         return self.input_layouts[0] if self._has_input_layouts or platform.is_linear_module(module) else Replicate()
 
     def _computation_placement(self, platform: Platform, module: Any) -> Placement:
