@@ -268,7 +268,7 @@ class Transport(RowCollectives):
 
     @abc.abstractmethod
     def ranks_of(self, group: Any) -> Ranks:
-        """Global ranks behind a handle that :meth:`group` returned; ``None`` is the whole world."""
+        """Global ranks of a handle that :meth:`group` returned; ``None`` is the world."""
 
 
 class ForwardingTransport(Transport):

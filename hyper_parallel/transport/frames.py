@@ -58,7 +58,7 @@ def take_for_programs(path: Path) -> None:
         PROGRAMS.append(f"{path}{os.sep}")
 
 
-# Modules of this package that run ranks and check their collectives: their frames say nothing about the program.
+# Modules of this package that run ranks and check their collectives: their frames are irrelevant to the program.
 _OWN = (
     "transport/simulated/threads.py",
     "transport/simulated/transport.py",
@@ -112,8 +112,8 @@ def fold_frames(text: str, *, shows_last: bool = True) -> str:
 
     Args:
         text: the traceback as Python formats it, with those of its causes.
-        shows_last: False for an error of this library, whose message says everything: then the frames after the
-            program's last one are left out to the end.
+        shows_last: False for an error of this library, whose message is sufficient: all frames after the program's last
+            one are then omitted.
     """
     lines: list[str] = []
     entries = list(_entries(text))

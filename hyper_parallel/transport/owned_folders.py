@@ -22,7 +22,7 @@ class OwnedFolder:
     """A new temporary folder, locked by this process until :meth:`close` removes it.
 
     Args:
-        prefix: prefix of its name; folders with this prefix whose owner is gone are removed first.
+        prefix: prefix of its name; folders with this prefix whose owner has ended are removed first.
         parent: parent folder; by default the system's folder for temporary files.
 
     Attributes:
@@ -62,7 +62,7 @@ def owned_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> list[str]:
-    """Remove the folders in ``parent`` whose owner is gone, and return their paths."""
+    """Remove the folders in ``parent`` whose owner has ended, and return their paths."""
     removed = []
     for folder in parent.glob(f"{prefix}*"):
         try:

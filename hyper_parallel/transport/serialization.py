@@ -76,7 +76,7 @@ def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: 
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
-    """cloudpickle's pickler, whose functions keep their files: tracebacks and call sites of ranks show them."""
+    """cloudpickle's pickler, but functions keep their file names, which tracebacks and call sites of ranks contain."""
 
     dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 

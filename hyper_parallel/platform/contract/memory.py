@@ -111,8 +111,8 @@ class MemoryFacet(LedgerFacet):
     def async_save_on_cpu(self, policy_fn: Callable[[Any], Any] | None = None) -> AbstractContextManager[Any]:
         """Offload tensors that operations inside save for backward to the next slower memory, until needed.
 
-        From a device it goes to pinned host memory, over a stream of its own; from host memory to an unnamed temporary
-        file. Parameters stay.
+        A device tensor moves to pinned host memory, over a separate stream; a host tensor to an unnamed temporary file.
+        Parameters are not moved.
 
         Args:
             policy_fn: returns True for a tensor to offload; by default tensors of at least 4096 bytes are offloaded.

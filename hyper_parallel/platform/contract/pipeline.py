@@ -24,7 +24,7 @@ class PipelineFacet(TensorsFacet):
 
         Args:
             micro_batch_num: number of micro-batches.
-            args_batch_dim: per positional argument the dim to split along; None gives every micro-batch the whole
+            args_batch_dim: per positional argument the dim to split along; None gives every micro-batch the complete
                 argument. By default tensors are split along dim 0.
             kwargs_batch_dim: the same for keyword arguments, by name; other tensors are split along dim 0.
 

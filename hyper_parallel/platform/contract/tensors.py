@@ -46,7 +46,7 @@ class Rearrangement(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], order: tuple[int, ...], result: tuple[int, ...] | None = None) -> Rearrangement:
-        """Return the rearrangement; without ``result``, the dims stay as they are in their new order."""
+        """Return the rearrangement; without ``result``, its shape is that of the permuted view."""
         sizes = tuple(shape[dim] for dim in order)
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         return cls(shape, order, sizes if result is None else result, sizes, tuple(strides[dim] for dim in order))
@@ -333,5 +333,5 @@ class TensorsFacet(abc.ABC):
         return tree_map(on_leaf, tree, (list, tuple, dict))
 
     def apply_to_tensors(self, fn: Callable[[Any], Any], container: Any) -> Any:
-        """Apply ``fn`` to every tensor in a structure; everything else stays, containers keep their types."""
+        """Apply ``fn`` to every tensor in a structure; other values are unchanged, and containers keep their types."""
         return self.tree_map(lambda leaf: fn(leaf) if self.is_tensor(leaf) else leaf, container)

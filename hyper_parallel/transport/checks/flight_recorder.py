@@ -114,7 +114,7 @@ class FlightRecorder:
     def write(self, failed: WorldFailedError) -> None:
         """Write the record of a failed world, one file per rank, in place of any earlier one.
 
-        If the folder cannot be written, the message of the error says so, and the earlier record is unchanged.
+        If the folder cannot be written, the world's error message reports it, and the earlier record is unchanged.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

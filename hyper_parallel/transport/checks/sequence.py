@@ -1,4 +1,4 @@
-"""Collectives in an order that all ranks have agreed upon beforehand: one agreement for a whole forward or backward.
+"""Collectives in an order that all ranks have agreed upon beforehand: one agreement per forward or backward.
 
 A window is a forward or a backward pass. Its first run agrees on each collective by itself and records the order. The
 next run agrees once, on the recorded order, and every rank must then run these collectives. A rank that leaves the
@@ -107,7 +107,7 @@ class AgreedSequence:
         return self._order[count] if self._follows and count < len(self._order) else None
 
     def open(self, key: Any) -> None:
-        """Begin a window, while none is open; ``key``, equal on all ranks, distinguishes windows of different orders.
+        """Begin a window if no window is open; ``key``, equal on all ranks, distinguishes windows of different orders.
 
         Raises:
             CollectiveMismatchError: ranks have recorded different orders.

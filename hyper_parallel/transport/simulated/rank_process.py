@@ -46,7 +46,7 @@ __all__ = [
 _SIGNAL_SECONDS = 1.0
 
 LEAVE_FORKED: list[Callable[[], Any]] = [lambda: os._exit(0)]
-"""The last one is called in a process that the program forked and that then continues as a rank."""
+"""The last item is called in a process that the program forked and that then continues as a rank."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 They do not use any framework's communication. The second transport rehearses a program in a world of any size:
 collectives are checked, and their results have the right shapes, with zeros for data of other ranks. Collectives whose
-results only other ranks know are refused.
+results only other ranks have are rejected.
 """
 
 from __future__ import annotations

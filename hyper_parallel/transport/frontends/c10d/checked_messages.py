@@ -43,7 +43,7 @@ def guard_messages(messages: _Messages) -> None:
     """Compare every message that this process sends or receives by ``torch.distributed`` from now on.
 
     Args:
-        messages: talks to the coordinator.
+        messages: connection to the coordinator.
     """
     for name in ("isend", "irecv"):
         replace_function(name, functools.partial(_carry, messages, sending=name == "isend"), (_TRANSPORT,))

@@ -243,7 +243,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
     ) -> SimulatedWork:
-        """Send rows of ``x`` to each member, as many as ``input_splits`` says, or equally many."""
+        """Send rows of ``x`` to each member, with counts ``input_splits``, or in equal parts."""
         del opts
         sends = self._rows("all_to_all_single", x, input_splits)
         comes = self._rows("all_to_all_single", output, output_splits)
@@ -352,7 +352,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._given(work)
 
     def _parts_of(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a tensor that has one for each member, shaped like ``part``; views where the layout allows."""
+        """Return the members' parts of a tensor, each shaped like ``part``; views if the layout allows."""
         count = len(self.ranks)
         if whole.numel() != part.numel() * count or whole.dtype != part.dtype:
             msg = (

@@ -137,7 +137,7 @@ def _all_gather_uneven(
 
 
 def _row_counts(whole: Tensor, sizes: Sequence[int], group: Group, operation: str) -> list[int]:
-    """Return the number of rows of each member in ``whole``: ``sizes``, or equal numbers."""
+    """Return each member's number of rows in ``whole``: ``sizes``, or equal numbers."""
     count = len(group.ranks)
     rows = list(sizes) or [whole.shape[0] // count] * count
     if len(rows) != count or sum(rows) != whole.shape[0]:
