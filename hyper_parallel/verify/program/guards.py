@@ -72,7 +72,7 @@ class _Forks:
         self._tell: Callable[..., Any] = self.leave
 
     def fork(self) -> int:
-        """Fork; a child that returns to the program, instead of Python's multiprocessing, is watched."""
+        """Fork; watch a child that returns to the program instead of to Python's multiprocessing."""
         site = _program_site()
         pid = self._fork()
         if pid:
@@ -113,7 +113,7 @@ class _Forks:
         return kill
 
     def raise_signal(self, plain: Callable[[int], None]) -> Callable[[int], None]:
-        """Return ``plain``, which sends this process a signal, for the main thread; in others it ends the rank."""
+        """Return ``plain``, which sends this process a signal, but ends the rank outside of the main thread."""
         return lambda number: plain(number) if _is_main() else self.leave(128 + number)
 
     def end(self) -> None:
@@ -169,7 +169,7 @@ def _signal(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unset(plain: Callable[..., Any], previous: Any) -> Callable[..., Any]:
-    """Return ``plain``, which sets a timer, for the main thread; in others it sets none and returns ``previous``."""
+    """Return a function that sets a timer by ``plain`` on the main thread; on others it only returns ``previous``."""
 
     def install(*arguments: Any) -> Any:
         return plain(*arguments) if _is_main() else previous

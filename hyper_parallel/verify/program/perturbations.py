@@ -2,7 +2,7 @@
 
 A few repeats run first. They suffice if the ranks stay within the resulting tolerances; otherwise, the other repeats
 follow. A repeat may have two perturbations: values before the first displaced gradient measure the effect of inputs and
-weights, and later values that of the displacement.
+weights, and later values the effect of the displacement.
 """
 
 from __future__ import annotations

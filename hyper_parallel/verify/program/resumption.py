@@ -195,7 +195,7 @@ def _explain(runs: PairedRuns, verdict: Verdict, step: int) -> None:
 
 
 def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
-    """Return what the first difference after the restart implies; empty if it implies nothing certain."""
+    """Return what the first difference after the restart proves; empty if it proves nothing."""
     key = (first.kind, first.name, first.step, first.call)
     if key not in runs.bounds.reference or key not in runs.ranks[first.ranks[0]]:
         return ""

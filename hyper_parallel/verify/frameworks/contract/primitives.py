@@ -56,7 +56,7 @@ class Primitive:
         output: labels of the dims of the result.
         copies: labels of the result that no operand has, along which all elements are equal.
         whole: labels along which each element of the result depends on all elements.
-        reduce: reduction of the labels that the result lacks, or empty if they are whole too.
+        reduce: reduction of the labels that the result lacks, or empty if they are ``whole`` too.
         each: operands in which it is linear separately, with the others fixed.
         joint: operands in which it is linear jointly.
         increasing: whether each element of the result is an increasing function of one element of the operands.

@@ -68,7 +68,7 @@ class RecordSink(Protocol):
         """Return the record for the log, with a placeholder for its array; None if the log keeps no record."""
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Add facts that only the rank's process knows to its notes, after its program has ended."""
+        """Add facts about the rank's process to its notes, after its program has ended."""
 
 
 @dataclass(frozen=True)

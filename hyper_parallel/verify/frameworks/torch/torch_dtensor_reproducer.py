@@ -120,8 +120,8 @@ class Finding(NamedTuple):
     Attributes:
         call: the call.
         kind: ``wrong`` (a value), ``plain`` (a result is not a DTensor) or ``crash`` (an exception).
-        gradient: whether it happened in backward or shows in a gradient.
-        which: index of the output, or of the operand whose gradient it is.
+        gradient: whether it happened in backward or is in a gradient.
+        which: index of the wrong output, or of the operand with the wrong gradient.
         seeds: cotangent per output, None where it has none.
         right: the expected value.
     """
