@@ -243,7 +243,7 @@ def linked_parts(links: Sequence[Link], box: Box) -> list[tuple[str, Box, tuple[
 
 
 def _parts(platform: Platform, tensors: dict[str, Any], named: FolderNames) -> list[Part]:
-    """Return name, box and values of what this rank writes: a box that several ranks hold is written by one of them."""
+    """Return name, box and values of what this rank writes: one of the ranks that hold a box writes it."""
     parts: list[Part] = []
     rank = platform.get_rank()
     for name, value in tensors.items():

@@ -377,7 +377,7 @@ def _even_key(local: Any, mesh: Any, placements: Any) -> tuple[Any, ...] | None:
 
 def _remember_even(key: tuple[Any, ...], even: tuple[Platform, Layout]) -> None:
     with _LOCK:
-        if len(_EVEN) >= _MAX_EVEN:  # shapes and meshes that never come again must not fill the memory
+        if len(_EVEN) >= _MAX_EVEN:  # shapes and meshes that never recur must not fill the memory
             _EVEN.clear()
         _EVEN[key] = even
 

@@ -191,7 +191,7 @@ class EventLog:
         """Return the events as a tree by module path, with a line of totals."""
         lines: list[str] = []
         shown: tuple[str, ...] = ()
-        # Stable sort: within one module the order is the order of running.
+        # Stable sort: events of one module stay in the order in which they ran.
         for event in sorted(self._events, key=lambda event: event.module.split(".")):
             path = tuple(event.module.split(".")) if event.module else ()
             lines.extend("  " * depth + path[depth] for depth in range(_common_prefix_length(path, shown), len(path)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
 
-# Bits of the significand, the implicit one included.
+# Bits of the significand, including the implicit one.
 _SIGNIFICAND_BITS = {"f32": 24, "f16": 11, "bf16": 8}
 
 

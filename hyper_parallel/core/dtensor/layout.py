@@ -39,7 +39,7 @@ __all__ = ["Box", "Layout", "chunk_bounds", "parse_placements", "rebuilt_by"]
 Box = tuple[tuple[int, int], ...]
 """A half-open index range ``(start, stop)`` per dim."""
 
-# Weak references: layouts of sizes that never come again must not fill the memory.
+# Weak references: layouts of sizes that never recur must not fill the memory.
 _INTERNED: WeakValueDictionary[tuple[Any, ...], Layout] = WeakValueDictionary()
 # Layouts by the placements from which they were parsed. A full cache is emptied.
 _PLACED: dict[Any, Layout] = {}

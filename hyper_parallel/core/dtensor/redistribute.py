@@ -308,7 +308,7 @@ def _gathered_function(base: Any) -> Any:
             """Return the value that was gathered before; ``source`` only ties the result to the graph."""
             del source
             ctx.transition, ctx.context = transition, context
-            return context.platform.detach(gathered[0])  # on no graph except that of this function
+            return context.platform.detach(gathered[0])  # detached from any graph but this function's
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:

@@ -60,7 +60,7 @@ class HeadNorm(ReplicatedStyle):
             return edge.enter(value, Shard(-2), name)
         edge.require_tensor(value, name)
         counts = edge.cell.__dict__.get(_HEADS, ())
-        # Values do not depend on which of the two dims it is: the norm is along the last.
+        # If both dims match, either gives the same values: the norm is along the last dim.
         dims = [dim for dim in range(1, len(value.shape) - 1) if value.shape[dim] in counts]
         return edge.enter(value, Shard(dims[-1] if dims else -2), name)
 

@@ -56,7 +56,7 @@ class NoParallel(ReplicatedStyle):
         else:
             entered = edge.move(edge.enter(value, self.input_layout, name), Replicate(), name)
         if not isinstance(value, DTensor):
-            entered.__dict__[_ENTERED] = id(edge.cell)  # a new DTensor, which only this call has
+            entered.__dict__[_ENTERED] = id(edge.cell)  # a new DTensor, used by this call only
         return entered
 
     def _returns_local(self, cell: Any, entered: Any) -> bool:
