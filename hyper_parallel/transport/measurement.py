@@ -36,7 +36,7 @@ _EXPECTED = [_NO_DATA, "module-not-imported", "module-not-measured", "module-not
 _TEST_CONTEXT: ContextVar[str | None] = ContextVar("test_context", default=None)
 _LOCK = threading.RLock()
 _STARTED: list[tuple[Measurement, Any]] = []  # the Coverage object that was started here, at most one
-_LOST: set[str] = set()  # data files, without the suffix of this process, to which its data could not be written
+_LOST: set[str] = set()  # data files, without this process's suffix, that could not be written
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def measured(measurement: Measurement | None) -> Iterator[None]:
         yield
     finally:
         with _sigterm_deferred():
-            # Not `save`, which hashes the whole file each time; when the process leaves, coverage does that once.
+            # Not `save`, which hashes the complete file each time; coverage saves once when the process exits.
             _write(current, measurement, current.get_data)
 
 

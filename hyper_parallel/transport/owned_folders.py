@@ -38,7 +38,7 @@ class OwnedFolder:
         self.removed = _remove_abandoned(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._owner = os.getpid()
-        new = self.path / f"{_LOCK}.new"  # another process that opened it before it is locked would take the folder
+        new = self.path / f"{_LOCK}.new"  # a process that opens the file before it is locked could claim the folder
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         new.rename(self.path / _LOCK)

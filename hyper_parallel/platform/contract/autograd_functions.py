@@ -51,7 +51,7 @@ class AllToAllSpec(NamedTuple):
     ranks: Ranks
     sent: tuple[int, ...]
     received: tuple[int, ...]
-    # A list makes the function return before completion: it receives the work, and the result is the output to come.
+    # With a list, the function returns before completion: it appends the work, and its result is filled later.
     launched: list[Any] | None = None
 
     def reversed(self) -> AllToAllSpec:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LaunchedRank", "launched_rank", "unlaunched"]
 
-# Variables that torchrun, or srun or a script instead of it, sets for each rank.
+# Variables that torchrun, srun or a script sets for each rank.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Variables that msrun sets for each worker and for its scheduler. Workers of several machines have no RANK_ID without
 # --node_rank: MindSpore numbers them when they join.

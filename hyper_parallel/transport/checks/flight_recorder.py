@@ -185,7 +185,7 @@ def _plain(facts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 _FOLLOW_SECONDS = 1.0
 _ENDING_SECONDS = 2.0
 _STEP_SECONDS = 0.02
-_ENDED = ("Z", "X")  # states of a process that has ended and that has not been waited for
+_ENDED = ("Z", "X")  # states of a process that has ended and was not waited for
 
 
 class RankFlight:

@@ -98,8 +98,8 @@ def single_run_main(line: Connection, stack_path: str, setup: RankSetup, output:
         setup: settings for joining the world.
         output: receives the rank's stdout.
     """
-    multiprocessing.set_start_method(None, force=True)  # that of the server would import the program again
-    os.setsid()  # a Ctrl-C in the terminal reaches the launcher alone, which ends its ranks
+    multiprocessing.set_start_method(None, force=True)  # the server's method would import the program again
+    os.setsid()  # only the launcher gets a Ctrl-C of the terminal; it ends its ranks
     with _stack_file(stack_path) as stack:
         os.dup2(output.number, 1)
         os.dup2(os.open(setup.output, os.O_WRONLY | os.O_APPEND), 2)

@@ -199,7 +199,7 @@ class Coordinator:
         """Return the ``waiting`` ranks that continue now, for drivers whose ranks run concurrently.
 
         Ranks that wait for each other get a deadlock error even if others run. A mismatch error is delayed while a
-        running member may still join, because that member's call shows which ranks are wrong.
+        running member may still join, because its call helps to identify the wrong ranks.
         """
         stuck = stuck_ranks(self._waiting, self._ready, self.world_size) if self._waiting else []
         if stuck:

@@ -32,7 +32,7 @@ _PACKETS = {
     "all_to_all": _OPS.alltoall_,
     "all_to_all_single": _OPS.alltoall_base_,
 }
-# The functions that a real rank calls for each of the transport's methods: those on single tensors.
+# The functions on single tensors that a real rank calls for each method of the transport.
 _OF_TRANSPORT = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor",
                  "all_to_all": "all_to_all_single"}  # fmt: skip
 

@@ -266,7 +266,7 @@ class _Printed:
 def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) -> None:
     """Run a task for the process ``parent`` and exit, at once if the parent ends; never returns."""
     multiprocessing.set_start_method(None, force=True)  # the start method of the server would import the program again
-    os.setsid()  # a Ctrl-C in the terminal reaches the parent alone, which ends its ranks
+    os.setsid()  # only the parent gets a Ctrl-C of the terminal; it ends its ranks
     end_by_sigterm()
     for number in (1, 2):
         os.dup2(output.number, number)

@@ -18,7 +18,7 @@ from hyper_parallel.transport.frontends.c10d.rank_groups import current_rank
 __all__ = ["STORES", "refuse_gloo"]
 
 _Prefix: Any = PrefixStore
-_PORTS = 40000  # ports of stores that leave the choice to the system are above it
+_PORTS = 40000  # ports chosen by the system are above this
 _MADE, _COMPLETE = "number of ranks", "all ranks"
 
 

@@ -48,7 +48,7 @@ FIELDS = tuple(name for name in _FIELDS if hasattr(type(c10d_world), name))
 """Fields of PyTorch's world object."""
 
 _BACKEND = (
-    "gloo"  # for a world that the program has not initialised itself: the backend that the simulation is compared with
+    "gloo"  # backend of a world that the program has not initialised itself, as on the real ranks it is compared with
 )
 _DEFAULT_NAME = "0"
 _IDENTITIES = itertools.count(1)  # next() of it is atomic

@@ -70,7 +70,7 @@ def materialized(x: torch.Tensor) -> torch.Tensor:
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` as flat bytes, which share memory if ``x`` is contiguous."""
     plain = materialized(x.detach()).contiguous()
-    # By strides: a single element is contiguous with any stride, and reshape() keeps the stride.
+    # By strides: a single element is contiguous with any stride, and reshape() does not change the stride.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 

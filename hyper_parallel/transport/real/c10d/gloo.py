@@ -77,7 +77,7 @@ class ChunkedReceiver:
         """Start receiving ``count`` chunks; return a function that waits for them."""
         with self._lock:
             self._needed += count
-            # Sent before there is room, which exists by the time the message arrives.
+            # Sent before there is room: the room exists by the time the message arrives.
             self._answers.append(self._send_room(self._begun + max(0, self._needed - len(self._room))))
             self._make_room()
             earlier = None if self._last is None or self._last.chunks is not None else self._last
@@ -142,7 +142,7 @@ _LABEL = 64
 _HEAD = len(_MARK) + 8 + _LABEL
 _CHUNK = 1 << 20
 
-# Gloo's tags: users' small tags are kept; this library's tags follow; the last ones are for receivers' answers.
+# Gloo's tags: users' small tags are unchanged; this library's tags follow; the last ones are receivers' answers.
 _FIRST_OWN = 1 << 29
 _ANSWER = 1 << 30
 
