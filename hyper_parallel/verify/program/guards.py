@@ -103,7 +103,7 @@ class _Forks:
         sys.exit(status)
 
     def kill(self, plain: Callable[[int, int], None], others: tuple[int, ...] = ()) -> Callable[[int, int], None]:
-        """Return ``plain``, which sends a signal, restricted to processes other than this one and ``others``."""
+        """Return ``plain``, which sends a signal; in a thread, one to this process or ``others`` ends the rank."""
 
         def kill(process: int, number: int) -> None:
             if process in (self._owner, 0, -1, *others) and number and os.getpid() == self._owner and not _is_main():

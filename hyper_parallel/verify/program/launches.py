@@ -87,7 +87,7 @@ def _refuse_agent(config: Any, entrypoint: Any, args: Sequence[Any], **_: Any) -
     """Refuse ``launch_agent`` of PyTorch, which torchrun, its module and ``elastic_launch`` call."""
     if callable(entrypoint):
         _refuse_function(entrypoint)
-    words = [str(word) for word in args if word != "-u"]  # of python
+    words = [str(word) for word in args if word != "-u"]  # an option of Python
     _refuse_command(["torchrun", "--nproc-per-node", str(config.nproc_per_node), *words])
 
 

@@ -53,7 +53,7 @@ class Repeat:
     def computes_exact_norms(self) -> bool:
         """Return whether norms are computed in float64, and note that one is, because their float32 sums are inexact.
 
-        PyTorch's norm on CPU adds squares sequentially in float32: its error is 1e-5 for a million elements.
+        PyTorch's norm on CPU adds squares sequentially in float32, with an error of 1e-5 for a million elements.
         """
         if self.displaced_by is None:
             return False

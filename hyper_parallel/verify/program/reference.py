@@ -314,7 +314,7 @@ def replaying(
         except RankFailedError:
             sink.close()
             return None
-        while earlier:  # whose arrays are not read any more
+        while earlier:  # its arrays are no longer read
             earlier.pop().close()
         earlier.append(sink)
         return run

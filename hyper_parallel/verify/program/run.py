@@ -54,7 +54,7 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["PRETENDED", "verify_program"]
 
 _NEAR = 0.5
-"""Share of half precision's tolerance from which an error may be a bug, such as a small bias that is added twice."""
+"""Share of half precision's tolerance above which an error may be a bug, such as a small bias added twice."""
 
 Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
@@ -255,7 +255,7 @@ class _Verification:
         started, report = time.perf_counter(), self.report
         reference = run_reference(self.alone, self.world, report.seed, self.progress, scratch)
         _check_only(self.world.limits.only, reference.run)
-        if not self.world.limits.only:  # it leaves out values that a declaration may name
+        if not self.world.limits.only:  # --only omits values that a declaration may name
             _check_declared(self.declared or {}, reference.run)
         self.progress(f"{self.world.size} ranks ({self.world.launch})")
         try:

@@ -93,7 +93,7 @@ def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
 
 
 def _sort(x: Any, *, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Any, Any]:
-    del stable  # the sort below always is
+    del stable  # the sort below is always stable
     values = x.asnumpy()
     order = np.argsort(-values if descending else values, dim, kind="stable")
     index = Tensor(order.astype(np.int64))

@@ -24,7 +24,7 @@ POOLS = (
     *((torch, f"max_pool{dims}d") for dims in (1, 2, 3)),
     *((nn.functional, f"{kind}max_pool{dims}d_with_indices") for kind in ("", "adaptive_") for dims in (1, 2, 3)),
 )
-"""Owners and names of the max-pooling operators; those of the first line call those of the second."""
+"""Owners and names of the max-pooling operators; ``max_pool*`` call those with ``_with_indices``."""
 
 _SIZE = 1 << 24
 """Maximum number of elements of a recorded choice."""

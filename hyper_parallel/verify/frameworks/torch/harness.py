@@ -81,7 +81,7 @@ class TorchHarness(HarnessPlatform):
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
         """Identify a tensor by its storage and version counter."""
-        with DisableTorchFunction():  # each read would pass the modes of the run
+        with DisableTorchFunction():  # otherwise each read would pass through the run's modes
             place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
             return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - there is no public name
 

@@ -474,7 +474,7 @@ def _threshold(name: str, plain: Any) -> Any:
         recorder = _deciding()
         if recorder is None or recorder.sides or _is_traced():
             return plain(*args, **kwargs)
-        recorder.sides = True  # the functions that compute it make comparisons too
+        recorder.sides = True  # computing thresholds makes comparisons, too
         try:
             return thresholds.sided(plain, name, recorder.decided.side, args, kwargs)
         finally:

@@ -267,7 +267,7 @@ def moved(tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any
         wide = torch.complex128 if changed.is_complex() else torch.float64
 
         def move(grad: Any) -> Any:
-            if grad is None:  # a second gradient that does not exist
+            if grad is None:  # there is no second gradient
                 return None
             return grad + torch.from_numpy(gradient(grad.detach().to(wide).numpy(force=True))).to(grad.dtype)
 

@@ -40,7 +40,7 @@ __all__ = ["Recorder"]
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
 _WITHOUT = "parameters without a gradient"
 _BEFORE = -1  # the step of weights before training
-_HAND = 0  # the number of an optimizer that is none of PyTorch's
+_HAND = 0  # the number of an optimizer that is not PyTorch's
 
 
 class Recorder:
@@ -373,12 +373,12 @@ class Recorder:
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
         self._in_step -= 1
-        if self._in_step:  # one that another optimizer calls, as PyTorch's ZeroRedundancyOptimizer does
+        if self._in_step:  # another optimizer calls it, such as ZeroRedundancyOptimizer
             self._record_state(optimizer, max(self._steps.values()))
             return
         self.half.of_gradients = False
         step = self._steps[id(optimizer)]
-        if self._closed is not None:  # a closure that the optimizer did not call
+        if self._closed is not None:  # the optimizer did not call the closure
             self._closed = None
             self._record_gradients(optimizer, step)
         self._record_state(optimizer, step)

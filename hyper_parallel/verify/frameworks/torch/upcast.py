@@ -103,7 +103,7 @@ def without_autocast(plain: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         plain(autocast, device_type, dtype, enabled and not is_upcast(), *args, **kwargs)
 
-    constructor.__name__ = "__init__"  # which tracebacks show
+    constructor.__name__ = "__init__"  # shown in tracebacks
     return constructor
 
 
@@ -116,5 +116,5 @@ def without_half_precision(plain: Callable[..., None]) -> Callable[..., None]:
             for field in dataclasses.fields(policy):
                 object.__setattr__(policy, field.name, _wider(getattr(policy, field.name)))
 
-    constructor.__name__ = "__init__"  # which tracebacks show
+    constructor.__name__ = "__init__"  # shown in tracebacks
     return constructor

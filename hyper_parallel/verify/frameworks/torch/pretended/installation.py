@@ -153,7 +153,7 @@ def _replace_engines() -> None:
     for name in ("init_process_group", "new_group", "split_group", "barrier", "all_to_all_single"):
         _replace_engine_of(name)
     offered: Any = dist
-    offered.ProcessGroupNCCL = ProcessGroupNCCL  # a build for CUDA has one, whose options gloo does not take
+    offered.ProcessGroupNCCL = ProcessGroupNCCL  # as in CUDA builds, but gloo ignores its options
 
 
 def _replace_engine_of(name: str) -> None:
