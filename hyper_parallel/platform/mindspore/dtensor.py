@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, bfloat16, float32, ops
 from mindspore.common.initializer import Constant, One, Zero, initializer
 
 from hyper_parallel.core.dtensor.dtensor import DTensor
@@ -113,24 +113,29 @@ class MindSporeDTensor(DTensor, Tensor):
 
     def item(self, index: Any = None) -> Any:
         """Return the only element as a Python number; partial values are reduced first."""
-        whole = self.full_tensor()
+        whole = self._numbers()
         return whole.item() if index is None else whole.asnumpy().item(index)
+
+    def _numbers(self) -> Any:
+        """Return the complete tensor; bfloat16, which NumPy 2 cannot take, as float32, which holds every value."""
+        whole = self.full_tensor()
+        return ops.cast(whole, float32) if whole.dtype == bfloat16 else whole
 
     def tolist(self) -> Any:
         """Nested lists of the complete tensor."""
-        return self.full_tensor().asnumpy().tolist()
+        return self._numbers().asnumpy().tolist()
 
     def __bool__(self) -> bool:
         """Truth of a one-element tensor."""
-        return bool(self.full_tensor().asnumpy())
+        return bool(self._numbers().asnumpy())
 
     def __float__(self) -> float:
         """Value of a one-element tensor."""
-        return float(self.full_tensor().asnumpy())
+        return float(self._numbers().asnumpy())
 
     def __int__(self) -> int:
         """Value of a one-element tensor."""
-        return int(self.full_tensor().asnumpy())
+        return int(self._numbers().asnumpy())
 
     def __index__(self) -> int:
         """Value of a one-element integer tensor."""

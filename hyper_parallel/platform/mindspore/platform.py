@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
 from functools import cached_property
+from io import StringIO
 from typing import Any
 
 # Without it every host read costs milliseconds on CPU, and an error surfaces in a later, unrelated statement.
@@ -230,9 +232,20 @@ def build() -> MindSporePlatform:
     """The platform, with the DTensor class completed for it."""
     from hyper_parallel.platform.mindspore.dtensor import install
 
+    find_numpy(mindspore.Tensor(0.0))
     platform = MindSporePlatform()
     install(platform)
     return platform
+
+
+def find_numpy(tensor: Any) -> None:
+    """Let MindSpore look for NumPy's C interface, so that no later call does.
+
+    MindSpore is compiled against NumPy 1. On NumPy 2 the first call that looks for the interface prints NumPy's advice
+    and fails, whichever call that is; the next ones work. This call, with a wrong argument, looks and computes nothing.
+    """
+    with redirect_stderr(StringIO()), suppress(ImportError, SystemError, TypeError):
+        tensor.reshape("")
 
 
 def _number(asked: dict[str, Any], name: str, variable: str) -> int:

@@ -214,6 +214,30 @@ def test_numbers_and_arrays_are_global(world):
         assert text.startswith("DTensor(f32[5@m0, 3] on DeviceMesh(")
 
 
+def test_numbers_of_bfloat16_need_no_bfloat16_of_numpy():
+    """MindSpore hands no bfloat16 to NumPy 2, where ``item()`` crashes the process: numbers go through float32."""
+    from mindspore import Tensor, bfloat16
+
+    def refuse_bfloat16(method):
+        def call(self, *args):
+            assert self.dtype != bfloat16
+            return method(self, *args)
+
+        return call
+
+    def numbers():
+        x = _placed(np.arange(15, dtype=np.float32).reshape(5, 3), Replicate()).astype(bfloat16)
+        first = x[1][1]
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("item", "asnumpy"):
+                patch.setattr(Tensor, name, refuse_bfloat16(getattr(Tensor, name)))
+            return (first.item(), float(first), int(first), bool(first), x.item(4)), x.tolist()
+
+    ((found, values),) = simulate(numbers, 1, platform="mindspore")
+    assert found == (4.0, 4.0, 4, True, 4.0)
+    assert values == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
+
+
 # -- redistribution ----------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from hyper_parallel.errors import (
@@ -39,3 +41,30 @@ def test_what_the_rehearsal_does_not_take_is_refused(monkeypatch):
     assert str(caught.value) == (
         "init_process_group: world_size is not given, and no launcher set WORLD_SIZE; pass world_size="
     )
+
+
+@pytest.mark.parametrize("error", [ImportError, SystemError, TypeError])
+def test_the_first_call_on_numpy_2_fails_in_no_call_of_users(error, capsys):
+    """MindSpore's search for NumPy 1 fails once, in a call of the library's own, and prints nothing."""
+    from hyper_parallel.platform.mindspore.platform import find_numpy
+
+    class Searching:
+        calls = ()
+
+        def reshape(self, shape):
+            self.calls += (shape,)
+            sys.stderr.write("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.4.6\n")
+            raise error
+
+    tensor = Searching()
+    find_numpy(tensor)
+    assert tensor.calls == ("",)
+    assert capsys.readouterr().err == ""
+
+
+def test_mindspore_computes_nothing_where_it_looks_for_numpy():
+    """The call has an argument of a wrong type, which MindSpore rejects before it starts a device."""
+    import mindspore
+
+    with pytest.raises(TypeError, match=r"^(Failed calling )?reshape"):
+        mindspore.Tensor(0.0).reshape("")
