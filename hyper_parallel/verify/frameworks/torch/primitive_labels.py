@@ -25,7 +25,8 @@ def shape_of(value: Any) -> tuple[Size, ...]:
 
 def sizes_of(value: Tensor) -> tuple[int, ...]:
     """Return the sizes of a tensor for the hints of symbols."""
-    return tuple(int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in value.shape)
+    sizes: Sequence[Any] = value.shape  # numbers or symbols, although PyTorch declares them as numbers
+    return tuple(int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
 def numbers_of(value: Any) -> str:
