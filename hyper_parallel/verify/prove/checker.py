@@ -147,7 +147,7 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
     forward = forward or _missing(walk, row)
     backward = graph.no_backward
     extremum = any(number is not None and dual is None for number, dual in zip(graph.cotangents, duals, strict=False))
-    attained = extremum and _only_moves(graph)
+    attained = extremum and _keeps_extrema(graph)
     for wanted, place in zip(graph.gradients, row.inputs, strict=False):
         if wanted is not None and not backward and not attained:
             backward = walk.problem(wanted, _gradient(place, differs=differs))
@@ -173,18 +173,18 @@ def _is_impossible(graph: Graph, number: int, place: Placement) -> bool:
     return isinstance(place, Partial) and graph.steps[number].numbers not in NUMBERS[place.reduce_op]
 
 
-def _only_moves(graph: Graph) -> bool:
-    """Whether every element of a result is an element of an operand.
+def _keeps_extrema(graph: Graph) -> bool:
+    """Whether every element of a result is an element of an operand, or a strict function of one.
 
-    Ranks that attain an extremum in a result then attain it in the operand too, and the adjoint routes the gradient
-    there.
+    Ranks that attain an extremum in a result then attain it in the operand too, or have a derivative of zero there, and
+    the adjoint routes the gradient there.
     """
     waiting, seen = list(graph.outputs), set[int]()
     while waiting:
         number = waiting.pop()
         step = graph.steps[number]
-        moves = isinstance(step.does, (Input, Reshape)) or (isinstance(step.does, Primitive) and step.does.moves)
-        if not moves:
+        keeps = isinstance(step.does, Primitive) and (step.does.moves or step.does.strict)
+        if not keeps and not isinstance(step.does, (Input, Reshape)):
             return False
         seen.add(number)
         waiting.extend(operand for operand in step.operands if operand not in seen)

@@ -60,6 +60,16 @@ def test_wrong_rows(op, row, why, graphs):
     assert proof.forward == why
 
 
+@pytest.mark.parametrize("op, holds", [("relu", True), ("exp", False), ("floor", True), ("tanh", False)])
+def test_pending_extrema(op, holds, platform):
+    """Relu of a pending maximum or minimum has its gradient where the operand has; of other functions none is known."""
+    made = next(graphs_of(platform, op))
+    for reduce in ("max", "min"):
+        place = Partial(reduce)
+        assert prove_row(made.graph, Row((place,), (place,))).holds == holds
+        assert not prove_row(made.graph, Row((place,), (R,))).holds
+
+
 def test_a_gradient_that_ranks_share(graphs):
     """The gradient of a whole operand that meets split ones is a pending sum; a whole one would be a multiple."""
     graph, split = graphs["linear"].graph, Row((Shard(0), R, R), (Shard(0),))
@@ -144,11 +154,11 @@ def test_kinds_of_steps():
 
 def test_of_the_command(capsys):
     """Each row has a level, a row that is not proven a reason; JSON has the same."""
-    assert main(["prove", "ops", "--op", "relu", "flatten", "--json"]) == 0
+    assert main(["prove", "ops", "--op", "maximum", "flatten", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     levels = {(row["row"], row["level"]) for row in document["rows"]}
-    assert ("Shard(0) -> Shard(0)", "proven") in levels
-    assert ("Partial(max) -> Partial(max)", "tested") in levels
+    assert ("Shard(0), Shard(0) -> Shard(0)", "proven") in levels
+    assert ("Partial(max), Partial(max) -> Partial(max)", "tested") in levels
     assert (document["ok"], document["composed"]) == (True, ["flatten"])
     assert all(row["why"] for row in document["rows"] if row["level"] != "proven")
 

@@ -1,5 +1,7 @@
 """What the laws, the checker and the reports answer where something is not proven, on graphs made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from hyper_parallel.core.dtensor.placements import Partial, Replicate, Shard
@@ -116,7 +118,7 @@ def test_a_dim_without_a_symbol():
 
 
 def test_the_gradient_of_an_extremum():
-    """A pending maximum has a gradient only where the operator moves elements, and none that is whole."""
+    """A pending maximum has a gradient only where the operator moves elements or is strict, and none that is whole."""
     steps = (
         Step("x", Input(), (), (A,)),
         Step("f", Primitive(((0,),), (0,), increasing=True, moves=True), (0,), (A,)),
@@ -129,6 +131,8 @@ def test_the_gradient_of_an_extremum():
     computed = Graph((steps[0], exp, *steps[2:]), (0,), (1,), (2,), (3,))
     proof = prove_row(computed, Row((MAX,), (MAX,)))
     assert (proof.forward, proof.backward) == ("", "the gradient of an extremum goes to the ranks that attain it")
+    strict = replace(exp, does=replace(exp.does, strict=True))
+    assert prove_row(Graph((steps[0], strict, *steps[2:]), (0,), (1,), (2,), (3,)), Row((MAX,), (MAX,))).holds
     floor = Graph((*computed.steps[:3], Step("g", Constant(zero=True), (), (A,))), (0,), (1,), (2,), (3,))
     assert prove_row(floor, Row((MAX,), (MAX,))).holds
     reduced = prove_row(moved, Row((MAX,), (R,)))

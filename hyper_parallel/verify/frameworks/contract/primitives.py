@@ -60,6 +60,7 @@ class Primitive:
         each: operands in which it is linear separately, with the others fixed.
         joint: operands in which it is linear jointly.
         increasing: whether each element of the result is an increasing function of one element of the operands.
+        strict: whether it is increasing, and its derivative is zero wherever two values have the same result.
         moves: whether each element of the result is an element of an operand or zero, for all values. If there are
             operands ``each``, the elements are theirs, and the other operands determine the positions.
         times: sizes that are factors of the result.
@@ -76,6 +77,7 @@ class Primitive:
     each: tuple[int, ...] = ()
     joint: tuple[int, ...] = ()
     increasing: bool = False
+    strict: bool = False
     moves: bool = False
     times: tuple[Size, ...] = ()
     per: tuple[Size, ...] = ()

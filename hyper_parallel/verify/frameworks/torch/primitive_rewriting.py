@@ -72,7 +72,7 @@ def _sgn(x: Tensor) -> Tensor:
     return torch.sgn(x) if x.is_complex() else torch.sign(x)
 
 
-def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def _cat(tensors: list[Tensor] | tuple[Tensor, ...], dim: int = 0) -> Tensor:
     """Join tensors; a vector without elements joins tensors of any number of dims."""
     return torch.cat([each for each in tensors if each.ndim != 1 or not _is_zero(each.shape[0])] or tensors, dim)
 

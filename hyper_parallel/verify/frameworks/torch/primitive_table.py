@@ -206,7 +206,8 @@ def _elementwise(
         return replace(plain, each=(0,), per=tuple(map(size_of, symbolic)))
     if name in _JOINT and not numbers and not symbolic:
         return replace(plain, joint=everything)
-    return replace(plain, values=tuple(map(size_of, symbolic)), increasing=name in _INCREASING and len(operands) == 1)
+    increasing = name in _INCREASING and len(operands) == 1
+    return replace(plain, values=tuple(map(size_of, symbolic)), increasing=increasing, strict=name == "relu")
 
 
 def _is_node(arg: Any) -> bool:
