@@ -351,7 +351,7 @@ def _reads_values():
         ("gather", lambda x, i: x.gather(1, i), [(3, 5), (2, "5")], "an index of fewer rows"),
         ("index_select", lambda x, i: x.index_select(0, i.argmax()), [(3, 5), ("5",)],
          "dims that were not understood"),
-        ("cat", lambda x, y: _torch().cat([x, y]), [(3, 5), (0,)], "operands of other dims"),
+        ("cat", lambda x, y: _aten().cat([x, y]), [(3, 5), (0,)], "operands of other dims"),
         ("view", lambda x: x.view(_torch().int64), [(3, 5)], "the bytes of numbers as numbers of another dtype"),
         ("linalg_solve_triangular", lambda x, y: _torch().linalg.solve_triangular(x, y, upper=True),
          [(3, 4, 4), (4, 4)], "operands of other dims"),
