@@ -85,7 +85,7 @@ _SERVERS: dict[str, _Server] = {}  # servers with packages are ordered by their 
 _WARM: dict[str, str] = {}  # packages that a server imports, by server
 _OPEN: set[Worker] = set()  # workers that are not closed
 _ENDING: list[int] = []  # process numbers of released servers
-_ASKING: set[str] = set()
+_ASKING: dict[str, Sequence[str]] = {}  # packages that servers leave out, and what these import from others
 
 
 class _Server(multiprocessing.forkserver.ForkServer):
@@ -264,8 +264,14 @@ def preload(framework: str, module: str) -> None:
 
 
 def warm_server(framework: str, packages: Sequence[str]) -> str:
-    """Return the name of the fork server that has imported a framework's modules, and other modules or packages."""
-    chosen = [package for package in packages if package.partition(".")[0] not in _ASKING]
+    """Return the name of the fork server that has imported a framework's modules, and other modules or packages.
+
+    Packages that read their rank during import are left out, but not what they import from other packages.
+    """
+    tops = [package.partition(".")[0] for package in packages]
+    others = [module for top in dict.fromkeys(tops) for module in _ASKING.get(top, ())]
+    every = dict.fromkeys([*others, *packages])
+    chosen = [package for package in every if package.partition(".")[0] not in _ASKING]
     if not chosen:
         return framework
     name = ",".join([framework, *chosen])
@@ -275,10 +281,15 @@ def warm_server(framework: str, packages: Sequence[str]) -> str:
     return name
 
 
-def asks_for_rank(packages: Sequence[str]) -> None:
-    """Exclude packages that must be imported in the rank from servers that start from now on."""
+def asks_for_rank(packages: Mapping[str, Sequence[str]]) -> None:
+    """Exclude packages that must be imported in the rank from servers that start from now on.
+
+    Args:
+        packages: their names, and what they import from other packages.
+    """
     with _LOCK:
-        _ASKING.update(packages)
+        for package, modules in packages.items():
+            _ASKING[package] = [*_ASKING.get(package, ()), *modules]
 
 
 def stacks_of(workers: Mapping[int, Worker]) -> dict[int, str]:

@@ -1,12 +1,17 @@
 """Imported by a fork server to import the packages of a program, so that its ranks start with them.
 
-A package that reads its rank during import must not be imported here, because there is no rank.
+A package that reads its rank during import must not be imported here, because there is no rank. The modules that it
+imports from other packages may be, and most of the time is spent on them.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 __all__ = ["ASKED", "VARIABLE"]
@@ -16,49 +21,89 @@ VARIABLE = "HYPER_PARALLEL_WARM_PACKAGES"
 
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
-ASKED: list[str] = []
-"""Packages that read their rank during import."""
+ASKED: dict[str, list[str]] = {}
+"""Packages that read their rank during import, and which modules of other packages their own modules import."""
 
 
 class _Noting(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 - the type of os.environ
-    """An environment that records reads of the rank."""
+    """An environment that records the packages in which the rank is read."""
 
-    asked = False
+    asking: set[str]
 
     def __getitem__(self, key: Any) -> Any:
         """Return the value of a variable."""
         if key in _RANK:
-            _Noting.asked = True
+            _Noting.asking |= set(_packages())
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
         """Whether a variable is set."""
         if key in _RANK:
-            _Noting.asked = True
+            _Noting.asking |= set(_packages())
         return super().__contains__(key)
 
 
+class _Importers:
+    """A finder that finds nothing, and records which package imports which module."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str]] = []
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Record the import of a module that is not imported yet."""
+        del path, target
+        importer = next(iter(_packages()), "")
+        self.found.append((importer, name))
+        return None
+
+
+def _packages() -> list[str]:
+    """Return the packages whose code is running, the innermost first."""
+    names, frame = [], inspect.currentframe()
+    while frame is not None and frame.f_globals is globals():  # this function and its caller
+        frame = frame.f_back
+    while frame is not None and frame.f_globals is not globals():
+        names.append(_package(frame.f_globals.get("__name__") or ""))
+        frame = frame.f_back
+    return [name for name in names if name not in sys.stdlib_module_names]
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
 def _import_all(names: list[str]) -> None:
-    plain = os.environ.__class__
+    plain, before = os.environ.__class__, {_package(name) for name in sys.modules}
+    importers = _Importers()
     os.environ.__class__ = _Noting
+    sys.meta_path.insert(0, importers)
     try:
         for name in names:
-            _Noting.asked = False
+            _Noting.asking = set()
             known = set(sys.modules)
             try:
                 _import(name)
             except Exception:  # noqa: BLE001 - the program's import will raise it again
-                _forget(name.partition(".")[0], known)
-            if _Noting.asked:
-                ASKED.append(name.partition(".")[0])
+                _forget(_package(name), known)
+            if _Noting.asking:
+                for package in {_package(name), *(_Noting.asking - before)}:
+                    ASKED.setdefault(package, [])
     finally:
+        sys.meta_path.remove(importers)
         os.environ.__class__ = plain
+    for importer, module in importers.found:
+        if importer in ASKED and _package(module) not in ASKED and _is_imported(module):
+            ASKED[importer].append(module)
+
+
+def _is_imported(module: str) -> bool:
+    return module in sys.modules and _package(module) not in sys.stdlib_module_names
 
 
 def _forget(package: str, known: set[str]) -> None:
     """Remove submodules of a package whose import failed, because they would break its next import."""
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] == package:
+        if _package(name) == package:
             del sys.modules[name]
 
 

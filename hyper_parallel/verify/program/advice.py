@@ -7,12 +7,14 @@ running it. Further checks are proposed from the records of the program.
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hyper_parallel.verify.engine.samples import calls_of_first_step
 from hyper_parallel.verify.frameworks.contract.records import Run
-from hyper_parallel.verify.program.launches import PAGE
+from hyper_parallel.verify.program.launch_line import launch_in
+from hyper_parallel.verify.program.launches import INSTEAD_OF_COMMAND, PAGE, command_words
 from hyper_parallel.verify.program.program import Program
 
 __all__ = ["advice_on_error", "advice_on_launches", "error_text", "untested_relations"]
@@ -26,6 +28,10 @@ _CUDA = (
     "Found no NVIDIA driver",
     "has no attribute '_cuda_",
     "has no attribute '_nccl_",
+    "No supported gpu backend found",  # this and the next three are Lightning's
+    "`CUDAAccelerator` can not run on your system",
+    "requires a GPU accelerator",
+    "FSDP is only available on GPU",
     *(f"No module named '{package}" for package in _STUBBED),
 )
 _NPU = ("No module named 'torch_npu'", "type at start of device string: npu", "Cannot use meta tensor as input on CPU")
@@ -110,6 +116,30 @@ def _launches(tree: ast.Module, file: str) -> Iterator[str]:
             given = [leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and leaf.id in functions]
             target = f"{file}:{given[0]}" if given else "FILE:function"
             yield f"{place} starts ranks itself, by {called}: verify the function that they run, as in {target}"
+    for line, words in _commands(tree):
+        yield f"{file}:{line} {INSTEAD_OF_COMMAND.format(shlex.join(words))} ({PAGE})"
+
+
+def _commands(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the words of each list or string in a file that is a launch command."""
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.List, ast.Tuple, ast.Constant)) or id(node) in alone:
+            continue
+        command = node.value if isinstance(node, ast.Constant) else [_word(element) for element in node.elts]
+        words = launch_in(command_words(command), anywhere=isinstance(command, str))
+        if words:
+            yield node.lineno, words
+
+
+def _word(element: ast.expr) -> str:
+    """Return a word of a command; an expression as it is written, and Python's own path as ``python``."""
+    if isinstance(element, ast.Constant):
+        return str(element.value)
+    text = ast.unparse(element)
+    if isinstance(element, ast.JoinedStr):
+        return text[2:-1]  # without f""
+    return "python" if text == "sys.executable" else text
 
 
 def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes: bool) -> list[str]:

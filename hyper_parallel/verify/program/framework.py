@@ -18,6 +18,7 @@ from hyper_parallel.platform.select import (
 )
 from hyper_parallel.transport.installed import is_installed
 from hyper_parallel.verify.input_error import InputError
+from hyper_parallel.verify.program.advice import advice_on_launches
 from hyper_parallel.verify.program.program import Program
 
 __all__ = ["imported_frameworks", "imported_packages", "other_framework", "program_framework"]
@@ -37,7 +38,7 @@ def program_framework(program: Program) -> str:
 
     Raises:
         InputError: (a ValueError) the file imports both or none, both are installed, and the environment does not
-            choose one.
+            choose one; or it imports none because it starts ranks itself.
         MissingFrameworkError: (an ImportError) neither is installed.
     """
     if callable(program.function):
@@ -47,6 +48,9 @@ def program_framework(program: Program) -> str:
         return named[0]
     if len(installed_frameworks()) < len(FRAMEWORKS) or os.environ.get(ENVIRONMENT_VARIABLE):
         return default_framework()
+    launches = "" if named else advice_on_launches(program)
+    if launches:
+        raise InputError(launches)
     imports = "imports both PyTorch and MindSpore" if named else "imports neither PyTorch nor MindSpore"
     msg = f"FILE {program.name!r} {imports}; add --platform torch or --platform mindspore"
     raise InputError(msg)

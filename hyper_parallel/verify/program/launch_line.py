@@ -6,13 +6,13 @@ import importlib.machinery
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyper_parallel.verify.input_error import InputError
 
-__all__ = ["LaunchLine", "module_file", "read_launch_line", "starts_program", "with_program"]
+__all__ = ["OTHER_FILES", "LaunchLine", "launch_in", "module_file", "read_launch_line", "with_program"]
 
 _RANKS = ("--nproc-per-node", "--num-processes", "--num-gpus", "--worker-num", "--local-worker-num", "-n")
 _HOSTS = ("--nnodes", "--num-machines", "--num-nodes")
@@ -33,6 +33,12 @@ _ELSEWHERE = {
     "deepspeed": "the ranks are started here: leave it out",
 }
 """Options of launchers that are refused, with the reason and the fix."""
+
+OTHER_FILES = {
+    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
+    ".sh": "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
+}
+"""Files that are not Python programs, by suffix, and how to fix that."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
     launcher, rest = _launcher(words)
     options, target, arguments = _parts(rest, shlex.join(words))
     ranks: int | None = None
+    if not launcher and options and options[0] == words[0]:
+        raise InputError(_without(words, [*shlex.split(target), *arguments]))
     while options:
         name, sign, value = options.pop(0).partition("=")
         name = name if name == "-n" else name.replace("_", "-")
@@ -73,6 +81,24 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
             msg = f"{name} of {launcher or 'python'} is not followed here: {_ELSEWHERE.get(launcher, 'leave it out')}"
             raise InputError(msg)
     return LaunchLine(target, arguments, ranks)
+
+
+def _without(words: Sequence[str], program: Sequence[str]) -> str:
+    """Return the error of a command whose first word is unknown: the command without it.
+
+    Args:
+        words: the words of the command.
+        program: a script or module, and its arguments.
+    """
+    starts = (place for place, word in enumerate(words) if _launcher([word])[0] or _PYTHON.fullmatch(Path(word).name))
+    place = next(starts, len(words) - len(program))
+    inner = list(words[place:])
+    inner = ["python", *program] if inner == list(program) else inner
+    variables = "".join(f"{word} " for word in words[:place] if _VARIABLE.match(word))
+    ranks = "" if _launcher(inner)[0] else "--world-size N "
+    return (
+        f"{words[0]!r} is not followed here: `{variables}hyper-parallel verify program {ranks}-- {shlex.join(inner)}`"
+    )
 
 
 def with_program(words: Sequence[str], module: str) -> list[str]:
@@ -104,30 +130,41 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
 
 
+_PYTHON = re.compile(r"python[\d.]*")
+_VARIABLE = re.compile(r"\w+=")
 _SHELL = re.compile(r"[;&|(]$|^\w+=|^(?:nohup|exec|time|env|then|do)$")
 """Words of a shell after which a command may start."""
 
 
-def starts_program(words: Sequence[str], *, anywhere: bool) -> bool:
-    """Return whether a command starts a script or module with a launcher.
+def launch_in(words: Sequence[str], *, anywhere: bool) -> list[str]:
+    """Return the words that start a script or module with a launcher; empty if there are none.
 
     Args:
-        words: the words of the command.
+        words: the words of a command.
         anywhere: whether it is a line of a shell script, in which several commands may start.
     """
     for place in range(len(words) if anywhere else min(1, len(words))):
         if place and not _SHELL.search(words[place - 1]):
             continue
         launcher, rest = _launcher(words[place:])
-        if launcher and any(word.endswith(".py") or word in ("-m", "--module") for word in rest):
-            return True
-    return False
+        if launcher and any(word.rstrip(";&|)").endswith(".py") or word in ("-m", "--module") for word in rest):
+            return list(_command(words[place:])) if anywhere else list(words)
+    return []
+
+
+def _command(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of the first command of a line of a shell script."""
+    for word in words:
+        if word.rstrip(";&|)"):
+            yield word.rstrip(";&|)")
+        if word[-1:] in (*";&|)",):
+            return
 
 
 def _launcher(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the launcher of a command, empty for Python itself, and the words after it."""
     rest = list(words)
-    if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
+    if rest and _PYTHON.fullmatch(Path(rest[0]).name):
         rest = rest[1:]
         if rest[:1] == ["-m"] and rest[1:2] and rest[1] in _LAUNCHERS:
             rest = rest[1:]
@@ -143,6 +180,9 @@ def _parts(words: list[str], line: str) -> tuple[list[str], str, tuple[str, ...]
             return words[:number], f"-m {words[number + 1]}", tuple(words[number + 2 :])
         if word.endswith(".py"):
             return words[:number], word, tuple(words[number + 1 :])
+        if Path(word).suffix in OTHER_FILES:
+            msg = f"{word} is {OTHER_FILES[Path(word).suffix]}"
+            raise InputError(msg)
     msg = f"{line!r} starts no script of Python and no module (-m): give FILE, or a command such as torchrun train.py"
     raise InputError(msg)
 

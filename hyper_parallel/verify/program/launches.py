@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 
 from hyper_parallel.transport.installed import is_installed
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.program.launch_line import starts_program
+from hyper_parallel.verify.program.launch_line import launch_in
 
-__all__ = ["PAGE", "refused_launches", "replace"]
+__all__ = ["INSTEAD_OF_COMMAND", "PAGE", "command_words", "refused_launches", "replace"]
 
 PAGE = "docs/stacks.md"
+INSTEAD_OF_COMMAND = "starts ranks itself: give the command after --, as in -- {}"
 
 
 @contextlib.contextmanager
@@ -29,6 +30,8 @@ def refused_launches() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         replace(stack, subprocess.Popen, "__init__", functools.partial(_checked, "args"))
         replace(stack, os, "system", functools.partial(_checked, "command"))
+        for name in ("execv", "execve"):
+            replace(stack, os, name, functools.partial(_checked, "argv"))
         for module, name, refuse in _OF_TORCH if "torch" in sys.modules else ():
             replace(stack, importlib.import_module(module), name, functools.partial(_instead, refuse))
         yield
@@ -60,15 +63,16 @@ def _checked(parameter: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def run(*args: Any, **kwargs: Any) -> Any:
         command = signature.bind(*args, **kwargs).arguments[parameter]
-        words = _words(command)
-        if starts_program(words, anywhere=isinstance(command, str)):
+        words = launch_in(command_words(command), anywhere=isinstance(command, str))
+        if words:
             _refuse_command(words)
         return plain(*args, **kwargs)
 
     return run
 
 
-def _words(command: Any) -> list[str]:
+def command_words(command: Any) -> list[str]:
+    """Return the words of a command, which is a list or a line of a shell; none if it cannot be split into words."""
     if isinstance(command, (list, tuple)):
         return [os.fsdecode(word) for word in command]
     if not isinstance(command, (str, bytes, os.PathLike)):
@@ -80,7 +84,7 @@ def _words(command: Any) -> list[str]:
 
 
 def _refuse_command(words: Sequence[str]) -> NoReturn:
-    _refuse(f"starts ranks itself: give the command after --, as in -- {shlex.join(words)}")
+    _refuse(INSTEAD_OF_COMMAND.format(shlex.join(words)))
 
 
 def _refuse_agent(config: Any, entrypoint: Any, args: Sequence[Any], **_: Any) -> NoReturn:

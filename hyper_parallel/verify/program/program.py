@@ -27,20 +27,13 @@ from hyper_parallel.verify.frameworks.contract.record_log import (
 )
 from hyper_parallel.verify.frameworks.contract.records import RankRecords
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.program.launch_line import module_file
+from hyper_parallel.verify.program.launch_line import OTHER_FILES, module_file
 from hyper_parallel.verify.program.printed import noting_output
 from hyper_parallel.verify.spec import user_file
 
 __all__ = ["Program", "ProgramExitError", "find_program", "run_program", "start_program", "started_by_python"]
 
 hide_file(__file__)
-
-
-_OTHER_FILES = {
-    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
-    ".sh": "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
-}
-"""Files that are not Python programs, by suffix, and how to fix that."""
 
 
 _NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
@@ -127,9 +120,12 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
 def _check_file(path: Path, source: str, *, is_file: bool) -> None:
     if not is_file:
         msg = f"{source}: there is no file {path}"
+        with contextlib.suppress(InputError):
+            module_file(path.name, source)
+            msg += f"; -m {path.name} runs the module of this name"
         raise InputError(msg)
-    if path.suffix in _OTHER_FILES:
-        msg = f"{source}: {path} is {_OTHER_FILES[path.suffix]}"
+    if path.suffix in OTHER_FILES:
+        msg = f"{source}: {path} is {OTHER_FILES[path.suffix]}"
         raise InputError(msg)
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)

@@ -40,6 +40,8 @@ NO_DEVICE = ("AttributeError: module 'torch._C' has no attribute '_cuda_", "Runt
         ("ModuleNotFoundError: No module named 'flash_attn'", "", PRETEND),
         ("ModuleNotFoundError: No module named 'transformer_engine.pytorch'", "", PRETEND),
         ("ModuleNotFoundError: No module named 'apex'", "", PRETEND),
+        ("MisconfigurationException: No supported gpu backend found!", "", PRETEND),
+        ("ValueError: The strategy `fsdp` requires a GPU accelerator, but received `accelerator='cpu'`.", "", PRETEND),
         ("ModuleNotFoundError: No module named 'bitsandbytes'", "", ""),
         (
             "RuntimeError: type at start of device string: npu",
@@ -171,7 +173,18 @@ if __name__ == "__main__":
                 "FILE:function"
             ),
         ),
-        ("subprocess.run(['ls'])\nwork.call('x')", ""),
+        (
+            "import sys\ncommand = (sys.executable, '-m', 'torch.distributed.run', f'-n={2}', 'train.py')",
+            (
+                "train.py:2 starts ranks itself: give the command after --, as in -- python -m torch.distributed.run "
+                "'-n={2}' train.py (docs/stacks.md)"
+            ),
+        ),
+        (
+            "os.spawnlp(0, 'sh', '-c', 'cd x; torchrun train.py; ls')",
+            "train.py:1 starts ranks itself: give the command after --, as in -- torchrun train.py (docs/stacks.md)",
+        ),
+        ("'torchrun train.py'\nsubprocess.run(['ls'])\nwork.call('x')", ""),
     ],
 )
 def test_lines_that_start_ranks(source, advice, tmp_path):

@@ -76,6 +76,17 @@ def test_a_file_that_does_not_tell_is_refused(both, monkeypatch, tmp_path, text,
     assert program_framework(program) == "torch"
 
 
+def test_a_file_that_launches_another_is_told_so(both, tmp_path):
+    """It imports neither framework, and the option that chooses one would not make it train."""
+    path = written(tmp_path, train="import os\n\nos.system('torchrun --nproc-per-node 2 job.py')\n")
+    with pytest.raises(InputError) as refused:
+        program_framework(Program("train.py", str(path)))
+    assert str(refused.value) == (
+        "train.py:3 starts ranks itself: give the command after --, as in -- torchrun --nproc-per-node 2 job.py "
+        "(docs/stacks.md)"
+    )
+
+
 def test_one_installed_framework_needs_no_choice(both, monkeypatch, tmp_path):
     """Where one framework is installed, a file that imports none runs on it."""
     for name in select.FRAMEWORKS:

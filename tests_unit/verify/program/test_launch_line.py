@@ -94,11 +94,34 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
             "--log-dir of torchrun is not followed here: the ranks are started here: leave it out",
         ),
         (
-            "bash run.sh",
+            "make train",
             (
-                "'bash run.sh' starts no script of Python and no module (-m): give FILE, or a command such as torchrun "
+                "'make train' starts no script of Python and no module (-m): give FILE, or a command such as torchrun "
                 "train.py"
             ),
+        ),
+        (
+            "bash run.sh",
+            (
+                "run.sh is a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 "
+                "train.py`"
+            ),
+        ),
+        (
+            "nohup torchrun --nproc-per-node 2 train.py 7",
+            "'nohup' is not followed here: `hyper-parallel verify program -- torchrun --nproc-per-node 2 train.py 7`",
+        ),
+        (
+            "env -u B A=1 torchrun -m pkg",
+            "'env' is not followed here: `A=1 hyper-parallel verify program -- torchrun -m pkg`",
+        ),
+        (
+            "mpirun -n 2 bin/python3 train.py",
+            "'mpirun' is not followed here: `hyper-parallel verify program --world-size N -- bin/python3 train.py`",
+        ),
+        (
+            "uv run train.py 7",
+            "'uv' is not followed here: `hyper-parallel verify program --world-size N -- python train.py 7`",
         ),
     ],
 )
@@ -143,6 +166,11 @@ def test_modules_are_found_without_importing_them(tmp_path, monkeypatch):
     for name in ("package.nosuch", "spaces", "nosuch.train"):
         with pytest.raises(InputError, match=f"FILE: there is no module {name} in this folder, nor installed"):
             module_file(name, "FILE")
+    with pytest.raises(InputError) as caught:
+        find_program("package.train", [], "FILE")
+    assert str(caught.value) == (
+        f"FILE: there is no file {tmp_path}/package.train; -m package.train runs the module of this name"
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,15 @@ def test_commands_are_refused():
     assert refusal(lambda: subprocess.call(module)) == f"{COMMAND}{' '.join(module)} (docs/stacks.md)"
     line = "A=1 accelerate launch train.py"
     for name in ("system", "popen"):
-        assert refusal(lambda name=name: getattr(os, name)(line)) == f"{COMMAND}{line} (docs/stacks.md)"
+        refused = refusal(lambda name=name: getattr(os, name)(line))
+        assert refused == f"{COMMAND}accelerate launch train.py (docs/stacks.md)"
         for behind in ("cd x && ", "nohup "):
-            run = lambda name=name, behind=behind: getattr(os, name)(f"{behind}torchrun a.py")  # noqa: E731 - one call
-            assert refusal(run).startswith(COMMAND)
+            refused = refusal(lambda name=name, behind=behind: getattr(os, name)(f"{behind}torchrun a.py; ls"))
+            assert refused == f"{COMMAND}torchrun a.py (docs/stacks.md)"
+    words = ["torchrun", "train.py"]
+    for name, more in (("execvp", ()), ("execve", ({},))):
+        refused = refusal(lambda name=name, more=more: getattr(os, name)("/bin/torchrun", words, *more))
+        assert refused == f"{COMMAND}torchrun train.py (docs/stacks.md)"
     assert subprocess.Popen.__init__ is plain
 
 

@@ -278,7 +278,7 @@ def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) ->
 
 
 def _serve(line: Connection) -> None:
-    line.send(("ready", tuple(ASKED)))
+    line.send(("ready", ASKED))
     given: ForkedTask = line.recv()
     process, task = os.getpid(), given.task
     sys.path[:] = task.path

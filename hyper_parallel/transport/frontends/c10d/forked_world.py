@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,11 +118,13 @@ class _ForkedWorld:
 
     def start(self, packages: Sequence[str]) -> None:
         """Start the processes; packages that read their rank during import are imported by the ranks instead."""
-        self._fork(warm_server("torch", packages), 1)
-        _, asking = self._receive(0, self._workers[0])
-        if asking:
-            asks_for_rank(asking)
-            self._workers.pop().close(idle=True)
+        asking: Mapping[str, Sequence[str]] | None = None
+        while asking is None or asking:
+            self._fork(warm_server("torch", packages), 1)
+            _, asking = self._receive(0, self._workers[0])
+            if asking:
+                asks_for_rank(asking)
+                self._workers.pop().close(idle=True)
         self._fork(warm_server("torch", packages), len(self._tasks) - len(self._workers))
 
     def _fork(self, server: str, count: int) -> None:

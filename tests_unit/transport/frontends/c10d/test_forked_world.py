@@ -253,6 +253,35 @@ def test_packages_are_imported_before_the_ranks_are_unless_they_ask_for_one(tmp_
     assert len({process for process, _, _ in found}) == 1
 
 
+def test_what_packages_that_ask_for_a_rank_import_is_imported_before_the_ranks(tmp_path, monkeypatch):
+    """One that reads RANK, and one that imports it, belong to each rank; what they import of others is imported once.
+
+    Also a package that is found to ask only after another one is left out.
+    """
+    (tmp_path / "heavy").mkdir()
+    (tmp_path / "heavy" / "__init__.py").write_text("")
+    (tmp_path / "heavy" / "part.py").write_text("import os\nPROCESS = os.getpid()\n")
+    (tmp_path / "asking_core.py").write_text(
+        "import heavy.part\nimport os\nRANK, MASTER = os.environ.get('RANK'), 'MASTER_ADDR' in os.environ\n"
+    )
+    (tmp_path / "early.py").write_text("import asking_core\nRANK = asking_core.RANK\n")
+    (tmp_path / "late.py").write_text("import os\nimport early\nimport second\nPROCESS = os.getpid()\n")
+    (tmp_path / "second.py").write_text("import asking_core\nRANK = asking_core.RANK\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body():
+        import late
+
+        part = late.early.asking_core.heavy.part
+        return late.early.RANK, late.second.RANK, os.getpid() == late.PROCESS, part.PROCESS
+
+    packages = ["asking_core", "early", "late"]
+    for _ in range(2):
+        found = simulate_forked(body, 2, (), timeout=100.0, packages=packages)
+        assert [values[:3] for values in found] == [("0", "0", True), ("1", "1", True)]
+        assert len({process for *_, process in found}) == 1
+
+
 def test_processes_with_the_packages_of_earlier_programs_end(tmp_path, monkeypatch):
     """Memory does not grow with the number of programs: two processes with imported packages stay, and work again."""
     names = [f"package_{letter}" for letter in "abcd"]
