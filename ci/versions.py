@@ -4,10 +4,11 @@
     python ci/versions.py [folder of results, by default reports/versions]
 
 The folder has one folder for each environment of tox (``py312-torch214``), with the results of its suites as pytest
-writes them (``unit.xml``); a file that is anything else is named, and the page stays as it was. Rows of suites without
-results stay as they are, with their dates. A test that is in the page's table of failures and fails again keeps the day
-since which it fails; cases of one test are one row. The file ``unit-again.xml`` has tests of ``unit`` that failed and
-were run again on later code: those that pass are no failures.
+writes them (``unit.xml``); a file that is anything else, or a run of less than half of the tests on the page, is named,
+and the page stays as it was. Rows of suites without results stay as they are, with their dates. A test that is in the
+page's table of failures and fails again keeps the day since which it fails; cases of one test are one row. The file
+``unit-again.xml`` has tests of ``unit`` that failed and were run again on later code: a test that passes leaves the
+table of failures.
 """
 
 from __future__ import annotations
@@ -75,9 +76,18 @@ def updated(page: str, new: list[tuple[Row, list[Row], set[str]]]) -> str:
     """Return the page with these results in its tables, in place of those of the same environment and suite.
 
     Raises:
-        ValueError: it has no table of suites.
+        ValueError: it has no table of suites, or a run has less than half of the tests of the page's row.
     """
     before, known, after = _parts(page.split("\n"), HEAD)
+    counts = {row[:2]: _tests(row) for row in known}
+    for row, *_ in new:
+        count = counts.get(row[:2], 0)
+        if not row[1].endswith(AGAIN) and 2 * _tests(row) < count:
+            msg = (
+                f"{'/'.join(row[:2])}.xml has {_tests(row)} tests, less than half of the {count} on the page: "
+                "run the whole suite, or delete its row from the page first"
+            )
+            raise ValueError(msg)
     between, failing, after = _parts(after, FAILURES) if _line(FAILURES) in after else ([""], [], after)
     suites = {row[:2]: row for row in known} | {row[:2]: row for row, *_ in new}
     since = {row[:3]: row[-1] for row in failing}
@@ -92,6 +102,11 @@ def updated(page: str, new: list[tuple[Row, list[Row], set[str]]]) -> str:
     failing = [(*row[:-1], since.get(row[:3], row[-1])) for row in failing]
     second = [*between, *_table(FAILURES, failing, 1)] if failing else []
     return "\n".join([*before, *_table(HEAD, list(suites.values()), 3), *second, *after])
+
+
+def _tests(row: Row) -> int:
+    """Return how many tests a row of a suite counts."""
+    return sum(map(int, row[2:5]))
 
 
 def _table(head: Row, rows: list[Row], numbers: int) -> list[str]:
@@ -125,13 +140,14 @@ def main(args: list[str]) -> int:
     folder = Path(args[0]) if args else ROOT / "reports" / "versions"
     try:
         new = list(results(folder))
+        page = updated(PAGE.read_text(encoding="utf-8"), new)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if not new:
         print(f"no results in {folder}: run `tox run -m edges` or `tox run -m matrix` first", file=sys.stderr)
         return 1
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), new), encoding="utf-8")
+    PAGE.write_text(page, encoding="utf-8")
     return 0
 
 

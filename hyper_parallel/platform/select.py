@@ -168,7 +168,10 @@ def _build(name: str) -> Platform:
     except (ImportError, AttributeError) as error:
         older = older_than_supported(name, str(getattr(framework, "__version__", "")))
         if not older:
-            raise
+            if (getattr(error, "name", None) or "").partition(".")[0] != name:
+                raise
+            msg = f"{name} is installed, but lacks what is needed: {_line(error)}; hyper-parallel doctor says more"
+            raise MissingFrameworkError(msg) from error
         msg = f"{older}: {_line(error)}; {INSTALL[name]}"
         raise MissingFrameworkError(msg) from error
     return platform
@@ -297,5 +300,5 @@ def require_framework(name: str) -> None:
         MissingFrameworkError: (an ImportError) it is not installed.
     """
     if name not in installed_frameworks():
-        msg = f"platform {name!r} was requested, but {name} is not installed; {INSTALL[name]}"
+        msg = f"{name} is needed, but not installed; {INSTALL[name]}"
         raise MissingFrameworkError(msg)

@@ -1,4 +1,4 @@
-"""The versions of Python and of both frameworks that every suite of this project has passed on.
+"""The versions of Python and of both frameworks on which all suites pass; `docs/versions.md` has the runs.
 
 Nothing is refused because of a number: a version that is newer may work, and is named in reports.
 """

@@ -138,3 +138,18 @@ def test_a_file_that_is_no_result_is_named_and_the_page_stays(text, problem, ver
     assert versions.main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"{file} {problem}: run the suite again, or delete the file\n"
     assert versions.PAGE.read_text() == PAGE
+
+
+def test_a_run_of_a_part_does_not_replace_the_whole(versions, tmp_path, capsys):
+    """`tox -e py310-torch210 -- some/folder` writes the same file as the whole suite: the row stays, and it is said."""
+    file = tmp_path / "py310-torch210" / "unit.xml"
+    file.parent.mkdir()
+    file.write_text(results("2026-11-28"))
+    assert versions.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "py310-torch210/unit.xml has 2 tests, less than half of the 6 on the page: "
+        "run the whole suite, or delete its row from the page first\n"
+    )
+    assert versions.PAGE.read_text() == PAGE
+    file.write_text(results("2026-11-28", passed=2))
+    assert versions.main([str(tmp_path)]) == 0

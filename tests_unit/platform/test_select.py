@@ -67,9 +67,7 @@ def test_asked_for_and_missing(bare, name):
     """A framework that is requested and missing raises an ImportError with the command that installs it."""
     with pytest.raises(select.MissingFrameworkError) as caught:
         select.platform_named(name)
-    assert str(caught.value) == (
-        f"platform {name!r} was requested, but {name} is not installed; {select.INSTALL[name]}"
-    )
+    assert str(caught.value) == (f"{name} is needed, but not installed; {select.INSTALL[name]}")
 
 
 def test_a_folder_without_modules_is_no_framework(bare, monkeypatch, tmp_path):
@@ -101,7 +99,11 @@ NO_LIBRARY = OSError("libtorch_cpu.so: cannot open shared object file: No such f
          ("torch 2.8.0+cu128 is older than 2.10, the oldest that this version of hyper_parallel supports: 'aten' "
          "object has no attribute 'hash_tensor'; pip install 'torch>=2.10' 'safetensors>=0.8'")),
         ("2.14.1", PLATFORM, AttributeError("'aten' object has no attribute 'hash_tensor'"), None),
+        ("2.14.1", PLATFORM, ImportError("cannot import name 'PrefixStore'", name="torch.distributed"),
+         ("torch is installed, but lacks what is needed: cannot import name 'PrefixStore'; hyper-parallel doctor says "
+         "more")),
         (None, PLATFORM, ImportError("a mistake of ours"), None),
+        (None, PLATFORM, ImportError("another mistake of ours", name="hyper_parallel.platform"), None),
     ],
 )  # fmt: skip
 def test_a_framework_that_cannot_be_used_is_named(version, failing, error, message, bare, monkeypatch):
