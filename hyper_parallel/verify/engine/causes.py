@@ -33,6 +33,8 @@ CAUSES = {
     "padding": "rows that pad a parameter take part in the computation",
     "backward": "the forward is right, but gradients are wrong from one module back to the first",
     "loss": "every output is right, but the loss is not: its formula or its targets",
+    "targets": "the targets that enter the loss are not the single device's",
+    "hidden": "a mask hides other attention scores than on the single device",
     "no-gradient": "a parameter has no gradient on some ranks",
     "dtype": "a value does not have its declared dtype",
     "samples-repeated": "a sample is drawn twice in one epoch",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hyper_parallel.verify.engine.applied import other_mask, other_targets_applied
 from hyper_parallel.verify.engine.backward import wrong_way_back
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
@@ -60,7 +61,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "mask":
         tests += [_random_mask]
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
-        tests += [_loss, _unsummed_output, other_targets]
+        tests += [other_targets_applied, _loss, _unsummed_output, other_targets]
     elif kind == "gradient":
         tests += [_missing, untied, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _misplaced, unequal_rows]
     elif kind == "rate":
@@ -71,7 +72,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
         tests += [_symptom, _not_updated, part_not_updated, _missing, weighted_by_rows, _replicas_differ, _scaled]
         tests += [_stale, _misplaced, scaled_update, another_step]
     else:
-        tests += [_missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
+        tests += [other_mask, _missing, weighted_by_rows, _scaled, _stale, _repeated_bias, _missing_with_bias, _dropped]
         tests += [local_statistics, _misplaced, other_inputs, at_boundaries]
     for test in (*tests, _zero, _replicas_differ, _input_gradient, wrong_way_back, _components):
         cause = test(runs, key, wrong, evidence)

@@ -130,6 +130,49 @@ def convolve(swaps):
         optimizer.step()
 
 
+class Causal(nn.Module):
+    """A language model whose sequence is sharded: each rank has its rows of a causal attention."""
+
+    def __init__(self, masks):
+        super().__init__()
+        self.embed, self.place, self.mix, self.head = (
+            nn.Embedding(9, 6),
+            nn.Embedding(12, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 9),
+        )
+        self.masks = masks
+
+    def forward(self, ids, rows):
+        """Return logits of the rank's rows."""
+        x = self.embed(ids) + self.place(rows)
+        keys = torch.cat(all_gather(x.contiguous()), 1)
+        if self.masks:  # a rank takes its rows for the first ones
+            rows = torch.arange(len(rows))
+        scores = (x @ keys.mT).masked_fill(rows[:, None] < torch.arange(keys.shape[1]), -torch.inf)
+        return self.head(x + self.mix(scores.softmax(-1) @ keys))
+
+
+def shift(late=False, masks=False):
+    """Train on the next word; with ``late``, each rank shifts the words of its own part."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = Causal(masks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        ids, last = torch.randint(0, 9, (3, 12)), torch.full((3, 1), -100)
+        targets = torch.cat([ids[:, 1:], last], 1).chunk(world, 1)[rank]
+        ids = ids.chunk(world, 1)[rank]
+        if late:
+            targets = torch.cat([ids[:, 1:], last], 1)
+        optimizer.zero_grad()
+        logits = model(ids, torch.arange(12).chunk(world)[rank])
+        (F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / 33).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_step_that_a_rank_leaves_out_is_named(world):
     """A rank that goes backward as often and steps less often has left out a step, however its values differ."""
@@ -162,3 +205,20 @@ def test_rows_of_the_wrong_neighbour_are_named(world):
     first = verify_program(functools.partial(convolve, True), world).verdict.first
     assert (first.kind, first.name, first.cause.kind) == ("output", "first", "boundary")
     assert verify_program(functools.partial(convolve, False), world).ok
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_targets_that_a_rank_shifts_in_its_own_part_are_named(world):
+    """Targets that are shifted after the sequence was sharded lack the first word of the next part."""
+    first = verify_program(functools.partial(shift, late=True), world).verdict.first
+    assert (first.kind, first.cause.kind) == ("loss", "targets")
+    assert "with other targets: on rank " in first.cause.evidence
+    assert "differ, -100, -100, -100 for " in first.cause.evidence
+    assert verify_program(shift, world).ok
+
+
+def test_a_mask_of_other_rows_is_named():
+    """A mask that is computed from the rank's own row numbers hides what the single device's rows see."""
+    first = verify_program(functools.partial(shift, masks=True), 2).verdict.first
+    assert (first.kind, first.name, first.ranks, first.cause.kind) == ("output", "mix", (1,), "hidden")
+    assert "the scores are the single device's (rows 6:12 of 12 in dim 1), but " in first.cause.evidence

@@ -15,6 +15,7 @@ import numpy as np
 from hyper_parallel.errors import HyperParallelError
 
 __all__ = [
+    "APPLIED",
     "DECISIONS",
     "DRAWS",
     "HALF_BITS",
@@ -45,13 +46,18 @@ THRESHOLDS = ("margin", "side")
 """Kinds of records of an operator such as ReLU: how far each number is from the nearest threshold, and whether it is
 above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
 
+APPLIED = ("operand", "applied")
+"""Kinds of records of a function that applies integers or booleans to numbers, such as a loss or a mask: the numbers,
+and the targets or the mask (:mod:`hyper_parallel.verify.engine.applied`)."""
+
 OBSERVED = ("input", "collective", "call")
 """Kinds of records that only recordings have: inputs of models, inputs of collectives, and arguments and results of
 operators in a log of PyTorch's DebugMode."""
 
-DECISIONS = ("scores", "choice", "draw", *THRESHOLDS)
+DECISIONS = ("scores", "choice", "draw", *THRESHOLDS, *APPLIED)
 """Kinds of records that are not compared as results: the rows that an operator such as top-k chooses from, the indices
-that it chose in each row (:mod:`hyper_parallel.verify.engine.decisions`), random numbers of modules, and thresholds."""
+that it chose in each row (:mod:`hyper_parallel.verify.engine.decisions`), random numbers of modules, thresholds, and
+targets and masks."""
 
 
 OWN_GRADIENTS = "gradients as backward has left them"

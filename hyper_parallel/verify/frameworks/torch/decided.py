@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
-from hyper_parallel.verify.frameworks.contract.records import THRESHOLDS, LocalValue
+from hyper_parallel.verify.frameworks.contract.records import APPLIED, THRESHOLDS, LocalValue
 from hyper_parallel.verify.frameworks.contract.replayed import Replayed, rows_along, unrolled
 from hyper_parallel.verify.frameworks.torch.local_values import read_tensor
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
@@ -109,6 +109,21 @@ class Decided:
         if instead is None or np.array_equal(instead, own):
             return None
         return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
+
+    def applied(self, function: str, numbers: Any, given: Any) -> None:
+        """Record the targets or the mask that a function applies to numbers; they are not replaced.
+
+        Args:
+            function: its name.
+            numbers: a plain tensor.
+            given: integers or booleans of its leading dims.
+        """
+        taken, own = read_tensor(numbers), read_tensor(given)
+        if self._running.infers or recomputes() or taken is None or own is None:
+            return
+        path = self._running.inside
+        for kind, value in zip(APPLIED, (taken, own), strict=True):
+            self._log.add(kind, f"{path or '(model)'} {function}", value, module=path)
 
     def side(self, operator: str, distance: Any, above: Any) -> Any | None:
         """Record on which side of a threshold each number is, and return replacements; None if they are not replaced.

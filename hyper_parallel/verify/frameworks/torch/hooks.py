@@ -34,7 +34,7 @@ from hyper_parallel.platform.torch.intercept import RECORDED
 from hyper_parallel.platform.torch.versions import function_table, loader_iterator, stand_in, transforms_active
 from hyper_parallel.transport.base import active_transport
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, use_log
-from hyper_parallel.verify.frameworks.torch import thresholds
+from hyper_parallel.verify.frameworks.torch import applied, thresholds
 from hyper_parallel.verify.frameworks.torch.attention_mask import attention_mask, masked_attention
 from hyper_parallel.verify.frameworks.torch.decisions import OPERATORS, POOLS, decided, pooled
 from hyper_parallel.verify.frameworks.torch.dropouts import drop
@@ -204,13 +204,12 @@ class _Installation:
             self._replace(nn.functional, name, _dropout)
         for owner, name in _DRAWS:
             self._replace(owner, name, functools.partial(_draw, name))
-        for decide, (owner, name) in (*((decided, each) for each in OPERATORS), *((pooled, each) for each in POOLS)):
-            self._replace(owner, name, functools.partial(_decision, decide, name))
         for name, argument in REDUCTIONS.items():
             if hasattr(distributed, name):
                 self._replace(distributed, name, functools.partial(_reduction, argument))
-        for owner, name in thresholds.OPERATORS:
-            self._replace(owner, name, functools.partial(_threshold, name))
+        for make, functions in _OPERATORS:
+            for owner, name in functions:
+                self._replace(owner, name, functools.partial(make, name))
         self._replace(nn.functional, "scaled_dot_product_attention", _attention)
         self._replace(DataLoader, "__iter__", _pass)
         self._replace(loader_iterator, "_next_index", _indices)
@@ -443,7 +442,7 @@ def _draw(name: str, plain: Any) -> Any:
     return function
 
 
-def _decision(decide: Any, name: str, plain: Any) -> Any:
+def _decision(name: str, plain: Any, decide: Any = decided) -> Any:
     def operator(*args: Any, **kwargs: Any) -> Any:
         recorder = _deciding()
         if recorder is None or _is_traced():
@@ -481,6 +480,25 @@ def _threshold(name: str, plain: Any) -> Any:
             recorder.sides = False
 
     return operator
+
+
+def _application(name: str, plain: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        recorder = _deciding()
+        if recorder is not None and not _is_traced():
+            applied.applied(name, recorder.decided.applied, args, kwargs)
+        return plain(*args, **kwargs)
+
+    return function
+
+
+_OPERATORS: tuple[tuple[Any, Any], ...] = (
+    (_decision, OPERATORS),
+    (functools.partial(_decision, decide=pooled), POOLS),
+    (_threshold, thresholds.OPERATORS),
+    (_application, applied.FUNCTIONS),
+)
+"""Makers of replacements, each with the owners and names of the functions to replace."""
 
 
 def _keep_inner(module: nn.Module, args: Any, output: Any) -> None:

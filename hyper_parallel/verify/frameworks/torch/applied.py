@@ -1,0 +1,99 @@
+"""Functions of PyTorch that apply integers or booleans to numbers: targets of losses, masks of attention scores.
+
+Such arguments are no results of modules, but a wrong one explains why a loss or an output is wrong. They are recorded
+with the numbers that they are applied to, which tell where in the reference a rank's targets or mask belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["FUNCTIONS", "applied"]
+
+FUNCTIONS = (
+    *((nn.functional, name) for name in ("cross_entropy", "nll_loss", "scaled_dot_product_attention")),
+    *((torch.Tensor, name) for name in ("masked_fill", "masked_fill_")),
+    (torch, "masked_fill"),
+)
+"""Owners and names of the functions."""
+
+_SIZE = 1 << 20
+"""Maximum number of elements that are recorded of one call."""
+
+_HIDDEN = -1e4
+"""Scores that are replaced by at most this number are hidden: their exponentials are zero in every dtype."""
+
+_COLUMNS = 16
+"""Number of classes whose logits identify a row."""
+
+
+def applied(name: str, record: Callable[[str, Any, Any], None], args: Any, kwargs: Any) -> None:
+    """Record the targets or the mask of a call, unless it has none, or tensors of another class.
+
+    Args:
+        name: a name in ``FUNCTIONS``.
+        record: called with the name, the numbers, and the integers or booleans of their leading dims.
+        args: arguments of the call.
+        kwargs: keyword arguments of the call.
+    """
+    given = dict(zip(_PARAMETERS.get(name, _FILL), args, strict=False)) | kwargs
+    numbers = _attention(given) if name in _PARAMETERS else _masked(given) if "masked" in name else _labelled(given)
+    if numbers is not None and 1 < numbers[0].numel() <= _SIZE:
+        record(name.rstrip("_"), *(each.detach() for each in numbers))
+
+
+_FILL = ("input", "mask", "value")
+_PARAMETERS = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")}
+
+
+def _labelled(given: Any) -> tuple[Any, Any] | None:
+    logits, target = given.get("input"), given.get("target", given.get("mask"))
+    if not _are_plain(logits, target) or target.is_floating_point() or logits.dim() != target.dim() + 1:
+        return None
+    if logits.dim() < 2:
+        return None
+    return logits.movedim(1, -1)[..., :_COLUMNS].flatten(0, -2), target.flatten()
+
+
+def _masked(given: Any) -> tuple[Any, Any] | None:
+    scores, mask, value = given.get("input", given.get("self")), given.get("mask"), given.get("value")
+    value = value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+    if not _are_plain(scores, mask) or not isinstance(value, (int, float)) or value > _HIDDEN or scores.dim() < 2:
+        return None
+    return _one_head(scores, mask.expand(scores.shape))
+
+
+def _attention(given: Any) -> tuple[Any, Any] | None:
+    query, key, mask = given.get("query"), given.get("key"), given.get("attn_mask")
+    if not _are_plain(query, key) or not (mask is None or (_are_plain(mask) and mask.dtype == torch.bool)):
+        return None
+    shape = (*query.shape[:-1], key.shape[-2])
+    if mask is None:
+        if not given.get("is_causal") or len(shape) < 2:
+            return None
+        mask = ~torch.ones(shape[-2:], dtype=torch.bool, device=query.device).tril()
+    else:
+        mask = ~mask
+    if query.dim() >= 4:
+        query, key, mask = query[..., :1, :, :], key[..., :1, :, :], mask.expand(shape)[..., :1, :, :]
+    shape = (*query.shape[:-1], key.shape[-2])
+    if torch.Size(shape).numel() > _SIZE:
+        return None
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        return _one_head(query.float() @ key.float().transpose(-2, -1), mask.expand(shape))
+
+
+def _one_head(scores: Any, hidden: Any) -> tuple[Any, Any]:
+    """Return scores and mask of the first head, if there are heads: masks rarely depend on them."""
+    return (scores[..., 0, :, :], hidden[..., 0, :, :]) if scores.dim() >= 4 else (scores, hidden)
+
+
+def _are_plain(*tensors: Any) -> bool:
+    return all(
+        type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta
+        for value in tensors
+    )
