@@ -44,8 +44,10 @@ def wrong_way_back(
     after = [module for module in off if places[module] > places[last] and _has_gradient(runs, module, step)]
     before = [module for module in off if places[module] < places[last]]
     reached = [module for module in before if off[module]]
-    if not after or not before or len(reached) < _MOST * len(before):
+    if not before or len(reached) < _MOST * len(before):
         return None
+    if not after:
+        return _from_the_loss(runs, step, last, evidence) if all(off.values()) else None
     nearest = min(after, key=places.__getitem__)
     text = (
         f"every output that was compared is right, and so are the gradients of {nearest}; those of {last}, which runs "
@@ -53,6 +55,17 @@ def wrong_way_back(
         f"what runs from {last} to {nearest}"
     )
     return Cause("backward", "", text)
+
+
+def _from_the_loss(runs: PairedRuns, step: int, last: str, evidence: Evidence) -> Cause | None:
+    """Return the cause of gradients that are all wrong, equally on all ranks, although the loss is right."""
+    losses = [key for key in runs.bounds.reference if key[0] == "loss" and key[2] == step and runs.holders(key)]
+    if not losses or not evidence.replicated:
+        return None
+    text = (
+        f"the outputs and the loss are right, and the gradients of every module, from {last} back, are wrong: look at"
+    )
+    return Cause("backward", "", f"{text} the backward from the loss to {last}, or at what reduces all gradients")
 
 
 def _places(runs: PairedRuns, step: int) -> dict[str, int]:

@@ -67,3 +67,21 @@ def test_what_may_be_no_wrong_way_back(changes, monkeypatch):
     plain = records
     monkeypatch.setitem(globals(), "records", lambda seed, **changes: plain(0 * seed, **changes))
     assert cause(**changes)[1].kind != "backward"
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_gradients_that_are_all_wrong_after_a_right_loss(agree):
+    """A right loss with no right gradient leaves the backward of the loss, if ranks agree, and what reduces them."""
+
+    def step(seed, wrong):
+        return [*(each for each in records(seed, wrong)), Record("loss", "loss", "", 0, 0, np.asarray(1.5))]
+
+    reference = Run([RankRecords(0, step(0, ()))])
+    parallel = Run([RankRecords(rank, step(0 if agree else rank, MODULES)) for rank in range(2)])
+    first = compare_runs(reference, [reference], parallel, mesh={"dp": 2}).first
+    assert (first.kind, first.cause.kind) == ("gradient", "backward" if agree else "missing-reduction")
+    if agree:
+        assert first.cause.evidence == (
+            "the outputs and the loss are right, and the gradients of every module, from head back, are wrong: look at "
+            "the backward from the loss to head, or at what reduces all gradients"
+        )
