@@ -1,4 +1,4 @@
-"""Hypotheses about targets and masks: a rank applies others than the single device to the same numbers.
+"""Hypotheses about targets and masks: other ones than the single device's, or unequal numbers of targets.
 
 A rank's logits or attention scores are found among those of the reference by their values. They equal the reference's,
 so everything before them is right, and targets or a mask that differ there are the first wrong values.
@@ -21,7 +21,7 @@ from hyper_parallel.verify.engine.placement import describe
 from hyper_parallel.verify.engine.wording import ranks_words
 from hyper_parallel.verify.frameworks.contract.records import APPLIED
 
-__all__ = ["other_mask", "other_targets_applied"]
+__all__ = ["other_mask", "other_targets_applied", "weighted_by_targets"]
 
 _SHOWN = 4
 """Number of targets that are shown."""
@@ -69,6 +69,45 @@ def other_targets_applied(runs: PairedRuns, key: Key, _wrong: Any, _evidence: An
     shown = f"{_listed(own)} for {_listed(expected)}"
     text += f": on rank {first.rank}, {wrong.size} of {first.own.size} differ, {shown}"
     return Cause("targets", "", f"{text}{_shifted(first, own, wrong)}")
+
+
+def weighted_by_targets(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
+    """Test whether the mean of the ranks' losses, weighted with their numbers of targets, is the reference's loss.
+
+    Which targets a loss ignores is not recorded. Every number that occurs most often on some rank, and every negative
+    one, may be ignored.
+    """
+    ranks = runs.holders(key)
+    expected, allowed = float(runs.bounds.reference[key].value), 4 * float(np.max(runs.bounds.allowed(key)))
+    losses = [float(runs.value(key, rank)) for rank in ranks if runs.value(key, rank).size == 1]
+    targets = [_targets(runs, rank, key[2]) for rank in ranks]
+    if key[0] != "loss" or len(losses) < max(2, len(ranks)) or not all(each.size for each in targets):
+        return None
+    for ignored in (None, *_ignorable(targets)):
+        counts = [each.size if ignored is None else int((each != ignored).sum()) for each in targets]
+        if len(set(counts)) > 1 and abs(float(np.average(losses, weights=counts)) - expected) <= allowed:
+            shown = " : ".join(map(str, counts))
+            which = "targets" if ignored is None else f"targets other than {ignored}"
+            text = f"the mean of the ranks' losses weighted with their numbers of {which} in the step, {shown}, equals"
+            axis = next((axis for axis, groups in runs.axes.sets() if len(groups) == 1), "")
+            return Cause("scaled-by-count", axis, f"{text} the reference: each rank divides by its own number")
+    return None
+
+
+def _targets(runs: PairedRuns, rank: int, step: int) -> Any:
+    """Return the targets of all losses of a rank in a step."""
+    calls = calls_of(runs.parallel.ranks[rank].records, runs.names[rank], APPLIED)
+    found = [np.asarray(call.choice) for group, own in calls.items() if group[1] == step for call in own]
+    return np.concatenate([np.empty(0, np.int64), *(each.reshape(-1) for each in found if each.dtype.kind in "iu")])
+
+
+def _ignorable(targets: Sequence[Any]) -> list[int]:
+    """Return the numbers that a loss may ignore: the most frequent one of each rank, and negative ones."""
+    found: set[int] = set()
+    for own in targets:
+        values, counts = np.unique(own, return_counts=True)
+        found |= {int(values[counts.argmax()]), *map(int, values[values < 0])}
+    return sorted(found)
 
 
 def other_mask(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:

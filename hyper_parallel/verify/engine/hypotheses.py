@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hyper_parallel.verify.engine.applied import other_mask, other_targets_applied
+from hyper_parallel.verify.engine.applied import other_mask, other_targets_applied, weighted_by_targets
 from hyper_parallel.verify.engine.backward import wrong_way_back
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.causes import Cause
@@ -61,7 +61,7 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "mask":
         tests += [_random_mask]
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
-        tests += [other_targets_applied, _loss, _unsummed_output, other_targets]
+        tests += [other_targets_applied, weighted_by_targets, _loss, _unsummed_output, other_targets]
     elif kind == "gradient":
         tests += [_missing, untied, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _misplaced, unequal_rows]
     elif kind == "rate":

