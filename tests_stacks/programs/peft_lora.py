@@ -1,4 +1,4 @@
-"""LoRA adapters of PEFT on a tiny Llama, trained by the Trainer."""
+"""LoRA adapters of PEFT on a tiny Llama, trained by the Trainer; ``dora`` adds the magnitudes of DoRA."""
 
 import os
 import sys
@@ -12,7 +12,8 @@ config = LlamaConfig(
     vocab_size=61, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=32,
 )  # fmt: skip
-model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0))
+adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.0, use_dora="dora" in sys.argv)
+model = get_peft_model(LlamaForCausalLM(config), adapters)
 if "--broken" in sys.argv:  # the bug: one adapter's gradient is not averaged
     name = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.default.weight"
     torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name])

@@ -59,6 +59,7 @@ STACKS = {
     "accelerate_fsdp2": Stack(("accelerate",), "*", "cuda", others=_CLIPPED),
     "accelerate_tensor": Stack(("accelerate", "transformers"), "*.layers.1.mlp.down_proj.weight", "cuda"),
     "peft_lora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*"),
+    "peft_dora": Stack(("peft", "transformers", "accelerate"), "*v_proj.lora_B*", "", "peft_lora", ("dora",)),
     "fabric": Stack(("lightning",), "*"),
     "lightning_trainer": Stack(("lightning",), "*"),
     "fabric_fsdp": Stack(("lightning",), "gradient norm", "cuda", "fabric_parallel", ("fsdp",), broken="--clipped"),

@@ -22,7 +22,7 @@ VARIABLE = "HYPER_PARALLEL_WARM_PACKAGES"
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
 ASKED: dict[str, list[str]] = {}
-"""Packages that read their rank during import, and which modules of other packages their own modules import."""
+"""Packages that read their rank during import, and which modules of other packages these packages import."""
 
 
 class _Noting(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 - the type of os.environ
@@ -52,20 +52,23 @@ class _Importers:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Record the import of a module that is not imported yet."""
         del path, target
-        importer = next(iter(_packages()), "")
-        self.found.append((importer, name))
+        self.found.append((next(iter(_packages()), ""), name))
         return None
 
 
 def _packages() -> list[str]:
-    """Return the packages whose code is running, the innermost first."""
-    names, frame = [], inspect.currentframe()
+    """Return the packages that are being imported, and before them those whose functions the innermost one calls."""
+    names: list[str] = []
+    frame, imports = inspect.currentframe(), False
     while frame is not None and frame.f_globals is globals():  # this function and its caller
         frame = frame.f_back
     while frame is not None and frame.f_globals is not globals():
-        names.append(_package(frame.f_globals.get("__name__") or ""))
+        name = _package(frame.f_globals.get("__name__") or "")
+        imports = imports or name == "importlib"  # a function that imports does not read what is read there
+        if name not in sys.stdlib_module_names and (not imports or frame.f_code.co_name == "<module>"):
+            names.append(name)
         frame = frame.f_back
-    return [name for name in names if name not in sys.stdlib_module_names]
+    return names
 
 
 def _package(module: str) -> str:
@@ -91,9 +94,9 @@ def _import_all(names: list[str]) -> None:
     finally:
         sys.meta_path.remove(importers)
         os.environ.__class__ = plain
-    for importer, module in importers.found:
-        if importer in ASKED and _package(module) not in ASKED and _is_imported(module):
-            ASKED[importer].append(module)
+    modules = [name for importer, name in importers.found if importer in ASKED]
+    for package in ASKED:
+        ASKED[package] = [name for name in modules if _package(name) not in ASKED and _is_imported(name)]
 
 
 def _is_imported(module: str) -> bool:
