@@ -86,6 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
         msg = "there is no command to record; give it after --: `hyper-parallel record -o FOLDER -- python train.py`"
         raise InputError(msg)
     folder = Path(arguments.output).absolute()
+    if not arguments.output or (folder.exists() and not folder.is_dir()):
+        msg = f"-o {arguments.output or repr('')} is no folder"
+        raise InputError(msg)
     settings = {
         "folder": str(folder),
         "steps": arguments.steps,

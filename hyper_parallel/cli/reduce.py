@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.reduce.report import ReductionReport
 
     path, output = Path(arguments.config), arguments.output
+    can_be_written("-o", output)
     if output is not None and Path(output).exists():
         if path.exists() and path.samefile(output):
             msg = f"-o {output} would overwrite CONFIG; name another file"
@@ -76,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.force:
             msg = f"-o {output} exists; add --force to overwrite it"
             raise InputError(msg)
-    can_be_written("-o", output)
     reduction = reduce_document(read_document(path), _axes(arguments.mesh))
     if output is not None:
         write_text(output, reduction.text, "-o")

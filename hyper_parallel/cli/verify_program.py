@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hyper_parallel.cli.arguments import (
@@ -21,6 +22,7 @@ from hyper_parallel.cli.devices import require_settings
 from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.platform.select import FRAMEWORKS
+from hyper_parallel.verify.input_error import InputError
 
 __all__ = ["add_parser", "run"]
 
@@ -172,6 +174,9 @@ def run(arguments: argparse.Namespace) -> int:
     program, script, world_size = _program(arguments)
     can_be_written("--report", arguments.report)
     can_be_written("--html", arguments.html)
+    if arguments.keep_files and Path(arguments.keep_files).is_file():
+        msg = f"--keep-files {arguments.keep_files} is a file; name a folder"
+        raise InputError(msg)
     require_settings(arguments.device)
     progress = Progress(2 * _RUNS if arguments.harden else _RUNS)
     try:

@@ -249,7 +249,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
             msg = f"PLAN: batch names axis {unknown[0]!r}, which the mesh does not have; its axes are {', '.join(axes)}"
             raise InputError(msg)
         return value
-    if not isinstance(value, Mapping) and not callable(value):
+    if not isinstance(value, Mapping) and (not callable(value) or hasattr(value, "register_forward_pre_hook")):
         msg = (
             f"PLAN returned {type(value).__name__}; it must return a mapping of module patterns to styles, "
             "a function of model and mesh, or a hyper_parallel.verify.ParallelPlan"

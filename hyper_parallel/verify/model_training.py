@@ -126,7 +126,9 @@ class SingleDeviceRun(_TrainingRun):
         """
         self._check_trainable()
         self.training.keeps_gradients = number == 0
-        with blame_user("SPEC: the model or its loss on a single device"):
+        gets = f" ({type(self.case.loss).__name__}, called with the output and the complete batch, a tuple)"
+        gets = gets if isinstance(self.case.loss, self.platform.Module) else ""
+        with blame_user(f"SPEC: the model or its loss{gets} on a single device"):
             loss = super().step(number)
         module = self._random_module()
         if module is not None:

@@ -41,6 +41,10 @@ def parse_mesh(
         if mesh is None:
             msg = f"--world-size {text} must be at least 1"
         raise InputError(msg)
+    if too_long := [size for size in sizes if len(size) > _MOST_DIGITS]:  # Python converts no text of 4301 digits
+        option = f"--world-size {text}" if mesh is None else f"--mesh {text!r}"
+        msg = f"{option} has a size of {len(too_long[0])} digits; there can be at most {most} ranks"
+        raise InputError(msg)
     shape = tuple(int(size) for size in sizes)
     if not named and len(shape) not in _AXIS_NAMES:
         msg = f"--mesh {text!r} has {len(shape)} axes; name them, such as pp=2,dp=2,tp=2"
@@ -60,7 +64,7 @@ def parse_mesh(
 
 
 def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) > 0
+    return text.isascii() and text.isdecimal() and bool(text.strip("0"))
 
 
 def require_seed(seed: int) -> None:

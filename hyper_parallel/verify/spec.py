@@ -65,6 +65,9 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
             "(jupyter nbconvert --to script), or call hyper_parallel.verify.verify_model in a cell"
         )
         raise InputError(msg)
+    if not module_name.endswith(".py") and "." in module_name and Path(module_name).is_file():
+        msg = f"{source} {spec!r}: {module_name} is not a Python file: its name does not end in .py"
+        raise InputError(msg)
     load = _load_file if module_name.endswith(".py") else _import_module
     module = load(module_name, source)
     function = getattr(module, name, None)

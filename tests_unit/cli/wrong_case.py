@@ -280,4 +280,48 @@ def plan_axis(mesh):
     return ParallelPlan(plan(mesh["dp"]))
 
 
+def case_frozen():
+    return Net().requires_grad_(False), batches(), loss
+
+
+def case_detached():
+    return Net(), batches(), lambda output, batch: loss(output.detach(), batch)
+
+
+def batches_of_mappings():
+    return Net(), [dict(enumerate(batch)) for batch in batches()], loss
+
+
+def yields():
+    yield model()
+
+
+def plan_again(mesh):
+    return {"fc1": ColwiseParallel(), "fc*": ColwiseParallel()}
+
+
+def plan_of_parameter(mesh):
+    return {"fc1.weight": ColwiseParallel()}
+
+
+def plan_of_module(mesh):
+    return Net()
+
+
+def plan_with_prefix(mesh):
+    return {f"model.{path}": style for path, style in plan(mesh).items()}
+
+
+def plan_with_int_path(mesh):
+    return {1: ColwiseParallel()}
+
+
+def plan_of_layout_text(mesh):
+    return {"fc1": ColwiseParallel(output_layouts="shard")}
+
+
+def plan_of_unknown_option(mesh):
+    return {"fc1": ColwiseParallel(outptu_layouts=Shard(0))}
+
+
 number = 3

@@ -17,7 +17,7 @@ from hyper_parallel.core.dtensor.parameter_paths import (
 )
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
-from hyper_parallel.core.tensor_parallel.styles.base import ParallelStyle, ReplicatedStyle
+from hyper_parallel.core.tensor_parallel.styles.base import LayerStyle, ParallelStyle, ReplicatedStyle
 from hyper_parallel.core.tensor_parallel.styles.boundary import on_axis, parallel_axis
 from hyper_parallel.core.tensor_parallel.styles.heads import KV_HEAD_ATTRIBUTES, named_counts
 from hyper_parallel.core.tensor_parallel.styles.kv_heads import ReplicateKV, output_features
@@ -104,6 +104,7 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     problems = [
         *_unmatched(platform, module, styles, matched),
         *unsupported,
+        *_styled_twice(fitting),
         *(unfit or _whole_queries(platform, placed)),
         *_indivisible_heads(platform, module, placed, size),
         *_conflicts(platform, module, placed),
@@ -170,12 +171,24 @@ def _unmatched(platform: Platform, module: Any, plan: Any, matched: list[Match])
     paths = [path for path, _ in platform.get_cells_and_names(module)]
     for pattern, style in flat_plan(plan):
         if pattern not in used:
-            yield f"{pattern!r} ({type(style).__name__}) matches no module; {describe_nearest(pattern, paths)}"
+            nearest = describe_nearest(pattern, paths)
+            if any(path_matches(pattern, path) for path in platform.parameters_dict(module)):
+                nearest = f"it is a parameter: name its module, {pattern.rpartition('.')[0]!r}"
+            yield f"{pattern!r} ({type(style).__name__}) matches no module; {nearest}"
 
 
 def _unsupported_modules(matched: list[Match]) -> list[str]:
     reasons = [(match.path, match.style.unsupported_reason(match.module)) for match in matched]
     return [f"{path or 'the module'}: {reason}" for path, reason in reasons if reason is not None]
+
+
+def _styled_twice(matched: list[Match]) -> Iterator[str]:
+    """Layers to which two entries give the same layout; applying the second one would fail after the first."""
+    first: dict[str, Match] = {}
+    for match in matched:
+        other = first.setdefault(match.path, match) if isinstance(match.style, LayerStyle) else match
+        if other is not match and other.style.placements_for(match.module) == match.style.placements_for(match.module):
+            yield f"{match.path}: {other.pattern!r} and {match.pattern!r} both match it; a layer has one style"
 
 
 def layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:

@@ -41,6 +41,7 @@ from hyper_parallel.verify.ops.reproduce import program
 from hyper_parallel.verify.ops.selection import Effort, PlacementChooser, layout_features, operand_columns, row_columns
 from hyper_parallel.verify.ops.user_operators import UserOperator, load_user_file, samples_of_user
 from hyper_parallel.verify.ops.values import FilledSample, fill, seed_of, size_choices
+from hyper_parallel.verify.spec import error_summary
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.placements import Placement
@@ -278,7 +279,7 @@ class Sweep:
                 if isinstance(reference.error, UnsupportedOperatorError):
                     self.report.absent = True  # unless another sample can be computed
                     return None
-                problem = problem or f"sample {number} has no plain result: {reference}"
+                problem = problem or f"sample {number} has no plain result: {error_summary(reference.error)}"
                 continue
             if is_uninformative(reference.outputs, constant=sample.constant):
                 skipped.append(f"sample {number} has outputs that a wrong result could equal")

@@ -74,6 +74,9 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
             value = options.pop(0)
         if name in _RANKS and value.isdigit():
             ranks = int(value)
+        elif name in _RANKS:
+            msg = f"{name} {value!r} is no number; leave it out, and give --world-size"
+            raise InputError(msg)
         elif name in _HOSTS and value not in ("1", "1:1"):
             msg = f"{name} {value}: all ranks are started on this machine; leave it out, and give --world-size"
             raise InputError(msg)
@@ -196,13 +199,20 @@ def module_file(name: str, source: str) -> Path:
     path: list[str] | None = [str(Path.cwd()), *filter(None, sys.path)]
     spec: importlib.machinery.ModuleSpec | None = None
     for part in (*name.split("."), "__main__"):
-        if path is None:
+        if path is None and part == "__main__":
+            break
+        if path is None:  # a part of a name after that of a file
+            spec = None
             break
         spec = importlib.machinery.PathFinder.find_spec(part, path)
         path = (
             None if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
         )
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        msg = f"{source}: there is no module {name} in this folder, nor installed, that python -m could run"
+        msg = (
+            f"{source}: there is no module {name or repr(name)} in this folder, nor installed, that python -m could run"
+        )
+        if name.endswith(".py"):
+            msg = f"{msg}; -m takes the name of a module, without .py"
         raise InputError(msg)
     return Path(spec.origin)

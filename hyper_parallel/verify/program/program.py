@@ -119,7 +119,7 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
 
 def _check_file(path: Path, source: str, *, is_file: bool) -> None:
     if not is_file:
-        msg = f"{source}: there is no file {path}"
+        msg = f"{source}: {path} is a folder" if path.is_dir() else f"{source}: there is no file {path}"
         with contextlib.suppress(InputError):
             module_file(path.name, source)
             msg += f"; -m {path.name} runs the module of this name"
@@ -133,6 +133,8 @@ def _check_file(path: Path, source: str, *, is_file: bool) -> None:
         number = getattr(error, "lineno", None)  # none for the complete file if it has null bytes
         line = f":{number}" if number else ""
         msg = f"{source}: {path}{line} is not Python: {error.args[0]}"
+        if "'utf-8' codec" in msg:
+            msg = f"{source}: {path} is not UTF-8; save it as UTF-8, or name its encoding: # -*- coding: latin-1 -*-"
         raise InputError(msg) from None
 
 

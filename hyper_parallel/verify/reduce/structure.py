@@ -79,6 +79,9 @@ def read_structure(document: Document, mesh: Mapping[str, int]) -> Structure:
     sizes = {role: size for role, size in sizes.items() if size}
     for role in NEEDED[document.format]:
         if role not in sizes:
+            if role in keys:
+                msg = f"{document.name}: {keys[role][0]} is 0; it must be an integer of at least 1"
+                raise InputError(msg)
             names = [key for key, other in ROLES[document.format].items() if other == role]
             msg = f"{document.name} cannot be reduced as {FORMATS[document.format]}: it has no {names[0]}" + (
                 f" ({', '.join(names[1:])})" if names[1:] else ""

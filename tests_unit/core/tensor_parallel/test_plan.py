@@ -219,6 +219,20 @@ def test_a_layer_is_parallelized_once(twin):
     assert twin.on_mesh((2,), rank)[0] == ("fc1: it is already parallelized by ColwiseParallel",)
 
 
+def test_two_entries_for_one_layer(twin):
+    """Two entries with the same layout for a layer are refused before the first one is applied."""
+    report = checked(twin, twin.MLP, {"fc*": ColwiseParallel(), "fc1": ColwiseParallel(use_local_output=False)})
+    assert report.problems == ("fc1: 'fc*' and 'fc1' both match it; a layer has one style",)
+
+
+def test_an_entry_that_names_a_parameter(twin):
+    """An entry for a parameter says that it is one, and names the module."""
+    report = checked(twin, twin.MLP, {"fc1.weight": ColwiseParallel()})
+    assert report.problems == (
+        "'fc1.weight' (ColwiseParallel) matches no module; it is a parameter: name its module, 'fc1'",
+    )
+
+
 def stages():
     """What two stages of a pipeline have between them: an embedding, numbered layers, a pair of layers, and a head."""
     from torch import nn

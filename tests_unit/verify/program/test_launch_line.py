@@ -94,6 +94,10 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
             "--log-dir of torchrun is not followed here: the ranks are started here: leave it out",
         ),
         (
+            "torchrun --nproc-per-node gpu train.py",
+            "--nproc-per-node 'gpu' is no number; leave it out, and give --world-size",
+        ),
+        (
             "make train",
             (
                 "'make train' starts no script of Python and no module (-m): give FILE, or a command such as torchrun "
