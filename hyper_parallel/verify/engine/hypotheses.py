@@ -35,7 +35,7 @@ from hyper_parallel.verify.engine.reductions import (
     spread,
     unsummed_output,
 )
-from hyper_parallel.verify.engine.samples import foreign_samples
+from hyper_parallel.verify.engine.samples import foreign_samples, lost_samples
 from hyper_parallel.verify.engine.store import digest_of
 from hyper_parallel.verify.engine.surplus import skipped_step, untied
 from hyper_parallel.verify.engine.unequal_outputs import explain_unequal_outputs
@@ -195,6 +195,8 @@ def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _ev
     if foreign and set(foreign) == set(wrong[key].ranks):
         rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
         return Cause("data", "", f"the models get input rows that the single device does not get: {rows}")
+    if key[0] == "output" and (lost := lost_samples(runs)):
+        return Cause("data", "", lost)
     if key[0] not in {"output", "value", "mask"} or key not in runs.activations.other_rows():
         return None
     if any((distance := runs.distance(key, rank)) is None or distance.ratio > 1 for rank in wrong[key].ranks):

@@ -10,9 +10,10 @@ import numpy as np
 
 from hyper_parallel.verify.engine.bounds import Key
 from hyper_parallel.verify.engine.pairing import PairedRuns
+from hyper_parallel.verify.engine.wording import ranks_words
 from hyper_parallel.verify.frameworks.contract.records import Run
 
-__all__ = ["calls_of_first_step", "foreign_samples", "other_batch", "rows_of_first_step"]
+__all__ = ["calls_of_first_step", "foreign_samples", "lost_samples", "other_batch", "rows_of_first_step"]
 
 
 def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
@@ -65,6 +66,21 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
         if count and runs.placement(key, rank) is None:
             foreign[rank] = count
     return foreign
+
+
+def lost_samples(runs: PairedRuns) -> str:
+    """Return, in words, that ranks feed the same rows to their models and no rank feeds some of the reference's."""
+    own = [rows_of_first_step([rank.notes]) for rank in runs.parallel.ranks]
+    for name, rows in rows_of_first_step([runs.reference_notes]).items():
+        parts = [part.get(name, set()) for part in own]
+        lost = rows.difference(*parts)
+        same = [rank for rank, part in enumerate(parts) if part and parts.count(part) > 1]
+        if lost and same:
+            return (
+                f"{ranks_words(same)} feed the same input rows to their models, and no rank feeds {len(lost)} of the "
+                f"{len(rows)} rows that the single device does"
+            )
+    return ""
 
 
 def calls_of_first_step(notes: Mapping[str, Any]) -> int:

@@ -8,12 +8,12 @@ from hyper_parallel.verify.engine.comparison import compare_runs
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 
 
-def run(inputs, losses):
-    """Return a run whose ranks compute twice their inputs, and a loss."""
+def run(inputs, losses, factor=2):
+    """Return a run whose ranks compute a multiple of their inputs, and a loss."""
     ranks = []
     for rank, (rows, loss) in enumerate(zip(inputs, losses, strict=True)):
         records = [
-            Record("output", "body", "body", 0, 0, 2 * rows),
+            Record("output", "body", "body", 0, 0, factor * rows),
             Record("loss", "loss", "", 0, 0, np.asarray(loss)),
             Record("gradient", "w", "", 0, 0, np.asarray([loss, 1.0])),
         ]
@@ -38,3 +38,23 @@ def test_ranks_that_have_no_sample_of_the_reference():
     assert first.cause.evidence == (
         "the models get input rows that the single device does not get: 3 on rank 0, 3 on rank 1"
     )
+
+
+def test_ranks_that_have_the_same_samples():
+    """Where ranks feed the same rows and some of the reference's are on no rank, the data is the cause."""
+    rows = np.random.default_rng(0).standard_normal((6, 4))
+    reference = run([rows], [1.0])
+    first = compare_runs(reference, [reference], run([rows[::2]] * 2, [0.2, 0.4]), mesh={"dp": 2}).first
+    assert (first.kind, first.name, first.ranks, first.cause.kind) == ("output", "body", (0, 1), "data")
+    assert first.cause.evidence == (
+        "ranks 0, 1 feed the same input rows to their models, and no rank feeds 3 of the 6 rows that the single device "
+        "does"
+    )
+
+
+def test_ranks_that_share_one_batch_lose_no_sample():
+    """Where the ranks' rows are the reference's, another cause is sought."""
+    rows = np.random.default_rng(0).standard_normal((6, 4))
+    reference = run([rows], [1.0])
+    first = compare_runs(reference, [reference], run([rows] * 2, [3.0] * 2, factor=7), mesh={"tp": 2}).first
+    assert (first.kind, first.name, first.cause.kind) == ("output", "body", "scaled")
