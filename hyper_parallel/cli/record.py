@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(msg)
     folder = Path(arguments.output).absolute()
     if not arguments.output or (folder.exists() and not folder.is_dir()):
-        msg = f"-o {arguments.output or repr('')} is no folder"
+        msg = f"-o {arguments.output or repr('')} is not a folder"
         raise InputError(msg)
     settings = {
         "folder": str(folder),

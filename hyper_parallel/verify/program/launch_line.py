@@ -75,7 +75,7 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
         if name in _RANKS and value.isdigit():
             ranks = int(value)
         elif name in _RANKS:
-            msg = f"{name} {value!r} is no number; leave it out, and give --world-size"
+            msg = f"{name} {value!r} is not a number; leave it out, and give --world-size"
             raise InputError(msg)
         elif name in _HOSTS and value not in ("1", "1:1"):
             msg = f"{name} {value}: all ranks are started on this machine; leave it out, and give --world-size"

@@ -95,7 +95,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "torchrun --nproc-per-node gpu train.py",
-            "--nproc-per-node 'gpu' is no number; leave it out, and give --world-size",
+            "--nproc-per-node 'gpu' is not a number; leave it out, and give --world-size",
         ),
         (
             "make train",
