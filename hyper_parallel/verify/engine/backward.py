@@ -35,7 +35,7 @@ def wrong_way_back(
     places = _places(runs, step)
     off: dict[str, bool] = {}  # for each module with gradients in this step: whether one of them is wrong
     for other, record in runs.bounds.reference.items():
-        if other[0] == "gradient" and other[2] == step and record.module in places and runs.holders(other):
+        if (other[0], *other[2:]) == ("gradient", step, key[3]) and record.module in places and runs.holders(other):
             off[record.module] = off.get(record.module, False) or other in wrong
     wrong_modules = [module for module, is_wrong in off.items() if is_wrong]
     if runs.bounds.reference[key].module not in wrong_modules:
@@ -52,7 +52,7 @@ def wrong_way_back(
     text = (
         f"every output that was compared is right, and so are the gradients of {nearest}; those of {last}, which runs "
         f"before it, are wrong, and of {len(reached)} of the {len(before)} modules before: look at the backward of "
-        f"what runs from {last} to {nearest}"
+        f"what uses the output of {last} up to {nearest}, or at what weights it in the loss"
     )
     return Cause("backward", "", text)
 

@@ -47,7 +47,8 @@ def test_gradients_that_are_wrong_from_a_module_on_back(ranks_agree, monkeypatch
     assert found.kind == "backward"
     assert found.evidence == (
         "every output that was compared is right, and so are the gradients of late; those of mid, which runs before "
-        "it, are wrong, and of 1 of the 1 modules before: look at the backward of what runs from mid to late"
+        "it, are wrong, and of 1 of the 1 modules before: look at the backward of what uses the output of mid up to "
+        "late, or at what weights it in the loss"
     )
 
 
@@ -85,3 +86,22 @@ def test_gradients_that_are_all_wrong_after_a_right_loss(agree):
             "the outputs and the loss are right, and the gradients of every module, from head back, are wrong: look at "
             "the backward from the loss to head, or at what reduces all gradients"
         )
+
+
+def test_gradients_after_clipping_say_nothing_about_the_way_back():
+    """Where some gradients are wrong, all clipped ones are: those before clipping show the modules that are right."""
+
+    def clipped(wrong):
+        found = records(0, wrong)
+        again = [
+            Record(each.kind, each.name, each.module, 0, 1, each.value * (0.5 if wrong else 0.7))
+            for each in found
+            if each.kind == "gradient"
+        ]
+        return [*found, *again]
+
+    reference = Run([RankRecords(0, clipped(()))])
+    parallel = Run([RankRecords(rank, clipped(("embed", "mid"))) for rank in range(2)])
+    first = compare_runs(reference, [reference], parallel, mesh={"dp": 2}).first
+    assert (first.name, first.cause.kind) == ("mid.weight", "backward")
+    assert "and so are the gradients of late; those of mid" in first.cause.evidence
