@@ -1,6 +1,8 @@
 """`docs/reference` documents every public name; `tox -e docs` builds it, and fails on a warning."""
 
+import ast
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,18 @@ def test_every_page_is_in_the_table_of_contents():
     pages = {page.stem for page in SETTINGS.parent.glob("*.rst")} - {"index"}
     listed = SETTINGS.with_name("index.rst").read_text().split(":maxdepth: 1")[1].split()
     assert pages == set(listed)
+
+
+def test_a_line_of_a_diagram_describes_one_tensor():
+    """A diagram of layouts in a docstring has a line for each tensor; a formatter that joins lines makes it prose."""
+    library = SETTINGS.parents[2] / "hyper_parallel" / "core"
+    trees = {path: ast.parse(path.read_text()) for path in library.rglob("*.py")}
+    texts = [
+        (path.name, ast.get_docstring(node) or "")
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+    ]
+    lines = [(name, line) for name, text in texts for line in text.splitlines() if re.match(r"    \w+_[A-Z]+  ", line)]
+    assert len(lines) > 20
+    assert [line for line in lines if len(re.findall(r"\b[a-z]+_[A-Z]+\b", line[1])) > 1] == []
