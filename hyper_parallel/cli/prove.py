@@ -33,27 +33,28 @@ laws of prove ops, or listed as tested; the report also lists where pending sums
 proof covers.
 
 No certificate is issued, and the module is named, if a pending sum is passed on as a plain tensor, the layout of a
-gradient differs from that of its parameter, or a shared gradient is not reduced.
+gradient differs from that of its parameter, or a gradient to which several ranks contribute is not reduced.
 
 Exit status: 0 with a certificate, 1 without, 2 for invalid input, 130 after Ctrl-C."""
 
 _MOST_RANKS = 65536
 
 _OPS = """\
-Prove the rows of every sharding rule for all sizes and numbers of ranks. An operator and its backward are decomposed
-into primitives over symbolic sizes (PyTorch's decompositions; the rows are those of both frameworks), and a row is
-proven if the laws of the primitives lead from the placements of the operands to those of the results and gradients,
-with no conditions on sizes other than the row's own. A row that no law proves is tested on small sizes; a row that
-cannot be tested either is assumed, and the reason is printed.
+Prove every row of every sharding rule for all sizes and numbers of ranks; a row is one combination of placements of the
+operands and results. An operator and its backward are decomposed into primitives over symbolic sizes (PyTorch's
+decompositions; the rows are those of both frameworks), and a row is proven if the laws of the primitives lead from the
+placements of the operands to those of the results and gradients, with no conditions on sizes other than the row's own.
+A row that no law proves is tested on small sizes; a row that cannot be tested either is assumed, and the reason is
+printed.
 
 Exit status: 0 if no row is refuted by a test, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
 
 _REDISTRIBUTIONS = """\
 Check the steps of every change of placement, and of its gradient, between all layouts on meshes of up to eight ranks,
 with the axes that split a dim in any order. A collective is proven by a law for every size and number of ranks. An
-exchange of boxes is checked at the listed sizes, on all ranks: every element of a target box arrives once, from a
-rank that has it, and each partial value of a sum is counted once. How steps pack tensors is tested by verify
-redistribute.
+exchange of boxes (blocks of the tensor, one index range per dim) is checked at the listed sizes, on all ranks: every
+element of a target box arrives once, from a rank that has it, and each partial value of a sum is counted once. How
+steps pack tensors is tested by verify redistribute.
 
 Exit status: 0 if no step is wrong, 1 if one is, 2 for invalid input, 130 after Ctrl-C."""
 

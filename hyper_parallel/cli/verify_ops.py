@@ -39,8 +39,9 @@ _NOT_AUDITED = ("FILE", "--platform", "--mesh", "--quick", "--html", "--seed", "
 """Options that ``--target`` does not use."""
 
 _DESCRIPTION = """\
-Compare every sharding rule with the plain operator, forward and backward with random cotangents, in all placements
-that the rule claims, with uneven and empty shards and partial values.
+Run every operator on shards, as its sharding rule says, and compare the result with the operator on one device:
+forward, and backward with random cotangents, in all placements that the rule claims, with uneven and empty shards and
+partial values.
 
 FILE is a Python file that registers your operators and declares samples of them with
 hyper_parallel.verify.operator_sample(function, real("ab"), ...). Without FILE, the library's own rules are checked.

@@ -44,7 +44,8 @@ Your files are not overwritten: each run has a private copy of the files that it
 (--keep-files keeps it). Writes by subprocesses and native code cannot be redirected, and are denied
 where Linux has Landlock.
 
-Under torchrun, `torchrun --nproc-per-node N -m hyper_parallel verify program FILE`, its processes are the ranks.
+If torchrun starts this command (`torchrun --nproc-per-node N -m hyper_parallel verify program FILE`), its processes
+are the ranks.
 
 The report lists blind spots of the case: ranks with equal data hide a missing average, constant weights hide wrong
 gradients of earlier layers, one step hides state that is stale in the second. The result is inconclusive if all ranks
