@@ -47,7 +47,7 @@ class MeshError(HyperParallelError, ValueError, RuntimeError):
 
 
 class WorldNotJoinedError(MeshError):
-    """A launcher started this process as one of several ranks, and it uses a world without having joined that one.
+    """A launcher started this process as one of several ranks, and it communicates without having joined their world.
 
     Attributes:
         rank: rank that the launcher gave this process; None if it leaves the number to the framework.

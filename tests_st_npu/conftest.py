@@ -40,7 +40,7 @@ if _REHEARSED_DEVICES:  # which have no device nodes either
 
 def pytest_addoption(parser):
     """Declare the options."""
-    parser.addoption("--scenario", action="append", metavar="NAME", help="only this embedded scenario; repeatable")
+    parser.addoption("--scenario", action="append", metavar="NAME", help="only this bundled scenario; repeatable")
     parser.addoption(
         "--devices", type=int, choices=_SIZES, help="only worlds of this size (default: 1, 2, 4; 8 on NPUs)"
     )

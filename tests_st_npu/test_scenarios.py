@@ -1,4 +1,4 @@
-"""The embedded scenarios over real processes. On CPU this is a rehearsal: both frameworks communicate over gloo."""
+"""The bundled scenarios over real processes. On CPU this is a rehearsal: both frameworks communicate over gloo."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Job = tuple[str, Callable[[], "ModelReport"]]
 
 _DESCRIPTION = """\
 Train the single-device model and the parallel one side by side on the same data, and compare outputs, loss, every
-gradient and every updated weight after each step, without any scale factor.
+gradient and every updated weight after each step, as they are: no value is rescaled.
 
 SPEC is package.module:function or path/file.py:function. The function returns (model, batches, loss): a batch is a
 tuple of arrays, all but the last go to the model, and loss(output, batch) is a scalar. It may also return a
@@ -144,10 +144,10 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
         msg = "SPEC needs --plan PLAN, a function that returns the plan of parallelize_module"
         raise ValueError(msg)
     if arguments.scenario:
-        msg = "--scenario names an embedded scenario; it does not go with SPEC"
+        msg = "--scenario names a bundled model, and SPEC another; leave out one"
         raise ValueError(msg)
     if arguments.dtype is not None:
-        msg = "--dtype is that of the embedded scenarios; build the model of SPEC in the dtype that you want"
+        msg = "--dtype applies to the bundled models only; build the model of SPEC in the dtype that you want"
         raise ValueError(msg)
     from hyper_parallel.verify.model.run import verify_model
     from hyper_parallel.verify.run_arguments import parse_mesh
@@ -175,7 +175,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
     from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
     if arguments.plan is not None:
-        msg = "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"
+        msg = "--plan needs SPEC, the model that it is for; the bundled models have plans of their own"
         raise ValueError(msg)
     chosen = [scenario_named(name) for name in arguments.scenario or ()] or list(SCENARIOS)
     if arguments.mesh is not None or arguments.world_size is not None:
@@ -183,7 +183,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
         meshes = sorted({"x".join(map(str, scenario.mesh_shape)) for scenario in chosen})
         chosen = [scenario for scenario in chosen if scenario.mesh_shape == shape]
         if not chosen:
-            msg = f"no embedded scenario has the mesh {'x'.join(map(str, shape))}; there are {', '.join(meshes)}"
+            msg = f"no bundled model has the mesh {'x'.join(map(str, shape))}; their meshes are {', '.join(meshes)}"
             raise ValueError(msg)
     fewest = None if "simulated" in launches else min(math.prod(scenario.mesh_shape) for scenario in chosen)
     for platform in platforms(arguments.platform, arguments.device, fewest):

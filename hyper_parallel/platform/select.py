@@ -108,7 +108,8 @@ def value_and_grad(
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) on PyTorch, where ``loss.backward()`` does this.
-        ArgumentTypeError: (a TypeError) the returned function got a tensor of PyTorch, a constant to MindSpore.
+        ArgumentTypeError: (a TypeError) the returned function got a tensor of PyTorch, which MindSpore treats as a
+            constant.
     """
     run = get_platform().value_and_grad(fn, grad_position, weights, has_aux)
 

@@ -55,7 +55,7 @@ def build_model(platform: Platform, case: ModelCase, seed: int) -> Any:
         other = framework_of(model)
         fix = f"give --platform {other}" if other else "build one, or name the model's framework with --platform"
         expected = _MODULES[platform.platform_type]
-        msg = f"SPEC: the model is of type {type_name(type(model))}, which is no {expected}; {fix}"
+        msg = f"SPEC: the model is of type {type_name(type(model))}, which is not a {expected}; {fix}"
         raise InputError(msg)
     if harness_of(platform).infers_sizes(model):
         blamed = blame_user("SPEC: the first forward of the model, which infers sizes,")

@@ -1,4 +1,4 @@
-"""The embedded scenarios: the reference transformer on real text, and a tutorial, with plans like those of users."""
+"""The bundled scenarios: the reference transformer on real text, and a tutorial, with plans like those of users."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ SCENARIOS: tuple[Scenario | Tutorial, ...] = (
 
 
 def scenario_named(name: str) -> Scenario | Tutorial:
-    """Return the embedded scenario ``name``.
+    """Return the bundled scenario ``name``.
 
     Raises:
         ValueError: there is no such scenario; the message lists the names.

@@ -88,7 +88,7 @@ def test_a_model_of_the_other_framework_is_one_line(platform, expected, fix, cap
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"hyper-parallel: error: SPEC: the model is of type {fix}_case.py:Net, which is no {expected}; "
+        f"hyper-parallel: error: SPEC: the model is of type {fix}_case.py:Net, which is not a {expected}; "
         f"give --platform {fix}\n"
     )
 
@@ -174,7 +174,7 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
             ),
         ),
         (["--plan", "PLAN", "--mesh", "3", "--scenario", "3-rms-untied"],
-            "--scenario names an embedded scenario; it does not go with SPEC"),
+            "--scenario names a bundled model, and SPEC another; leave out one"),
         (["--plan", "PLAN", "--mesh", "3", "--platform", "jax"], "--platform 'jax' is not one of torch, mindspore"),
     ],
 )  # fmt: skip
@@ -205,11 +205,11 @@ def test_spec_that_makes_no_case(platform_name, capsys):
     assert json.loads(captured.out) == {"ok": False, "error": text}
 
 
-# -- the embedded scenarios, without running them ----------------------------------------------------------------------
+# -- the bundled scenarios, without running them ----------------------------------------------------------------------
 
 
 def test_default_runs_every_scenario_on_both(runs, capsys):
-    """Without options every embedded scenario runs, simulated, on every installed framework."""
+    """Without options every bundled scenario runs, simulated, on every installed framework."""
     assert main(["verify", "model"]) == 0
     assert runs == [(item.name, name, "simulated") for name in ("torch", "mindspore") for item in SCENARIOS]
     last = capsys.readouterr().out.splitlines()[-1]
@@ -232,14 +232,14 @@ def test_choices(runs, capsys):
 @pytest.mark.parametrize(
     "options, text",
     [
-        (["--mesh", "5"], "no embedded scenario has the mesh 5; there are 2x2, 3"),
+        (["--mesh", "5"], "no bundled model has the mesh 5; their meshes are 2x2, 3"),
         (["--scenario", "4d"],
             f"scenario '4d' does not exist; scenarios: {', '.join(item.name for item in SCENARIOS)}"),
-        (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the embedded scenarios bring their own"),
+        (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the bundled models have plans of their own"),
     ],
 )  # fmt: skip
 def test_embedded_mistakes(runs, options, text, capsys):
-    """Options that fit no embedded scenario are refused, and the existing ones are listed."""
+    """Options that fit no bundled scenario are refused, and the existing ones are listed."""
     assert main(["verify", "model", *options]) == 2
     captured = capsys.readouterr()
     assert captured.err == f"hyper-parallel: error: {text}\n"

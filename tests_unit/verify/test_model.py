@@ -1,4 +1,4 @@
-"""The embedded scenarios: parallel training equals single-device training, and injected faults are found."""
+"""The bundled scenarios: parallel training equals single-device training, and injected faults are found."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The text that the embedded scenarios train on."""
+"""The text that the bundled scenarios train on."""
 
 import numpy as np
 import pytest

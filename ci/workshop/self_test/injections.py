@@ -186,7 +186,7 @@ def _ledger(folder: str) -> Iterator[None]:
 
 
 def _check_divergence(platform: str, fault: str) -> tuple[bool, str]:
-    """Verify an embedded scenario with a model fault: the report must name the fault's module."""
+    """Verify a bundled scenario with a model fault: the report must name the fault's module."""
     from hyper_parallel.verify.model.run import verify_scenario
     from hyper_parallel.verify.scenarios import SCENARIOS
 

@@ -214,8 +214,8 @@ def _check_heads(query: Any, key: Any) -> None:
     heads = int(key.shape[_HEADS])
     if int(query.shape[_HEADS]) != heads and heads % parts:
         msg = (
-            f"{_NAME}: {int(query.shape[_HEADS])} heads of queries share {heads} of keys, which {parts} ranks cannot "
-            "hold evenly; use form='gather', or redistribute so that heads are not sharded"
+            f"{_NAME}: {int(query.shape[_HEADS])} query heads share {heads} key/value heads, and {parts} ranks do not "
+            f"divide {heads}; use form='gather', or redistribute so that heads are not sharded"
         )
         raise LayoutError(msg)
 

@@ -299,8 +299,8 @@ def sharded_layout(path: str, parameter: Any, axes: DataAxes, dim: int = 0) -> L
         taken = [name for name in names if name in data]
         if taken:
             msg = (
-                f"fully_shard: parameter {path} is a DTensor {notation}, whose dim {number} the data axis {taken[0]!r} "
-                "splits already; replicate it along the data axes, which fully_shard splits it over"
+                f"fully_shard: parameter {path} is a DTensor {notation}, whose dim {number} is sharded over the data "
+                f"axis {taken[0]!r} already; replicate it along the data axes, and fully_shard shards it over them"
             )
             raise PlanError(msg)
         dim_axes.append(tuple(whole.axis(name) for name in names))

@@ -319,9 +319,10 @@ class DTensor(_FrameworkTensor):
         )
 
     def leave_leaf(self) -> None:
-        """Before a write, make the tensor a result of the leaf that was passed to ``from_local``.
+        """Stop being the leaf tensor that was passed to ``from_local``, before a write in place.
 
-        The storage stays that of the leaf, which still receives the gradient of its values from before the write.
+        The tensor becomes a view of the leaf. It shares the leaf's storage, and the leaf still receives the gradient
+        of its values from before the write.
         """
         platform, layout = self._platform, self._layout
         if platform.needs_grad(self._local) and platform.grad_enabled():

@@ -199,7 +199,7 @@ class DeviceMesh:
         return self.own_coordinate()[self._resolve_axis(mesh_dim, "get_local_rank")]
 
     def get_rank(self) -> int:
-        """Global rank on which the mesh is in use."""
+        """Return the global rank of this process."""
         return self.rank
 
     def coordinate_of(self, rank: int) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ def skipped_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _e
     rank, step = next(iter(found.items()))
     text = (
         f"{ranks_words(list(found))} {'has' if len(found) == 1 else 'have'} {_losses(runs.ranks[rank])[step]} losses "
-        f"in step {step + 1}, the single device {expected[step]}, and as many in all: after the first of them the "
-        "optimizer makes no step, as after gradients that overflow"
+        f"in step {step + 1} where the single device has {expected[step]}, and equally many in total: the optimizer "
+        "skips its step after the first of them, as it does when gradients overflow"
     )
     return Cause("skipped-step", "", text)
 

@@ -180,7 +180,7 @@ class FuzzReport(Counts, Report):
         )
         rate = self.programs / self.processor_seconds if self.processor_seconds else 0.0
         mixed = f", dtypes {','.join(self.dtypes)}" if self.dtypes else ""
-        lines.append(f"seed {self.seed}{mixed}; {self.seconds:.1f} s, {rate:.0f} programs per second of one core")
+        lines.append(f"seed {self.seed}{mixed}; {self.seconds:.1f} s, {rate:.0f} programs per CPU second")
         for finding in self.findings:
             lines.extend(finding.lines())
         if not self.checked:

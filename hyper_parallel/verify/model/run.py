@@ -143,7 +143,7 @@ def verify_scenario(
     device: str = "cpu",
     timeline: bool = False,
 ) -> ModelReport:
-    """Verify one of the embedded scenarios; arguments and result are those of :func:`verify_model`."""
+    """Verify one of the bundled scenarios; arguments and result are those of :func:`verify_model`."""
     return verify_model(
         scenario.case,
         scenario.plan,

@@ -205,7 +205,7 @@ def _shuffled(shape: Sequence[int], high: int, dim: int, rng: Any) -> Any:
     array = np.empty(shape, np.int64)
     lines = np.moveaxis(array, dim, -1)
     if lines.shape[-1] > high:
-        msg = f"{lines.shape[-1]} indices along dim {dim}, of which no two are equal, are not below {high}"
+        msg = f"dim {dim} needs {lines.shape[-1]} different indices, and there are only {high}"
         raise ValueError(msg)
     for index in np.ndindex(*lines.shape[:-1]):
         lines[index] = rng.permutation(high)[: lines.shape[-1]]

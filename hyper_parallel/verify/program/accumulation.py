@@ -126,8 +126,8 @@ def verify_sum(
             for key in keys
         ]  # fmt: skip
     words = (
-        f"no option of {program.name} was found by which it takes one batch: the gradients of the first step are "
-        f"compared with those of its {len(parts)} micro-batches; what each weighs is not tested"
+        f"no option of {program.name} was found that makes it process one batch at once: the gradients of the first "
+        f"step are compared with those of its {len(parts)} micro-batches; the weight of each is not tested"
     )
     return HardenedCase([words], verdict, title="accumulate")
 

@@ -36,7 +36,7 @@ _ELSEWHERE = {
 
 OTHER_FILES = {
     ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
-    ".sh": "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
+    ".sh": "a shell script: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
 }
 """Files that are not Python programs, by suffix, and how to fix that."""
 
@@ -81,7 +81,7 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
             msg = f"{name} {value}: all ranks are started on this machine; leave it out, and give --world-size"
             raise InputError(msg)
         elif name not in (*_HARMLESS, *_HOSTS):
-            msg = f"{name} of {launcher or 'python'} is not followed here: {_ELSEWHERE.get(launcher, 'leave it out')}"
+            msg = f"{name} of {launcher or 'python'} is not supported here: {_ELSEWHERE.get(launcher, 'leave it out')}"
             raise InputError(msg)
     return LaunchLine(target, arguments, ranks)
 
@@ -100,7 +100,7 @@ def _without(words: Sequence[str], program: Sequence[str]) -> str:
     variables = "".join(f"{word} " for word in words[:place] if _VARIABLE.match(word))
     ranks = "" if _launcher(inner)[0] else "--world-size N "
     return (
-        f"{words[0]!r} is not followed here: `{variables}hyper-parallel verify program {ranks}-- {shlex.join(inner)}`"
+        f"{words[0]!r} is not supported here: `{variables}hyper-parallel verify program {ranks}-- {shlex.join(inner)}`"
     )
 
 
@@ -121,12 +121,12 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         start = [sys.executable]
     if launcher == "deepspeed" or not start:
         msg = (
-            f"{words[0]!r} is not followed here: only python, torchrun, msrun and accelerate launch are; put `with "
+            f"{words[0]!r} is not supported here: only python, torchrun, msrun and accelerate launch are; put `with "
             "hyper_parallel.verify.record_run(FOLDER):` around the training in the script"
         )
         raise InputError(msg)
     if "--no-python" in options:
-        raise InputError("--no-python starts no script of Python; leave it out")
+        raise InputError("--no-python starts a program that is not a Python script; leave it out")
     options += (
         ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []
     )  # msrun runs its arguments as a command
@@ -186,7 +186,7 @@ def _parts(words: list[str], line: str) -> tuple[list[str], str, tuple[str, ...]
         if Path(word).suffix in OTHER_FILES:
             msg = f"{word} is {OTHER_FILES[Path(word).suffix]}"
             raise InputError(msg)
-    msg = f"{line!r} starts no script of Python and no module (-m): give FILE, or a command such as torchrun train.py"
+    msg = f"{line!r} starts no Python script and no module (-m): give FILE, or a command such as torchrun train.py"
     raise InputError(msg)
 
 

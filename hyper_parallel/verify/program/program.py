@@ -189,7 +189,10 @@ def _check_imports(program: Program) -> None:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if Path(file).is_absolute() and program.in_place(file) != file and not file.startswith(own):
-            msg = f"it imports {name} from {file}, which is not of the revision; install nothing of the checkout"
+            msg = (
+                f"it imports {name} from {file}, which is not part of the revision; use an environment in which the "
+                "checkout is not installed"
+            )
             raise InputError(msg)
 
 

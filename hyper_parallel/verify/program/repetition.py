@@ -63,9 +63,9 @@ def check_deterministic(program: Program, first: Run, second: Run) -> str:
     if min(steps) and steps[0] != steps[1]:
         fewer = f"--steps {max(1, min(steps) // _SLOWER)}"
         raise InputError(
-            f"{program.name} makes {steps[0]} optimizer steps in one run and {steps[1]} in another, and computes the "
-            f"same in those that both make: something else than the training ends it, such as time; give it a number "
-            f"of steps that every run makes, such as {fewer}"
+            f"{program.name} takes {steps[0]} optimizer steps in one run and {steps[1]} in another, and the steps that "
+            "both take are equal: something other than the training ends it, such as a time limit; give it a number of "
+            f"steps that every run takes, such as {fewer}"
         )
     raise _not_deterministic(program, f"the number of recorded values ({len(own)} and {len(other)})")
 

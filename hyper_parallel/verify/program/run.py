@@ -326,8 +326,8 @@ class _Verification:
         case = verify_sum(alone, self.world, reference, self.progress)
         if case is None and self.find_accumulation:
             msg = (
-                f"--accumulate auto: no option of {alone.name} was found by which it takes the batch of a step at "
-                "once; name its arguments for that, such as --accumulate '--accum 1'"
+                f"--accumulate auto: no option of {alone.name} was found that makes it process the batch of a step at "
+                "once; give the arguments that do, such as --accumulate '--accum 1'"
             )
             raise InputError(msg)
         return case

@@ -39,13 +39,13 @@ def paired(whole: Graph, local: Graph) -> Graph:
     names = [[step.name for step in graph.steps] for graph in (whole, local)]
     wiring = [(graph.inputs, graph.outputs, graph.cotangents, graph.gradients) for graph in (whole, local)]
     if names[0] != names[1] or wiring[0] != wiring[1]:
-        msg = "the local call takes other steps than one device"
+        msg = "the local call takes different steps from one device"
         raise UnprovenError(msg)
     differing = {size for sizes in _sizes(whole, local) if (size := tuple(each.number for each in sizes))[0] != size[1]}
     label = math.gcd(*(size for size, _ in differing)) if differing else 1
     if len({size / part if part else 0 for size, part in differing}) > 1 or (label == 0 and differing):
         pairs = ", ".join(f"{part} of {size}" for size, part in sorted(differing))
-        msg = f"a rank has {pairs} elements along dims of one call, which is not the same fraction"
+        msg = f"a rank has {pairs} elements along dims of one call: these are different fractions"
         raise UnprovenError(msg)
     steps = [_step(one, own, label) for one, own in zip(whole.steps, local.steps, strict=True)]
     return replace(whole, steps=tuple(steps), hints={_LABEL: label}, no_backward=whole.no_backward or local.no_backward)
@@ -65,7 +65,7 @@ def _step(one: Step, own: Step, label: int) -> Step:
         for size, local in zip(one.shape, own.shape, strict=True)
     )
     if one.operands != own.operands or _without_sizes(one.does) != _without_sizes(own.does):
-        msg = f"{one.name}: the local call does something else than one device"
+        msg = f"{one.name}: the local call does something different from one device"
         raise UnprovenError(msg)
     return replace(one, shape=shape)
 

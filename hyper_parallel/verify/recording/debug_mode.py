@@ -76,7 +76,7 @@ def read_log(path: Path, label: str, rank: int = 0, size: int = 1) -> RankRecord
     for number, line in enumerate(lines, 1):
         if not log.take(line):
             msg = (
-                f"{label}: {path}, line {number}, is not one of a log of DebugMode: {line.strip()[:60]!r}; write what "
+                f"{label}: {path}, line {number}, is not from a log of DebugMode: {line.strip()[:60]!r}; write what "
                 "debug_mode.debug_string() returns to the file, and nothing else"
             )
             raise InputError(msg)

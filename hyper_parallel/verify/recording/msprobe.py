@@ -94,7 +94,7 @@ def _ranks(folder: Path, label: str) -> dict[int, Path]:
     found = {each: name for each in folder.iterdir() if (name := _RANK.fullmatch(each.name)) and each.is_dir()}
     own = {int(name[1] or 0): each for each, name in found.items()}
     if not own:
-        msg = f"{label}: {folder} has no folder of a rank, such as {folder.name}/rank0, so it is no dump of msprobe"
+        msg = f"{label}: {folder} has no folder of a rank, such as {folder.name}/rank0, so it is not a dump of msprobe"
         raise InputError(msg)
     if len(own) < len(found):
         names = shortened(sorted(each.name for each in found))
@@ -158,7 +158,7 @@ class _Dump:
         try:
             self._sites = {name: _site(lines) for names, lines in stack.values() for name in names}
         except (AttributeError, TypeError, ValueError):
-            msg = f"{self.label}: {self.folder / 'stack.json'} is damaged: it is not one of msprobe; delete it"
+            msg = f"{self.label}: {self.folder / 'stack.json'} is damaged: msprobe did not write it; delete it"
             raise InputError(msg) from None
 
     def _json(self, path: Path) -> dict[str, Any]:
@@ -168,7 +168,10 @@ class _Dump:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            msg = f"{self.label}: {path} is damaged: it is no JSON object; the run was killed, or the copy is cut short"
+            msg = (
+                f"{self.label}: {path} is damaged: it is not a JSON object; the run was killed, or the copy is "
+                "incomplete"
+            )
             raise InputError(msg)
         return found
 
@@ -187,7 +190,7 @@ class _Dump:
             raise
         except (AttributeError, KeyError, TypeError, ValueError):
             path = self.folder / "dump.json"
-            msg = f"{self.label}: {path} is damaged: its entry {name} is no record of tensors"
+            msg = f"{self.label}: {path} is damaged: its entry {name} is not a record of tensors"
             raise InputError(msg) from None
 
     def _records(self, name: str, entry: Mapping[str, Any]) -> Iterator[Record]:

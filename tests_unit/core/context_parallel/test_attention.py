@@ -275,7 +275,7 @@ PLACED = (
              + "query.redistribute(placements=[Replicate(), Shard(2)])")),
         (dict.fromkeys(("key", "value"), (torch.ones(2, 3, 7, 4), [Shard(1), Shard(2)]))
             | {"query": (torch.ones(2, 6, 7, 4), [Shard(1), Shard(2)])}, LayoutError,
-            ("6 heads of queries share 3 of keys, which 2 ranks cannot hold evenly; use form='gather', or redistribute "
+            ("6 query heads share 3 key/value heads, and 2 ranks do not divide 3; use form='gather', or redistribute "
              "so that heads are not sharded")),
     ],
 )  # fmt: skip

@@ -372,11 +372,11 @@ def test_parameters_that_do_not_fit_are_refused():
 
         refused(
             PlanError,
-            "fully_shard: parameter weight is a DTensor f32[4, 4@dp], whose dim 1 the data axis 'dp' splits already; "
-            "replicate it along the data axes, which fully_shard splits it over",
+            "fully_shard: parameter weight is a DTensor f32[4, 4@dp], whose dim 1 is sharded over the data axis 'dp' "
+            "already; replicate it along the data axes, and fully_shard shards it over them",
             lambda: shard(grid, Shard(1), Replicate()),
         )
-        with pytest.raises(PlanError, match=r"whose dim 0 the data axis 'dp' splits already"):
+        with pytest.raises(PlanError, match=r"whose dim 0 is sharded over the data axis 'dp' already"):
             shard(grid["dp"], Shard(0))
         with pytest.raises(PlanError, match=r"reduce it first, with reduce_partial\(\)$"):
             shard(grid, Partial(), Replicate())

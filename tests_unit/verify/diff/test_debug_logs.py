@@ -153,7 +153,7 @@ def test_what_is_no_log_is_refused(tmp_path, capsys):
     path = tmp_path / "x.log"
     path.write_text("epoch 1: loss 0.5\n")
     message = (
-        f"A: {path}, line 1, is not one of a log of DebugMode: 'epoch 1: loss 0.5'; write what "
+        f"A: {path}, line 1, is not from a log of DebugMode: 'epoch 1: loss 0.5'; write what "
         "debug_mode.debug_string() returns to the file, and nothing else"
     )
     assert main(["verify", "diff", str(path), str(path)]) == 2

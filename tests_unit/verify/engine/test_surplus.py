@@ -89,8 +89,8 @@ def skipped(ranks, step, differs):
 def test_two_losses_in_a_step_and_as_many_in_all_are_a_step_that_was_left_out():
     """The ranks and the step are named."""
     said = (
-        " losses in step 2, the single device 1, and as many in all: after the first of them the optimizer makes no "
-        "step, as after gradients that overflow"
+        " losses in step 2 where the single device has 1, and equally many in total: the optimizer skips its step "
+        "after the first of them, as it does when gradients overflow"
     )
     both = skipped([[0, 1, 1], [0, 1, 1]], 2, (0, 1))
     assert (both.kind, both.evidence) == ("skipped-step", f"ranks 0, 1 have 2{said}")

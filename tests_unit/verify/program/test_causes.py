@@ -179,8 +179,8 @@ def test_a_step_that_a_rank_leaves_out_is_named(world):
     first = verify_program(skip, world).verdict.first
     assert (first.step, first.ranks, first.cause.kind) == (1, (world - 1,), "skipped-step")
     assert first.cause.evidence == (
-        f"rank {world - 1} has 2 losses in step 2, the single device 1, and as many in all: after the first of them "
-        "the optimizer makes no step, as after gradients that overflow"
+        f"rank {world - 1} has 2 losses in step 2 where the single device has 1, and equally many in total: the "
+        "optimizer skips its step after the first of them, as it does when gradients overflow"
     )
     assert verify_program(functools.partial(skip, skips=False), world).ok
 

@@ -83,7 +83,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
     [
         (
             "accelerate launch --use_fsdp train.py",
-            "--use-fsdp of accelerate launch is not followed here: " + TO_ACCELERATE,
+            "--use-fsdp of accelerate launch is not supported here: " + TO_ACCELERATE,
         ),
         (
             "torchrun --nnodes 2 train.py",
@@ -91,7 +91,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "torchrun --log-dir logs train.py",
-            "--log-dir of torchrun is not followed here: the ranks are started here: leave it out",
+            "--log-dir of torchrun is not supported here: the ranks are started here: leave it out",
         ),
         (
             "torchrun --nproc-per-node gpu train.py",
@@ -100,32 +100,32 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         (
             "make train",
             (
-                "'make train' starts no script of Python and no module (-m): give FILE, or a command such as torchrun "
+                "'make train' starts no Python script and no module (-m): give FILE, or a command such as torchrun "
                 "train.py"
             ),
         ),
         (
             "bash run.sh",
             (
-                "run.sh is a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 "
+                "run.sh is a shell script: give the command in it after --, as in `-- torchrun --nproc-per-node 2 "
                 "train.py`"
             ),
         ),
         (
             "nohup torchrun --nproc-per-node 2 train.py 7",
-            "'nohup' is not followed here: `hyper-parallel verify program -- torchrun --nproc-per-node 2 train.py 7`",
+            "'nohup' is not supported here: `hyper-parallel verify program -- torchrun --nproc-per-node 2 train.py 7`",
         ),
         (
             "env -u B A=1 torchrun -m pkg",
-            "'env' is not followed here: `A=1 hyper-parallel verify program -- torchrun -m pkg`",
+            "'env' is not supported here: `A=1 hyper-parallel verify program -- torchrun -m pkg`",
         ),
         (
             "mpirun -n 2 bin/python3 train.py",
-            "'mpirun' is not followed here: `hyper-parallel verify program --world-size N -- bin/python3 train.py`",
+            "'mpirun' is not supported here: `hyper-parallel verify program --world-size N -- bin/python3 train.py`",
         ),
         (
             "uv run train.py 7",
-            "'uv' is not followed here: `hyper-parallel verify program --world-size N -- python train.py 7`",
+            "'uv' is not supported here: `hyper-parallel verify program --world-size N -- python train.py 7`",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_commands_that_cannot_be_followed_are_refused(command, message):
         ),
         (
             "run.sh",
-            "a script of a shell: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
+            "a shell script: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
         ),
     ],
 )

@@ -75,8 +75,8 @@ def test_without_an_option_the_sum_of_micro_batches_is_compared(script):
     assert case.verdict.counts == {"gradient": 4}
     (words,) = case.words
     assert words == (
-        f"no option of {script} was found by which it takes one batch: the gradients of the first step are compared "
-        "with those of its 3 micro-batches; what each weighs is not tested"
+        f"no option of {script} was found that makes it process one batch at once: the gradients of the first step are "
+        "compared with those of its 3 micro-batches; the weight of each is not tested"
     )
     report = verify_program(script, 2, args=["--seed", "1", "--zeroed"], **given)
     assert (report.ok, report.status) == (False, 1)
@@ -123,8 +123,8 @@ def test_calls_with_the_same_samples_are_no_micro_batches(tmp_path):
     with pytest.raises(InputError) as caught:
         verify_program(str(path), 2, accumulate=("auto",), upcast=False, logged=False)
     assert str(caught.value) == (
-        f"--accumulate auto: no option of {path} was found by which it takes the batch of a step at once; name its "
-        "arguments for that, such as --accumulate '--accum 1'"
+        f"--accumulate auto: no option of {path} was found that makes it process the batch of a step at once; give the "
+        "arguments that do, such as --accumulate '--accum 1'"
     )
 
 

@@ -309,7 +309,7 @@ assert not isinstance(graph(1), torch.cuda.CUDAGraph)
                 "allocate with torch.empty (docs/stacks.md)"
             ),
         ),
-        ("torch.cuda.set_device(1)", "cuda device 1 of 1: every rank has one, numbered by LOCAL_RANK"),
+        ("torch.cuda.set_device(1)", "cuda device 1 of 1 does not exist; every rank has one, LOCAL_RANK"),
     ],
 )
 def test_what_the_cpu_lacks_is_named(part, message, tmp_path):

@@ -181,7 +181,7 @@ def test_a_training_that_time_ends_is_refused_with_a_number_of_steps(steps, fewe
     with pytest.raises(InputError) as caught:
         check_deterministic(PROGRAM, *runs)
     assert str(caught.value) == (
-        f"{PROGRAM.name} makes {steps[0]} optimizer steps in one run and {steps[1]} in another, and computes the same "
-        "in those that both make: something else than the training ends it, such as time; give it a number of steps "
-        f"that every run makes, such as --steps {fewer}"
+        f"{PROGRAM.name} takes {steps[0]} optimizer steps in one run and {steps[1]} in another, and the steps that "
+        "both take are equal: something other than the training ends it, such as a time limit; give it a number of "
+        f"steps that every run takes, such as --steps {fewer}"
     )

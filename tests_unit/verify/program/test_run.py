@@ -654,9 +654,9 @@ def test_a_reference_that_is_not_deterministic():
         "mindspore.set_seed, random.seed, numpy.random.seed), and keep time and object ids out of the training"
     )
     assert refusal(lambda: train(steps=count.append(1) or len(count))).endswith(
-        " makes 4 optimizer steps in one run and 6 in another, and computes the same in those that both make: "
-        "something else than the training ends it, such as time; give it a number of steps that every run makes, such "
-        "as --steps 1"
+        " takes 4 optimizer steps in one run and 6 in another, and the steps that both take are equal: something other "
+        "than the training ends it, such as a time limit; give it a number of steps that every run takes, such as "
+        "--steps 1"
     )
 
 

@@ -34,10 +34,10 @@ def axes_to_sum(region: str, name: str, target: Layout, values: tuple[tuple[str,
     axes, problem = _axes_to_sum(target, values)
     if problem:
         msg = (
-            f"{region}: the gradient of {name} on {target.mesh!r} cannot be derived: {problem}. Give {name} its entry "
-            "of in_grad_placements, Partial() for axes along which its gradient is to be summed and Replicate() for "
-            "others that it is replicated on, or bring it to the mesh of the "
-            "others by get_platform().get_tensor_transform().transform(tensor, layout)"
+            f"{region}: the gradient of {name} on {target.mesh!r} cannot be derived: {problem}. Give {name} an entry "
+            "in in_grad_placements: Partial() for axes along which its gradient must be summed, Replicate() for other "
+            "axes on which it is replicated; or move it to the mesh of the other operands with "
+            "get_platform().get_tensor_transform().transform(tensor, layout)"
         )
         raise MeshMismatchError(msg)
     return axes

@@ -72,7 +72,7 @@ class HarnessPlatform(abc.ABC):
             ValueError: the file does not contain exactly one tensor.
             UnsupportedOnBackend: (a NotImplementedError) the framework has no file format for one tensor.
         """
-        msg = f"{self.platform.platform_type} has no file of one tensor, and {path} is one of PyTorch"
+        msg = f"{path} is a tensor that PyTorch saved, and {self.platform.platform_type} cannot read it"
         raise UnsupportedOnBackend(msg)
 
     def inherited_world(self) -> AbstractContextManager[None]:

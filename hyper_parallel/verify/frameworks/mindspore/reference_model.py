@@ -152,7 +152,7 @@ def _rotate(x: Any, cos_LH: Any, sin_LH: Any) -> Any:
     return mint.cat([first * cos_LH - second * sin_LH, second * cos_LH + first * sin_LH], -1)
 
 
-# -- a regression that is trained as MindSpore's tutorials train: the embedded scenario ``3-tutorial`` -----------------
+# -- a regression that is trained as MindSpore's tutorials train: the bundled scenario ``3-tutorial`` -----------------
 
 
 class Regression(nn.Cell):

@@ -132,7 +132,7 @@ def _rotate(x: Any, cos_LH: Tensor, sin_LH: Tensor) -> Any:
     return torch.cat([first * cos_LH - second * sin_LH, second * cos_LH + first * sin_LH], -1)
 
 
-# -- a regression that is trained as PyTorch's tutorials train: the embedded scenario ``3-tutorial`` -------------------
+# -- a regression that is trained as PyTorch's tutorials train: the bundled scenario ``3-tutorial`` -------------------
 
 
 class Regression(nn.Module):

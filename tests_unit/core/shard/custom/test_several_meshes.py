@@ -166,8 +166,8 @@ def refused(kind, body, world=4):
 
 
 FIX = (
-    "Give w its entry of in_grad_placements, Partial() for axes along which its gradient is to be summed and "
-    "Replicate() for others that it is replicated on, or bring it to the mesh of the others by "
+    "Give w an entry in in_grad_placements: Partial() for axes along which its gradient must be summed, Replicate() "
+    "for other axes on which it is replicated; or move it to the mesh of the other operands with "
     "get_platform().get_tensor_transform().transform(tensor, layout)"
 )
 

@@ -204,7 +204,7 @@ class PretendedDevice:
         """
         index = self.index(device)
         if index >= self.device_count():
-            msg = f"{self.name} device {index} of {self.device_count()}: every rank has one, numbered by LOCAL_RANK"
+            msg = f"{self.name} device {index} of {self.device_count()} does not exist; every rank has one, LOCAL_RANK"
             raise ValueError(msg)
         self.choose(max(index, 0))
 
