@@ -94,7 +94,7 @@ FACTS = (
           "Megatron-LM 5047", {"tp": 3}, "output", "router*", "scaled-by-size"),
     Facts("loss_parallel_backward", "losses",
           "The backward of a sharded log_softmax is left to a fused loss, but the program calls another one.",
-          "pytorch 190746", {"tp": 3}, "gradient", "head.weight", "components", has_single=True),
+          "pytorch 190746", {"tp": 3}, "gradient", "head.weight", "backward", has_single=True),
     Facts("rank_of_another_group", "inputs",
           "A rank picks its tokens by its rank in another group; equal group sizes hid it.",
           "torchtitan 2842", {"ep": 2, "tp": 3}, "output", "moe*", "permuted", _BOTH),
