@@ -90,7 +90,7 @@ STACKS = {
         "cuda",
         "megatron_distributed",
         ("half",),
-        others={"--stale": "decoder.layers.0.mlp.linear_fc2.weight"},
+        others={"--stale": "embedding.word_embeddings.weight"},
     ),
     "megatron_pipeline": Stack(("megatron",), "embedding.word_embeddings.weight", "cuda"),
     "megatron_experts": Stack(("megatron",), "decoder.layers.*.mlp.experts.local_experts.*", "cuda"),
