@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 __all__ = ["CallProof", "Certificate", "certify", "wrongly_reduced"]
 
 
+_NO_CALL = "no operator was called with DTensors, so nothing is proven"
+_COMPARED = "it does not show that these are the calls of one device: verify model compares both"
+
+
 @dataclass(frozen=True)
 class CallProof:
     """One operator of the program on one axis.
@@ -121,7 +125,7 @@ class Certificate(Report):
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         levels = Counter(call.level for call in self.calls)
         lines = [f"{self.model} on {ranks} ranks ({mesh})"]
-        lines += [f"no certificate: {line}" for line in self.wrong]
+        lines += [f"no certificate: {line}" for line in self.wrong or ([] if self.calls else [_NO_CALL])]
         lines.append(f"proven for these sizes: {levels['proven']} of {len(self.calls)} rows of operators")
         if self.plain:
             lines.append(f"proven for these sizes: {self.plain} calls with plain tensors")
@@ -133,6 +137,8 @@ class Certificate(Report):
         lines += [f"moved: {what}{_times(count)}" for what, count in self.moves.items()]
         lines += [f"changes of placement: {what}{_times(count)}" for what, count in self.changes.items()]
         lines += [f"not covered: {line}" for line in self.open]
+        if self.ok:
+            lines.append(f"certificate: {_except(len(self.calls) - levels['proven'], len(self.open))}; {_COMPARED}")
         lines.append(f"{self.seconds:.1f} s, {byte_words(self.peak_bytes)}")
         return "\n".join(lines)
 
@@ -146,6 +152,13 @@ class Certificate(Report):
 def _line(call: CallProof) -> str:
     where = call.module or "(model)"
     return f"{call.level}: {call.op} in {where} on {call.axis}: {call.row}: {call.why}"
+
+
+def _except(unproven: int, uncovered: int) -> str:
+    """Return what a certificate covers, in words, given numbers of rows that rest on tests and of lines not covered."""
+    gaps = [f"rows of operators that rest on tests ({unproven})"] if unproven else []
+    gaps += [f"what is not covered ({uncovered})"] if uncovered else []
+    return f"the calls of the parallel run, except {' and '.join(gaps)}" if gaps else "all calls of the parallel run"
 
 
 def _times(count: int) -> str:

@@ -230,3 +230,23 @@ def test_the_text_of_a_certificate():
         "reduced: all_reduce (2 times)",
         "moved: all_gather",
     ]
+    compared = "it does not show that these are the calls of one device: verify model compares both"
+    assert lines[6] == (
+        f"certificate: the calls of the parallel run, except rows of operators that rest on tests (1); {compared}"
+    )
+    found.open = ["an average", "a norm"]
+    assert found.text().splitlines()[6:9] == [
+        "not covered: an average",
+        "not covered: a norm",
+        f"{lines[6].partition(';')[0]} and what is not covered (2); {compared}",
+    ]
+    found.calls, found.open = [replace(call, level="proven")], []
+    assert found.text().splitlines()[5] == f"certificate: all calls of the parallel run; {compared}"
+
+
+def test_a_run_without_dtensors_has_no_certificate_and_the_reason_is_printed():
+    """Nothing proven is no success: a plan that calls no operator with DTensors is rejected with this reason."""
+    found = Certificate("model", {"tp": 2})
+    assert not found.ok
+    reason = "no certificate: no operator was called with DTensors, so nothing is proven"
+    assert (found.text().splitlines()[1], "certificate: " in found.text().replace(reason, "")) == (reason, False)
