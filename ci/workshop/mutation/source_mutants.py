@@ -216,7 +216,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     *_of(_BINDER, "Binder.bind", "only speed: names that are all known are renamed to themselves",
          "kwargs.keys() <= self.parameters.keys() -> kwargs.keys() < self.parameters.keys()"),
     *_of(_DISPATCH, "Dispatcher.binary.call", "only speed: dispatch makes the same key",
-         "of in loose -> of not in loose"),
+         "cls in loose -> cls not in loose"),
     *_of(_EXECUTOR, "_canonical", "only speed: constants are filled in at each call, as for several tensors",
          "by_value or not scalars -> by_value and (not scalars)"),
     *_of(_EXECUTOR, "_canonical", "only speed: arguments without tensors are walked like those with",

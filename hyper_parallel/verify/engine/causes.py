@@ -27,7 +27,7 @@ CAUSES = {
     "stale": "a value from another step or call is used or added",
     "not-restored": "after a restart, a value is not the one that the program had saved",
     "not-updated": "a parameter was never updated",
-    "skipped-step": "ranks skip an optimizer step that the single device makes",
+    "skipped-step": "ranks skip an optimizer step that the single device takes",
     "untied": "one weight shared by two modules is two weights on the ranks",
     "optimizer": "gradients and states are right, but the optimizer's step is wrong",
     "padding": "rows that pad a parameter take part in the computation",

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hyper_parallel.verify.frameworks.contract.record_log import RecordLog
-from hyper_parallel.verify.frameworks.contract.records import APPLIED, THRESHOLDS, LocalValue
+from hyper_parallel.verify.frameworks.contract.records import THRESHOLDS, LocalValue
 from hyper_parallel.verify.frameworks.contract.replayed import Replayed, rows_along, unrolled
 from hyper_parallel.verify.frameworks.torch.local_values import read_tensor
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
@@ -122,8 +122,9 @@ class Decided:
         if self._running.infers or recomputes() or taken is None or own is None:
             return
         path = self._running.inside
-        for kind, value in zip(APPLIED, (taken, own), strict=True):
-            self._log.add(kind, f"{path or '(model)'} {function}", value, module=path)
+        name = f"{path or '(model)'} {function}"
+        self._log.add("operand", name, taken, module=path)
+        self._log.add("applied", name, own, module=path)
 
     def side(self, operator: str, distance: Any, above: Any) -> Any | None:
         """Record on which side of a threshold each number is, and return replacements; None if they are not replaced.

@@ -137,7 +137,7 @@ def test_numbers_of_heads_may_be_given(twin):
       "groups of 3")),
     (attention, {**PLAN, "[kv]": ReplicateKV(heads=8, kv_heads=4)}, 2,
      "k: ReplicateKV: 6 output features are not those of 4 key/value heads"),
-    (lambda: attention(6, 2, config=None), {**PLAN, "k": ReplicateKV(heads=3)}, 3,
+    (lambda: attention(6, 2, config=None), {"q": "colwise", "o": "rowwise", "k": ReplicateKV(heads=3)}, 3,
      f"k: {NO_COUNTS.replace('Linear', 'Attention')}"),
     (attention, {"k": "replicate_kv", "v": "colwise", "o": "rowwise"}, 2,
      ("k: ReplicateKV, but no layer next to it with the 18 features of 6 query heads is ColwiseParallel")),
