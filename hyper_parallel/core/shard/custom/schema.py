@@ -61,7 +61,7 @@ class OpSchema:
 
     @property
     def args_strategy(self) -> tuple[OpStrategy, ...]:
-        """The tensors as strategies with one option each: the present layout."""
+        """The tensors as strategies with one option each, which is the present layout."""
         return tuple(OpStrategy((OpSpec(layout),)) for layout in self.args_spec)
 
     @property

@@ -100,7 +100,7 @@ class HarnessPlatform(abc.ABC):
             wanted: which inputs need a gradient.
 
         Returns:
-            the outputs, and one gradient per input: zeros if no output depends on it, None if it is not wanted.
+            the outputs, and one gradient per input (zeros if no output depends on it, None if it is not wanted).
         """
 
     def writing_op(self, op: str) -> Callable[..., Any]:
