@@ -1,6 +1,7 @@
 """How warm processes are ended."""
 
 import multiprocessing
+import os
 import posix
 import signal
 import time
