@@ -94,9 +94,9 @@ def _import_all(names: list[str]) -> None:
     finally:
         sys.meta_path.remove(importers)
         os.environ.__class__ = plain
-    modules = [name for importer, name in importers.found if importer in ASKED]
-    for package in ASKED:
-        ASKED[package] = [name for name in modules if _package(name) not in ASKED and _is_imported(name)]
+    asked_by = ((name, _package(name)) for importer, name in importers.found if importer in ASKED)
+    modules = [name for name, package in asked_by if package not in ASKED and _is_imported(name)]
+    ASKED.update(dict.fromkeys(ASKED, modules))
 
 
 def _is_imported(module: str) -> bool:

@@ -40,18 +40,14 @@ def applied(name: str, record: Callable[[str, Any, Any], None], args: Any, kwarg
         args: arguments of the call.
         kwargs: keyword arguments of the call.
     """
-    given = dict(zip(_PARAMETERS.get(name, _FILL), args, strict=False)) | kwargs
-    numbers = _attention(given) if name in _PARAMETERS else _masked(given) if "masked" in name else _labelled(given)
+    parameters, read = _READERS[name]
+    numbers = read(dict(zip(parameters, args, strict=False)) | kwargs)
     if numbers is not None and 1 < numbers[0].numel() <= _SIZE:
         record(name.rstrip("_"), *(each.detach() for each in numbers))
 
 
-_FILL = ("input", "mask", "value")
-_PARAMETERS = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")}
-
-
 def _labelled(given: Any) -> tuple[Any, Any] | None:
-    logits, target = given.get("input"), given.get("target", given.get("mask"))
+    logits, target = given.get("input"), given.get("target")
     if not _are_plain(logits, target) or target.is_floating_point() or logits.dim() != target.dim() + 1:
         return None
     if logits.dim() < 2:
@@ -61,8 +57,10 @@ def _labelled(given: Any) -> tuple[Any, Any] | None:
 
 def _masked(given: Any) -> tuple[Any, Any] | None:
     scores, mask, value = given.get("input", given.get("self")), given.get("mask"), given.get("value")
-    value = value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
-    if not _are_plain(scores, mask) or not isinstance(value, (int, float)) or value > _HIDDEN or scores.dim() < 2:
+    if not _are_plain(scores, mask) or scores.dim() < 2:
+        return None
+    value = value.item() if _are_plain(value) and value.dim() == 0 else value
+    if not isinstance(value, (int, float)) or value > _HIDDEN:
         return None
     return _one_head(scores, mask.expand(scores.shape))
 
@@ -97,3 +95,15 @@ def _are_plain(*tensors: Any) -> bool:
         type(value) in (torch.Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta
         for value in tensors
     )
+
+
+_LOSS = (("input", "target"), _labelled)
+_FILL = (("input", "mask", "value"), _masked)
+_READERS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[Any, Any] | None]]] = {
+    "cross_entropy": _LOSS,
+    "nll_loss": _LOSS,
+    "masked_fill": _FILL,
+    "masked_fill_": _FILL,
+    "scaled_dot_product_attention": (("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), _attention),
+}
+"""Names of the first parameters of each function, and what reads the numbers, and targets or mask, of a call."""

@@ -110,6 +110,11 @@ class Decided:
             return None
         return torch.from_numpy(unrolled(instead, indices.array.shape, dim)).to(chosen.device)
 
+    @property
+    def trains(self) -> bool:
+        """Whether the program runs a forward of training for the first time, and does not recompute it."""
+        return not self._running.infers and not recomputes()
+
     def applied(self, function: str, numbers: Any, given: Any) -> None:
         """Record the targets or the mask that a function applies to numbers; they are not replaced.
 
@@ -119,7 +124,7 @@ class Decided:
             given: integers or booleans of its leading dims.
         """
         taken, own = read_tensor(numbers), read_tensor(given)
-        if self._running.infers or recomputes() or taken is None or own is None:
+        if taken is None or own is None:
             return
         path = self._running.inside
         name = f"{path or '(model)'} {function}"

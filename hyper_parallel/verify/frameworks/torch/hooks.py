@@ -485,7 +485,7 @@ def _threshold(name: str, plain: Any) -> Any:
 def _application(name: str, plain: Any) -> Any:
     def function(*args: Any, **kwargs: Any) -> Any:
         recorder = _deciding()
-        if recorder is not None and not _is_traced():
+        if recorder is not None and recorder.decided.trains and not _is_traced():
             applied.applied(name, recorder.decided.applied, args, kwargs)
         return plain(*args, **kwargs)
 

@@ -15,42 +15,30 @@ from hyper_parallel.verify.frameworks.torch.primitive_table import REWRITTEN
 __all__ = ["SYMBOLIC", "SymbolicCalls"]
 
 
-def _cell(
-    activation: Callable[[Tensor], Tensor],
-    x: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
-    return activation(F.linear(x, w_ih, b_ih) + F.linear(hx, w_hh, b_hh))
+def _products(
+    x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the products of a cell's input and state with its weights."""
+    return F.linear(x, w_ih, b_ih), F.linear(hx, w_hh, b_hh)
 
 
-def _gru_cell(
-    x: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
-    reset, update, new = F.linear(x, w_ih, b_ih).chunk(3, 1)
-    of_reset, of_update, of_new = F.linear(hx, w_hh, b_hh).chunk(3, 1)
+def _cell(activation: Callable[[Tensor], Tensor], x: Tensor, hx: Tensor, *weights: Tensor, **biases: Tensor) -> Tensor:
+    of_input, of_state = _products(x, hx, *weights, **biases)
+    return activation(of_input + of_state)
+
+
+def _gru_cell(x: Tensor, hx: Tensor, *weights: Tensor, **biases: Tensor) -> Tensor:
+    of_input, of_state = _products(x, hx, *weights, **biases)
+    reset, update, new = of_input.chunk(3, 1)
+    of_reset, of_update, of_new = of_state.chunk(3, 1)
     kept = (update + of_update).sigmoid()
     fresh = (new + (reset + of_reset).sigmoid() * of_new).tanh()
     return (hx - fresh) * kept + fresh
 
 
-def _lstm_cell(
-    x: Tensor,
-    hx: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    taken, kept, new, shown = (F.linear(x, w_ih, b_ih) + F.linear(hx[0], w_hh, b_hh)).chunk(4, 1)
+def _lstm_cell(x: Tensor, hx: Sequence[Tensor], *weights: Tensor, **biases: Tensor) -> tuple[Tensor, Tensor]:
+    of_input, of_state = _products(x, hx[0], *weights, **biases)
+    taken, kept, new, shown = (of_input + of_state).chunk(4, 1)
     state = kept.sigmoid() * hx[1] + taken.sigmoid() * new.tanh()
     return shown.sigmoid() * state.tanh(), state
 
