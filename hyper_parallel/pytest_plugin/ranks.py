@@ -144,8 +144,8 @@ def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
             pack(value, function)
     except Exception as error:  # noqa: BLE001 - pickling raises what the value's class raises
         pytest.fail(
-            f"fixture {name!r} is a {type(value).__name__}, which cannot be copied to the ranks ({error}); "
-            "make it on the ranks: in the test, or in a fixture that asks for `rank`",
+            f"fixture {name!r} is a {type(value).__name__}, which cannot be copied to the ranks "
+            f"({error.__cause__ or error}); make it on the ranks: in the test, or in a fixture that asks for `rank`",
             pytrace=False,
         )
     return pack((function, arguments), function)

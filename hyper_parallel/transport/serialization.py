@@ -20,15 +20,21 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from hyper_parallel._caches import register
+from hyper_parallel.errors import ArgumentTypeError
 from hyper_parallel.transport.installed import is_installed
 
 __all__ = ["pack", "pack_back", "pack_error", "unpack"]
 
+_ADVICE = "create the object on the ranks, inside the function"
 _LOCK = threading.Lock()
 
 
 def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
-    """Pickle ``obj``; the module of ``owner`` and every module that cannot be found by name are pickled by value."""
+    """Pickle ``obj``; the module of ``owner`` and every module that cannot be found by name are pickled by value.
+
+    Raises:
+        ArgumentTypeError: ``obj`` refers to a value that cannot be pickled.
+    """
     while isinstance(owner, functools.partial):
         owner = owner.func
     with _LOCK:
@@ -38,6 +44,9 @@ def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
             cloudpickle.register_pickle_by_value(module)
         try:
             return _dumps(obj)
+        except (TypeError, pickle.PicklingError) as error:
+            msg = f"a function or argument of the ranks cannot be copied to their processes: {error}; {_ADVICE}"
+            raise ArgumentTypeError(msg) from error
         finally:
             for module in registered:
                 cloudpickle.unregister_pickle_by_value(module)

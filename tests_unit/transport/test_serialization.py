@@ -4,11 +4,13 @@ import functools
 import importlib
 import subprocess
 import sys
+import threading
 import types
 
 import cloudpickle
 import pytest
 
+from hyper_parallel.errors import ArgumentTypeError
 from hyper_parallel.transport.serialization import _by_value, pack, pack_back, pack_error, unpack
 
 
@@ -101,3 +103,14 @@ def test_error_survives_without_its_frames():
     except KeyError as error:
         back = unpack(pack_error(error))
     assert (type(back), back.args, back.__cause__, back.__traceback__) == (KeyError, ("k",), None, None)
+
+
+def test_what_cannot_be_copied_is_refused_with_advice():
+    """A function that refers to a value that cannot be pickled is refused, with where to create the value."""
+    lock = threading.Lock()
+    with pytest.raises(ArgumentTypeError) as refused:
+        pack(lambda: lock)
+    assert str(refused.value) == (
+        "a function or argument of the ranks cannot be copied to their processes: cannot pickle '_thread.lock' object; "
+        "create the object on the ranks, inside the function"
+    )

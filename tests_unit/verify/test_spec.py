@@ -217,12 +217,10 @@ def test_every_function_of_the_user_is_reported_alike(platform_name, path):
         "SPEC: the model or its loss on a single device raised ArithmeticError: no more numbers"
         + line_of(path, "no_forward", 'raise ArithmeticError("no more numbers")')
     )
-    module = parts_.build()
-    blamed = (
-        f"({type(module).__name__}, called with the output and the complete batch, a tuple) on a single device raised"
-    )
+    called = "called with the output and the complete batch, a tuple) on a single device raised"
+    blamed = f"({type(parts_.build()).__name__}, {called}"
     assert f"SPEC: the model or its loss {blamed}" in error_of(
-        SPEC=lambda: ModelCase(parts_.build, parts_.batches, module)
+        SPEC=lambda: ModelCase(parts_.build, parts_.batches, parts_.build())
     )
     assert line_of(path, "no_loss", "return output.nothing") in error_of(
         SPEC=lambda: ModelCase(parts_.build, parts_.batches, own("no_loss"))
