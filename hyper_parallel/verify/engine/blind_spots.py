@@ -251,16 +251,34 @@ def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
-    """Yield parameters whose gradient is zero, or missing, in every step of the reference."""
+    """Yield parameters whose gradient is zero, or missing, in every step of the reference.
+
+    Parameters without a gradient that are in no optimizer, or are created after the last step, such as those of a
+    second model that only evaluates, are one blind spot.
+    """
     most: dict[str, float] = {}
     for (kind, name, _, _), record in runs.bounds.reference.items():
         if kind == "gradient" and np.size(record.value):
             most[name] = max(most.get(name, 0.0), largest(record.value))
-    weights = dict.fromkeys(key[1] for key in runs.bounds.reference if key[0] == "weight")
+    weights: dict[str, list[int]] = {}  # the steps after which each parameter is recorded
+    for kind, name, step, _ in runs.bounds.reference:
+        if kind == "weight":
+            weights.setdefault(name, []).append(step)
     notes = runs.reference_notes
+    last = max(map(max, weights.values()), default=-1)
+    late = {name for name, steps in weights.items() if 0 <= last == min(steps)}
     partitioned = set(notes.get("parameters trained by partitions", ())) - set(most)
     elsewhere = {*notes.get("frozen parameters", ()), *partitioned}
     nothing = not any(most.values())
+    unowned = {*notes.get("parameters that no optimizer has", ()), *late} - set(most) - elsewhere
+    untrained = [name for name in weights if name in unowned]
+    if untrained and most:
+        several = len(untrained) > 1
+        named = f"{untrained[0]} and {len(untrained) - 1} more" if several else untrained[0]
+        facts = f"{named} {'have' if several else 'has'} no gradient and {'are' if several else 'is'} not trained"
+        repair = f"give {'them' if several else 'it'} to an optimizer, or freeze {'them' if several else 'it'}"
+        yield BlindSpot("zero-gradients", untrained[0], facts, repair)
+    elsewhere.update(untrained)
     for name in weights:
         if name not in elsewhere and most and not most.get(name, 0.0):
             what = "zero in every step" if name in most else "missing in every step"

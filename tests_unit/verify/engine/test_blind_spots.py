@@ -165,6 +165,14 @@ def test_other_symmetries_dropout_and_missing_gradients():
         "dropout keeps every element",
         "the gradient of unused is missing in every step",
     ]
-    reference.ranks[0].notes["frozen parameters"] = ["unused"]
+    reference.ranks[0].notes["parameters that no optimizer has"] = ["unused"]
+    spots = blind_spots(PairedRuns(reference, [reference], parallel, case.mesh, None))
+    assert spots[-1].facts == "unused has no gradient and is not trained"
+    for rank in (*reference.ranks, *parallel.ranks):
+        rank.records += [Record("weight", "Copy.unused", "", step, 0, square) for step in (-1, 0, 1)]
+    reference.ranks[0].notes["parameters that no optimizer has"] = ["unused", "Copy.unused"]
+    spots = blind_spots(PairedRuns(reference, [reference], parallel, case.mesh, None))
+    assert [spot.facts for spot in spots[2:]] == ["unused and 1 more have no gradient and are not trained"]
+    reference.ranks[0].notes["frozen parameters"] = ["unused", "Copy.unused"]
     spots = blind_spots(PairedRuns(reference, [reference], parallel, case.mesh, None))
     assert len(spots) == 2
