@@ -10,6 +10,7 @@ from hyper_parallel.cli.arguments import add_reports, add_seed, float_range, int
 from hyper_parallel.cli.output import can_be_written, print_report, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
+from hyper_parallel.platform.select import platform_named
 
 if TYPE_CHECKING:
     from hyper_parallel.verify.fuzz.campaign import Settings
@@ -132,6 +133,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     if arguments.platform is None:
         frameworks = [framework for framework in frameworks if framework in LANGUAGES] or frameworks
     for framework in frameworks:
+        platform_named(framework)  # refuses a framework that cannot be imported
         language_of(framework)
     count = _DEFAULT_COUNT if arguments.count is None and arguments.minutes is None else arguments.count
     seconds = None if arguments.minutes is None else 60 * arguments.minutes

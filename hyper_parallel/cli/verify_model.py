@@ -19,6 +19,7 @@ from hyper_parallel.platform.select import (
     MissingFrameworkError,
     frameworks_used_by,
     installed_frameworks,
+    platform_named,
     require_framework,
 )
 from hyper_parallel.verify.report import report_json, write_report
@@ -115,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
             for name, job in jobs:
                 progress.start(name)
                 done.append(job())
+                if done[-1].error:
+                    platform_named(done[-1].platform)  # refuses a framework that cannot be imported
                 progress.finish()
                 if not arguments.json:
                     print(coloured(done[-1].text()), end="\n\n", flush=True)

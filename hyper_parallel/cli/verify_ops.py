@@ -17,7 +17,7 @@ from hyper_parallel.cli.arguments import add_device, add_reports, add_seed
 from hyper_parallel.cli.output import can_be_written, coloured, print_report, print_result, write_outputs
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
-from hyper_parallel.platform.select import FRAMEWORKS, require_framework
+from hyper_parallel.platform.select import FRAMEWORKS, platform_named, require_framework
 from hyper_parallel.verify.report import report_json, write_report
 
 if TYPE_CHECKING:
@@ -205,7 +205,10 @@ def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[Op
     def started(platform: str, op: str) -> None:
         progress.start(f"{op} on {platform}")
 
-    yield from run_tasks(OperatorReport, tasks, started, seconds=_SECONDS)
+    for report in run_tasks(OperatorReport, tasks, started, seconds=_SECONDS):
+        if not report.holds:
+            platform_named(report.platform)  # refuses a framework that cannot be imported
+        yield report
 
 
 def _add(report: SweepReport, addition: OperatorReport) -> None:

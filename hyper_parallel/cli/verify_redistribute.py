@@ -11,6 +11,7 @@ from hyper_parallel.cli.output import coloured, print_result
 from hyper_parallel.cli.progress import Progress
 from hyper_parallel.cli.verify_model import platforms
 from hyper_parallel.cli.verify_ops import meshes_of
+from hyper_parallel.platform.select import platform_named
 from hyper_parallel.verify.report import report_json
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         for platform, mesh in jobs:
             with progress.running(f"{'x'.join(map(str, mesh))} on {platform}"):
                 done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed, device=arguments.device))
+            if not done[-1].ok:
+                platform_named(platform)  # refuses a framework that cannot be imported
             if not arguments.json:
                 print(coloured(done[-1].text()), flush=True)
     except KeyboardInterrupt:

@@ -74,11 +74,11 @@ def simulate(
     platform = platform or framework_for(fn, args)
     require_device(device, platform)
     if platform == "torch":
+        harness_of(platform_named(platform))  # imported before the time limit starts, not by a rank
         from hyper_parallel.transport.frontends.c10d.simulated_world import (
             run_ranks,  # the other framework is not imported
         )
 
-        harness_of(platform_named(platform))  # imported before the time limit starts, not by a rank
         body = functools.partial(on_platform, platform, device, fn, *args)
         return run_ranks(body, world_size, timeout, own_modules=own_modules)
     if platform == "mindspore":

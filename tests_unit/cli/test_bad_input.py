@@ -183,3 +183,29 @@ def test_the_table_of_exit_statuses_is_complete():
     table = text[text.index("| exit status |") :].partition("\n\n")[0]
     statuses = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     assert statuses == {0, 1, cli._BAD_INPUT, REFUSED, cli.INTERRUPTED}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["verify", "model", "--scenario", "3-tutorial"],
+        ["verify", "ops", "--op", "add"],
+        ["verify", "redistribute", "--mesh", "2"],
+        ["fuzz", "--count", "1"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("framework", ["torch", "mindspore"])
+def test_a_framework_that_cannot_be_imported_is_one_line(tmp_path, command, framework):
+    """A half-installed framework is invalid input: one line with the reason of the import, and status 2."""
+    (tmp_path / framework).mkdir()
+    reason = f"lib{framework}.so: cannot open shared object file"
+    (tmp_path / framework / "__init__.py").write_text(f"raise ImportError({reason!r})\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    program = [sys.executable, "-m", "hyper_parallel", *command, "--platform", framework]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.stderr == (
+        f"hyper-parallel: error: {framework} is installed, but cannot be imported: {reason}; "
+        "hyper-parallel doctor says more\n"
+    )
+    assert (done.returncode, done.stdout) == (2, "")

@@ -36,11 +36,14 @@ _WATCHDOG = "Timeout ("  # the line that faulthandler writes above the stacks
 
 def main(platform: str, out: int) -> None:
     """Run tasks until stdin closes."""
-    from hyper_parallel.platform.select import platform_named
+    from hyper_parallel.platform.select import MissingFrameworkError, platform_named
     from hyper_parallel.verify.ops import tasks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    platform_named(platform)
+    try:
+        platform_named(platform)
+    except MissingFrameworkError:  # the command that started this process reports it
+        sys.exit(1)
     for module in _PRELOAD.get(platform, ()):
         importlib.import_module(module)
     for line in sys.stdin:
