@@ -84,6 +84,9 @@ _ELSEWHERE = {
 }
 """The command to suggest for a missing command, by the missing name without hyphens."""
 
+_CHECKS = ("verify", "prove", "fuzz")
+"""Commands that warn if an installed framework is newer than all tested versions; ``doctor`` lists it."""
+
 _BAD_INPUT = 2
 _NOT_CHECKED = 1
 
@@ -114,9 +117,11 @@ def execute(top: argparse.ArgumentParser, argv: Sequence[str]) -> int:
         seed, device = getattr(arguments, "seed", None), getattr(arguments, "device", "cpu")
         check_distinct_outputs(arguments)
         stdout = logs_to_stderr() if arguments.json else contextlib.nullcontext()
-        with command_line((*shlex.split(program), *words), seed, device), stdout:
+        with command_line((*shlex.split(program), *words), seed, device) as header, stdout:
             status: int = arguments.run(arguments)
         sys.stdout.flush()
+        if words[0] in _CHECKS and not arguments.json and header.untested:
+            print(f"{program}: warning: {header.untested}", file=sys.stderr)
     except KeyboardInterrupt as stopped:
         _report_error(program, arguments, str(stopped) or "interrupted before anything was finished", "interrupted")
         return INTERRUPTED

@@ -76,13 +76,18 @@ class RunHeader:
         """The operating system and the machine's architecture."""
         return f"{platform.system()} {platform.release()} {platform.machine()}"
 
+    @property
+    def untested(self) -> str:
+        """A sentence for each installed framework that is newer than all tested versions."""
+        newer = [newer_than_tested(name, self.versions[name]) for name in TESTED if name in self.versions]
+        return "; ".join(filter(None, newer))
+
     def json(self) -> dict[str, Any]:
         """Return the header as a JSON object; ``seed`` is included if known, ``device`` if it is an accelerator.
 
         ``untested`` is included if a framework is newer than all tested versions.
         """
-        newer = [newer_than_tested(name, self.versions[name]) for name in TESTED if name in self.versions]
-        untested = {"untested": "; ".join(filter(None, newer))} if any(newer) else {}
+        untested = {"untested": self.untested} if self.untested else {}
         seed = {} if self.seed is None else {"seed": self.seed}
         device = {} if self.device == "cpu" else {"device": f"{self.device}; {_ROUNDING}"}
         return {

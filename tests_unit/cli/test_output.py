@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
 from hyper_parallel.cli import main
 from hyper_parallel.cli.output import coloured, logs_to_stderr, print_result
+from hyper_parallel.platform.tested import TESTED
 
 CASE = """
 import os
@@ -124,3 +126,18 @@ def test_an_error_is_red_and_json_is_plain(monkeypatch, tmp_path):
 def test_a_pipe_gets_no_colour(capsys):
     """Text that is read by a program has no colour."""
     assert coloured("FAILED") == "FAILED"
+
+
+def test_a_framework_newer_than_tested_is_named_once_on_stderr(platform_name, monkeypatch, capsys):
+    """A check on a framework that is newer than all tested versions warns in one line; JSON has it in its header."""
+    version = metadata.version(platform_name)
+    for framework in TESTED:
+        monkeypatch.setitem(TESTED, framework, ("0.1",) if framework == platform_name else ("99.0",))
+    command = ["verify", "redistribute", "--mesh", "2", "--platform", platform_name]
+    assert main(command) == 0
+    text = f"{platform_name} {version} is newer than 0.1, the newest that this version of hyper_parallel was tested on"
+    assert f"hyper-parallel: warning: {text}\n" in capsys.readouterr().err
+    assert main([*command, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "warning" not in shown.err
+    assert json.loads(shown.out)["header"]["untested"] == text
