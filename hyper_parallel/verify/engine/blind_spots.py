@@ -104,23 +104,28 @@ def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
 def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
     """Return whether ranks certainly do the same work: the gradients of their backwards are equal before reductions.
 
-    ``fully_shard`` gathers parameters for the forward, so equal outputs of all modules mean equal work.
+    ``fully_shard`` gathers parameters for the forward, so equal outputs of all modules mean equal work. This holds for
+    ranks that share one copy of a parameter, and for the same shards of its replicas.
     """
     notes = [runs.parallel.ranks[rank].notes for rank in group]
     own = [note.get("own gradients", {}) for note in notes]
-    sharded = {
-        name for name, ranks in notes[0].get("fully sharded parameters", {}).items() if sorted(ranks) == sorted(group)
-    }
+    copies = notes[0].get("fully sharded parameters", {}).items()
+    sharded = {name for name, ranks in copies if _ordered(group) in map(_ordered, ranks)}
+    replicated = {name for name, ranks in copies if _ordered(group) in map(_ordered, zip(*ranks, strict=True))}
     trained = {key[1] for rank in group for key in runs.ranks[rank] if key[0] == "gradient"}
     noted = trained if own[0].get(ALL_PARAMETERS) else set(own[0])
     weights = [key for key in runs.bounds.reference if key[0] == "weight" and key[2] == -1 and key[1] not in sharded]
     return (
         bool(trained)
-        and trained <= noted | sharded
+        and trained <= noted | sharded | replicated
         and all(gradients == own[0] for gradients in own)
         and all(key in runs.ranks[rank] for key in weights for rank in group)
         and all(_equal_on(runs, key, group) for key in weights)
     )
+
+
+def _ordered(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(ranks))
 
 
 def _equal_on(runs: PairedRuns, key: Any, group: tuple[int, ...]) -> bool:

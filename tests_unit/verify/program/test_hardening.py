@@ -323,6 +323,50 @@ def test_equal_data_is_refused_unless_losses_are_weighted(program, ranks):
     assert any(line.endswith(f"are multiplied by {factors} in the backward") for line in words)
 
 
+def hybrid(data, *, reduced=True):
+    """Return a program of two replicas, each fully sharded over two ranks, or over all on fewer than four."""
+
+    def program():
+        ranks = dist.get_world_size()
+        copies = 2 if ranks > 1 else 1
+        mesh = init_device_mesh("cpu", (copies, ranks // copies), mesh_dim_names=("replica", "shard"))
+        model = fully_shard(linear(out=4), mesh=mesh if reduced else mesh["shard"])
+        part, parts = {
+            "equal": (0, 1),
+            "equal replicas": (mesh.get_local_rank("shard"), mesh["shard"].size()),
+            "different": (dist.get_rank(), ranks),
+        }[data]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(2):
+            inputs, targets = torch.randn(2, 8, WIDTH, dtype=torch.float64, generator=generator)
+            outputs, wanted = model(inputs.chunk(parts)[part]), targets.chunk(parts)[part][:, :4]
+            (outputs - wanted).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return program
+
+
+@pytest.mark.parametrize("data, axes", [("equal replicas", ["replica"]), ("equal", ["replica", "shard"])])
+def test_replicas_of_fully_sharded_weights_with_equal_data_are_refused(data, axes):
+    """Replicas that do the same work show no missing average over replicas; with weighted losses they pass."""
+    report = verify_program(hybrid(data), 4, platform="torch")
+    assert (report.status, report.equal) == (3, True), report.text()
+    assert [(spot.kind, spot.subject) for spot in report.refused] == [("equal-data", axis) for axis in axes]
+    hardened = verify_program(hybrid(data), 4, platform="torch", harden=True)
+    assert hardened.status == 0, hardened.text()
+
+
+def test_replicas_of_fully_sharded_weights_with_their_own_data_are_compared():
+    """Replicas with different data pass if their gradients are averaged, and differ if not."""
+    report = verify_program(hybrid("different"), 4, platform="torch")
+    assert report.status == 0, report.text()
+    wrong = verify_program(hybrid("different", reduced=False), 4, platform="torch")
+    assert wrong.status == 1, wrong.text()
+    assert "\n  cause: missing-reduction over replica: " in wrong.text()
+
+
 class Halves(nn.Module):
     """A layer whose rows are computed on several ranks, and gathered: outputs are equal, work is not."""
 

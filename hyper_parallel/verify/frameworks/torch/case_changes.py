@@ -86,8 +86,8 @@ class OwnGradients:
     """Records the gradients of this rank's own backward, before any reduction.
 
     Ranks with equal own gradients do the same work. Parameters that already have hooks, and DTensors, are skipped,
-    because their gradients may be reduced already. Parameters managed by ``fully_shard`` are recorded with the ranks of
-    their mesh.
+    because their gradients may be reduced already. Parameters managed by ``fully_shard`` are recorded with the groups
+    of ranks that hold one copy, if all axes of their mesh are replicas or shards of ``fully_shard``.
 
     Args:
         log: log of the rank.
@@ -109,9 +109,9 @@ class OwnGradients:
                 continue
             self._seen.add(name)
             if id(parameter) in sharded:
-                mesh: Any = getattr(parameter, "device_mesh", None)
-                if mesh is not None and mesh.ndim == 1:  # one of two mesh dims may shard the computation
-                    self._log.notes.setdefault("fully sharded parameters", {})[name] = tuple(mesh.mesh.tolist())
+                copies = _copies(parameter)
+                if copies is not None:
+                    self._log.notes.setdefault("fully sharded parameters", {})[name] = copies
             elif (
                 not isinstance(parameter, DTensor)
                 and type(parameter.data) is torch.Tensor
@@ -129,6 +129,19 @@ class OwnGradients:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+
+
+def _copies(parameter: Any) -> tuple[tuple[int, ...], ...] | None:
+    """Return the groups of ranks that each hold one copy of a fully sharded parameter.
+
+    Returns:
+        None if an axis of the mesh may shard the computation. With two axes, ``fully_shard`` has replicas over the
+        first only in hybrid sharding; if the second is one of tensor parallelism, the first holds shards.
+    """
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    if mesh is None or mesh.ndim > 2 or (mesh.ndim == 2 and not parameter.placements[0].is_replicate()):
+        return None
+    return tuple(tuple(ranks) for ranks in mesh.mesh.reshape(-1, mesh.mesh.shape[-1]).tolist())
 
 
 def _is_data(value: Any) -> bool:
