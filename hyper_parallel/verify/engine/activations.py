@@ -27,7 +27,10 @@ from hyper_parallel.verify.engine.placement import (
 )
 from hyper_parallel.verify.frameworks.contract.records import Record
 
-__all__ = ["ActivationPlacements"]
+__all__ = ["EVALUATION", "ActivationPlacements", "are_padded_rows"]
+
+EVALUATION = " (no_grad)"
+"""What recorders add to the path of a model that is called under ``no_grad``."""
 
 KINDS = ("value", "output", "mask")
 _Sizes = tuple[int, int, int]
@@ -60,6 +63,7 @@ class ActivationPlacements:
         self.bounds, self.ranks, self.axes, self.declared = bounds, ranks, axes, declared
         self.unplaced: dict[tuple[str, str], str] = {}
         self.rows: list[dict[_Sizes, Counter[tuple[int, ...]]]] = [{} for _ in ranks]
+        self._rows_without_grad: list[dict[_Sizes, Counter[tuple[int, ...]]]] = [{} for _ in ranks]
         self._placements: dict[tuple[Key, int], Placement] = {}
         self._possible: dict[tuple[Key, int], Placement] = {}
         keys = [key for key in bounds.reference if key[0] in KINDS]
@@ -149,12 +153,12 @@ class ActivationPlacements:
         return placement if match.unique else None
 
     def _covers(self, key: Key) -> bool:
-        """Return whether the ranks together have every element."""
+        """Return whether the ranks together have every element, except elements that pad rows in wider batches."""
         covered = np.zeros(np.size(self.bounds.reference[key].value), dtype=bool)
         placements = [self._placements[key, rank] for rank, index in enumerate(self.ranks) if key in index]
         for placement in placements:
             placement.mark(covered)
-        return bool(covered.all()) or not placements
+        return bool(covered.all()) or not placements or are_padded_rows(placements)
 
     def _vote(self, key: Key) -> None:
         """Count the rows of each rank for a value whose shards were recognised."""
@@ -165,8 +169,9 @@ class ActivationPlacements:
             rows = rows_of(placement.positions, placement.shape)
             for dim, (line, total) in enumerate(zip(rows or (), placement.shape, strict=False)):
                 if line.size != total:
-                    votes = self.rows[rank].setdefault((dim, line.size, total), Counter())
-                    votes[tuple(int(row) for row in line)] += 1
+                    for known in (self.rows, self._rows_without_grad)[: 1 + (EVALUATION in key[1])]:
+                        votes = known[rank].setdefault((dim, line.size, total), Counter())
+                        votes[tuple(int(row) for row in line)] += 1
 
     def _place_again(self, key: Key) -> None:
         """If elements of a value are on no rank, place it by the rows of other values instead."""
@@ -211,7 +216,7 @@ class ActivationPlacements:
             return None
         rows = []
         for dim, (size, whole_size) in enumerate(zip(shape, total, strict=True)):
-            votes = self.rows[rank].get((dim, size, whole_size))
+            votes = self._votes(key, rank, (dim, size, whole_size))
             in_order = self._in_order(key, dim, rank, trusted=trusted)
             if size == whole_size:
                 rows.append(np.arange(size))
@@ -223,6 +228,16 @@ class ActivationPlacements:
                 return None
         positions = positions_of(tuple(rows), total)
         return Placement(total, positions, words=describe(positions, total))
+
+    def _votes(self, key: Key, rank: int, sizes: _Sizes) -> Counter[tuple[int, ...]] | None:
+        """Return how often rows of these sizes were recognised, in values of the same grad mode if there are any.
+
+        A model that is called under ``no_grad`` in a training step may have another batch.
+        """
+        every, other = self.rows[rank].get(sizes), self._rows_without_grad[rank].get(sizes)
+        if every is None or other is None:
+            return every
+        return other if EVALUATION in key[1] else every - other or every
 
     def _in_order(self, key: Key, dim: int, rank: int, *, trusted: bool) -> Any | None:
         """Return the rank's rows of ``dim`` if the shards of a group are consecutive blocks of the dim.
@@ -311,3 +326,22 @@ class ActivationPlacements:
             return bool(np.array_equal(value, expected))
         with np.errstate(invalid="ignore"):
             return bool(((np.abs(value - expected) <= allowed) | (value == expected)).all())
+
+
+def are_padded_rows(placements: Sequence[Placement]) -> bool:
+    """Return whether shards have all rows of dim 0, and of each other dim the first or the last elements.
+
+    Each rank pads its rows to the longest of them, and the single device to the longest of all. One rank has that one.
+    """
+    shape = placements[0].shape
+    found = [None if each.positions is None else rows_of(each.positions, shape) for each in placements]
+    products = [rows for rows in found if rows is not None]
+    if len(products) < len(found) or not shape or len(set().union(*(rows[0].tolist() for rows in products))) < shape[0]:
+        return False
+    for dim, total in enumerate(shape[1:], 1):
+        lines = [rows[dim] for rows in products]
+        first = all(np.array_equal(line, np.arange(line.size)) for line in lines)
+        last = all(np.array_equal(line, np.arange(total - line.size, total)) for line in lines)
+        if not (first or last) or max(line.size for line in lines) < total:
+            return False
+    return True

@@ -21,6 +21,7 @@ from hyper_parallel.verify.engine.power import power_of
 from hyper_parallel.verify.engine.reduced_later import reduced_later
 from hyper_parallel.verify.engine.samples import foreign_samples
 from hyper_parallel.verify.engine.scalars import compare_scalars
+from hyper_parallel.verify.engine.step_outputs import StepOutputs
 from hyper_parallel.verify.engine.store import is_finite, largest, same_values
 from hyper_parallel.verify.engine.unions import adds_up, is_union
 from hyper_parallel.verify.engine.verdict import Difference, UnequalReplicas, Verdict
@@ -36,7 +37,6 @@ _REPLICATED = ("weight", "state")
 _DIVERGES = ("loss", "gradient", "weight", "norm")
 """Kinds of values that stay finite unless the training diverges."""
 
-_EVALUATION = " (no_grad)"
 _EXPLAINED = 3
 """Number of differences, from the first, for which causes are searched."""
 
@@ -512,12 +512,8 @@ class _Comparison:
         each rank cuts from its own shard, or padding of a rank's batch. They may have no counterpart in the reference.
         Only steps whose gradients were compared count, and no output of an evaluation.
         """
-        trained = {key[2] for key in self.ratios if key[0] == "gradient"}
-        if (
-            self.verdict.incomplete
-            or self.runs.parameters.unplaced
-            or any(key[0] not in {"output", "loss"} or not _of_training(key, trained) for key in self.wrong)
-        ):
+        steps = StepOutputs(self.runs, {key[2] for key in self.ratios if key[0] == "gradient"})
+        if self.verdict.incomplete or self.runs.parameters.unplaced or not all(key in steps for key in self.wrong):
             return
         names: dict[tuple[str, str], None] = {}
         for key in list(self.wrong):
@@ -527,13 +523,13 @@ class _Comparison:
         if names:
             why = "they differ, but all gradients, norms, optimizer states and weights are equal"
             self.verdict.skipped.append(f"{summary(list(names))}: {why}")
-        self._unplaced_outputs(trained)
+        self._unplaced_outputs(steps)
 
-    def _unplaced_outputs(self, trained: Collection[int]) -> None:
+    def _unplaced_outputs(self, steps: StepOutputs) -> None:
         """List outputs whose placement cannot be determined, in a run whose training is right."""
         for (kind, name), why in list(self.runs.activations.unplaced.items()):
             places = self._unseen(kind, name)
-            if kind == "output" and places and all(_of_training(key, trained) for key, _ in places):
+            if kind == "output" and places and all(key in steps for key, _ in places):
                 line = f"{value_words(kind, name)}: {why}, but all gradients, optimizer states and weights are equal"
                 self.verdict.skipped.append(line)
                 del self.runs.activations.unplaced[kind, name]
@@ -648,11 +644,6 @@ class _Comparison:
             if key[:2] == (kind, name):
                 unplaced = (rank for rank in self.runs.holders(key) if self.runs.activations.of(key, rank) is None)
                 yield from ((key, rank) for rank in unplaced)
-
-
-def _of_training(key: Key, trained: Collection[int]) -> bool:
-    """Return whether a value belongs to a step whose gradients were compared, and not to an evaluation."""
-    return key[2] in trained and _EVALUATION not in key[1]
 
 
 def _last_step(keys: Iterable[Key], kinds: Collection[str]) -> int:

@@ -31,7 +31,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
     if all(plain[rank].ratio <= 1 for rank in numbers) or expected.dtype.kind != "f":
         return dict(plain)
     equal = len({value.tobytes() for value in numbers.values()}) == 1
-    for words, values in combinations_of_ranks(runs, key):
+    for words, values in (*combinations_of_ranks(runs, key), *_weighted_by_masks(runs, key)):
         if equal and words.startswith("sum"):
             continue  # equal numbers are not summands: each is the global value divided by the number of ranks
         results = {rank: distance(value, expected, allowed) for rank, value in values.items()}
@@ -70,6 +70,33 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
                     for rank, members in chosen.items()
                 },
             )
+
+
+def _weighted_by_masks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mapping[int, Any]]]:
+    """Yield the means of an output's numbers, weighted with the true elements of a mask that the same call returns.
+
+    The module may average over these elements. The ranks' masks must have as many as the reference's together.
+    """
+    module, values = runs.bounds.reference[key].module, _numbers(runs, key)
+    for mask, record in runs.bounds.reference.items():
+        if mask[0] != "output" or mask[2:] != key[2:] or record.module != module or record.value.dtype.kind != "b":
+            continue
+        counts = {rank: int(np.sum(runs.value(mask, rank))) for rank in runs.holders(mask) if rank in values}
+        for axis, groups in runs.axes.sets():
+            groups_of = {rank: group for group in groups for rank in group if set(group) <= set(counts)}
+            if all(
+                rank in groups_of and sum(counts[other] for other in groups_of[rank]) == int(np.sum(record.value))
+                for rank in values
+            ):
+                yield (
+                    f"mean over {axis}, weighted with the true elements of {mask[1]} on each rank,",
+                    {
+                        rank: np.asarray(
+                            np.average([values[other] for other in group], weights=[counts[other] for other in group])
+                        )
+                        for rank, group in groups_of.items()
+                    },
+                )
 
 
 def _numbers(runs: PairedRuns, key: Key) -> dict[int, Any]:
