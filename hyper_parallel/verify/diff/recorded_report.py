@@ -16,7 +16,16 @@ from hyper_parallel.verify.engine.verdict import Difference, Verdict
 from hyper_parallel.verify.engine.wording import value_words, when_words
 from hyper_parallel.verify.frameworks.contract.fingerprint import LARGEST, LEAST, NORM, SUM
 
-__all__ = ["BLIND", "BLIND_DUMP", "BLIND_LOG", "RecordedReport", "element_words", "first_words", "verdict_of"]
+__all__ = [
+    "BLIND",
+    "BLIND_DUMP",
+    "BLIND_LOG",
+    "BLIND_TENSORS",
+    "RecordedReport",
+    "element_words",
+    "first_words",
+    "verdict_of",
+]
 
 BLIND = (
     "fingerprints have the norm, the sum, the extremes, 8 projections and 4 elements of each tensor: they cannot "
@@ -30,6 +39,9 @@ BLIND_DUMP = (
     "cannot expose an error that leaves them as they are, such as elements in another order"
 )
 """Additional sentences if one side is a dump."""
+
+BLIND_TENSORS = "a dump has no optimizer states and no dropout masks: errors in these show in later values alone"
+"""Sentences instead of these if all values were compared by element."""
 
 BLIND_LOG = (
     "a log of DebugMode has a hash of what each operator got and returned: the sum of magnitudes cannot expose "

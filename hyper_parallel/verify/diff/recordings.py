@@ -15,6 +15,7 @@ from hyper_parallel.verify.diff.recorded_report import (
     BLIND,
     BLIND_DUMP,
     BLIND_LOG,
+    BLIND_TENSORS,
     RecordedReport,
     element_words,
     first_words,
@@ -84,10 +85,11 @@ def diff_recordings(
         words = {recorded: recording.words, ran: placed.words}
         frameworks = {recorded: recording.framework, ran: placed.world.platform}
         names, platforms = ((each["A"], each["B"]) for each in (words, frameworks))
-        report = RecordedReport(names, platforms, seed, measured=True, blind=_blind(recording))
+        report = RecordedReport(names, platforms, seed, measured=True)
         measured = MeasuredProgram(placed, recording, seed, declared, folder, progress)
         judged, left_out, notes = measured.compare()
-        report.verdict = verdict = verdict_of(judged, size, ran)
+        report.verdict, report.blind = verdict_of(judged, size, ran), _blind(judged, recording)
+        verdict = report.verdict
         verdict.skipped += left_out
         verdict.notes += [*notes, *element_words(judged), *recording.notes()]
         verdict.power = _power(judged)
@@ -149,8 +151,9 @@ def compare_recordings(
     one, other = read_recording(first, "A"), read_recording(second, "B")
     pairs, left_out, notes, contradicted = pair_recordings(one, other, declared, meshes)
     judged = judge(pairs)
-    report = RecordedReport((one.words, other.words), (one.framework, other.framework), 0, blind=_blind(one, other))
-    report.verdict = verdict = verdict_of(judged, len(other.ranks))
+    report = RecordedReport((one.words, other.words), (one.framework, other.framework), 0)
+    report.verdict, report.blind = verdict_of(judged, len(other.ranks)), _blind(judged, one, other)
+    verdict = report.verdict
     verdict.skipped += left_out
     verdict.notes += [*notes, *element_words(judged), *one.notes(), *other.notes()]
     verdict.power = _power(judged)
@@ -164,10 +167,12 @@ def compare_recordings(
     return report
 
 
-def _blind(*recordings: Recording) -> str:
-    return "; ".join(
-        dict.fromkeys(BLIND_DUMP if each.is_dump else BLIND_LOG if each.is_log else BLIND for each in recordings)
-    )
+def _blind(judged: Sequence[Judged], *recordings: Recording) -> str:
+    """Return what the recordings cannot expose."""
+    tensors = bool(judged) and all(each.pair.one.both_whole(each.pair.other) for each in judged)
+    dump = BLIND_TENSORS if tensors else BLIND_DUMP
+    texts = [dump if each.is_dump else BLIND_LOG if each.is_log else BLIND for each in recordings]
+    return "; ".join(dict.fromkeys(texts))
 
 
 def _trained(record: Record) -> bool:

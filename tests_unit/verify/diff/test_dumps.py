@@ -46,7 +46,10 @@ def test_dumps_of_equal_runs_and_of_a_bug(tmp_path, framework, task, ranks):
     report = compare_recordings(dump("a"), dump("b"))
     assert (report.status, report.kind_of_difference) == (0, "none"), report.text()
     assert report.verdict.counts["output"] == 4 * ranks
-    assert "a dump of statistics has the norm, the mean and the extremes of each tensor" in report.text()
+    hidden = (
+        "a dump has no optimizer states" if task == "tensor" else "a dump of statistics has the norm, the mean and the"
+    )
+    assert hidden in report.text()
     report = compare_recordings(tmp_path / "a", dump("order", bug="order"))
     assert (report.status, report.kind_of_difference) == (0, "order of sums"), report.text()
     report = compare_recordings(tmp_path / "a", dump("bug", bug="scale", where=(1, ranks - 1)))

@@ -40,14 +40,39 @@ def refused(folder):
     return str(error.value)
 
 
+def given(folder, name):
+    """The folder of a dump that msprobe has written."""
+    (folder / "step0" / "proc123").mkdir(parents=True)
+    for kind, content in json.loads(Path(__file__).with_name(name).read_text()).items():
+        (folder / "step0" / "proc123" / f"{kind}.json").write_text(json.dumps(content))
+    assert is_dump(folder)
+    return folder
+
+
+def test_a_dump_of_mindspore_that_msprobe_has_written(tmp_path):
+    """Cells, functions, parameters and gradients of MindSpore's dumps are named like the recorder's, with lines."""
+    dump = given(tmp_path, "msprobe_mindspore_dump.json")
+    assert read_recording(dump, "A").framework == "mindspore"
+    found = records(dump)
+    parts = [f"{name}.{part}" for name in ("up", "down") for part in ("weight", "bias")]
+    assert sorted(key[1] for key in found if key[0] == "weight") == sorted(parts)
+    assert [key[1] for key in found if key[0] == "output"] == ["up", "down"]
+    assert {*parts, "output 0 of down", "output 0 of Mint.tanh", "input 0 of Mint.mean"} <= {
+        key[1] for key in found if key[0] == "gradient"
+    }
+    output = found["output", "down", 0, 0]
+    assert (output.module, output.value.shape, output.value.dtype, output.site) == (
+        "down",
+        (4, 5),
+        "float32",
+        "t.py:14",
+    )
+    assert output.value.norm == pytest.approx(1.12502)
+
+
 def test_a_dump_that_msprobe_has_written(tmp_path):
     """Modules, functions, parameters and gradients of a dump of version 26.2 have the names of records, and lines."""
-    given = json.loads(Path(__file__).with_name("msprobe_dump.json").read_text())
-    (tmp_path / "step0" / "proc123").mkdir(parents=True)
-    for name, content in given.items():
-        (tmp_path / "step0" / "proc123" / f"{name}.json").write_text(json.dumps(content))
-    assert is_dump(tmp_path)
-    found = records(tmp_path)
+    found = records(given(tmp_path, "msprobe_dump.json"))
     weights = [key for key in found if key[0] == "weight"]
     assert weights == [("weight", f"{name}.{part}", -1, 0) for name in ("up", "norm", "down")
                        for part in ("weight", "bias")]  # fmt: skip

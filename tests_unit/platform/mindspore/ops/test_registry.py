@@ -301,6 +301,15 @@ def _seed(platform, rng, out):
     return platform.from_numpy(np.asarray(rng.standard_normal(tuple(out.shape)), dtype=F32))
 
 
+def _differentiable(name):
+    """Whether the installed PyTorch differentiates the operator; that of 2.10 has no derivative of ``aminmax``."""
+    import torch
+
+    return name not in STEPS and not (
+        name == "aminmax" and torch.ones(2, requires_grad=True).aminmax().min.grad_fn.name() == "NotImplemented"
+    )
+
+
 @pytest.mark.platforms("torch", "mindspore", together=True)
 @pytest.mark.parametrize("name, args, kwargs", [case for case, _ in SHARED], ids=[name for _, name in SHARED])
 def test_operator_equals_pytorchs(name, args, kwargs):
@@ -317,7 +326,7 @@ def test_operator_equals_pytorchs(name, args, kwargs):
         def seeds(outs, platform=platform, rng=rng):
             return [_seed(platform, rng, array) for array in outs]
 
-        wanted = [array.dtype.kind == "f" and name not in STEPS for array in arrays]
+        wanted = [array.dtype.kind == "f" and _differentiable(name) for array in arrays]
         wanted[1:] = [want and name not in FIRST_ONLY for want in wanted[1:]]
         outs, grads = harness_of(platform).vjp(run, [platform.from_numpy(array) for array in arrays], seeds, wanted)
         results[framework] = [platform.tensor_to_numpy(array) for array in [*outs, *grads] if array is not None]
