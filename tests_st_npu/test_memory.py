@@ -167,7 +167,7 @@ def test_a_shard_costs_no_whole(mesh, device, counts_memory):
     x = zeros(rows, columns, device_mesh=mesh, placements=[Shard(0)])
     shard = x.to_local()
     assert tuple(shard.shape) == (rows // 2, columns)
-    assert not platform.device_beside(shard, device)
+    assert not platform.differing_device(shard, device)
     most = harness_of(platform).peak_bytes(device) if counts_memory else _nothing
     before = most()
     y = x * 2.0

@@ -132,7 +132,7 @@ def _weighted(out):
     platform, whole = current_platform(), _whole(out)
     weights = np.linspace(-1, 1, int(np.prod(whole.shape))).reshape(tuple(whole.shape))
     weights = platform.tensor_type_cast(platform.from_numpy(weights), whole.dtype)
-    return (whole * platform.to_device(weights, platform.device_beside(whole, "cpu") or "cpu")).sum()
+    return (whole * platform.to_device(weights, platform.differing_device(whole, "cpu") or "cpu")).sum()
 
 
 def _whole(value):

@@ -18,7 +18,7 @@ def _drawn(device):
     draws = [make(7, 5, device_mesh=mesh, placements=[Shard(0)]) for make in (rand, randn)]
     ones = distribute_tensor(platform.ones((7, 5), device=device), mesh, [Shard(1)])
     draws.append(_dropout(platform.platform_type)(ones, 0.3, training=True))
-    assert not any(platform.device_beside(draw.to_local(), device) for draw in draws)
+    assert not any(platform.differing_device(draw.to_local(), device) for draw in draws)
     return [platform.tensor_to_numpy(draw.full_tensor()).tobytes() for draw in draws]
 
 

@@ -132,7 +132,7 @@ def _trained(name, device, dtype="float32"):
     model, x, y, optimizer = _ready(name, device, dtype)
     losses = _train(model, x, y, optimizer, 3, device=device)
     weights = harness_of(platform).trainable(model)
-    assert not any(platform.device_beside(platform.get_param_local_data(each), device) for each in weights.values())
+    assert not any(platform.differing_device(platform.get_param_local_data(each), device) for each in weights.values())
     return losses, {path: _array(weight) for path, weight in weights.items()}
 
 
@@ -286,7 +286,7 @@ def _loaded(folder, device):
 
     state = _state(device, 0.0)
     load(state, folder)
-    assert not current_platform().device_beside(state["w"].to_local(), device)
+    assert not current_platform().differing_device(state["w"].to_local(), device)
     return _array(state["w"])
 
 

@@ -574,7 +574,7 @@ def _require_device(platform: Platform, local: Any, mesh: DeviceMesh) -> None:
     Raises:
         MeshMismatchError: the tensor is on another device type.
     """
-    device = platform.device_beside(local, mesh.device_type)
+    device = platform.differing_device(local, mesh.device_type)
     if device:
         fix = f'move it there with local.to("{mesh.device_type}")'
         msg = f"from_local: local is on {device}, but the mesh is {mesh!r}; {fix}, or make the mesh for {device}"

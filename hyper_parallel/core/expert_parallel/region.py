@@ -123,7 +123,7 @@ def _at_experts(
 
 def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: Sequence[Any], compute: Any) -> Any:
     """Return the experts' results, concatenated; ``rows`` are sorted by expert."""
-    if platform.spoils_sums_of_nothing and not any(counts):
+    if platform.empty_sums_are_uninitialized and not any(counts):
         return _of_no_rows(platform, rows, parameters, compute)
     if not counts:
         return compute(rows, *[_no_expert(platform, stacked) for stacked in parameters])
@@ -131,7 +131,7 @@ def _computed(platform: Platform, rows: Any, counts: Sequence[int], parameters: 
     stacks = [unbind(x=stacked, dim=0) for stacked in parameters]
     results, start = [], 0
     for expert, size in enumerate(counts):
-        if platform.spoils_sums_of_nothing and not size:
+        if platform.empty_sums_are_uninitialized and not size:
             continue
         own_rows = platform.narrow(rows, 0, start, size)
         results.append(compute(own_rows, *[stack[expert] for stack in stacks]))

@@ -113,7 +113,7 @@ class AgreementFacet(IdentityFacet, TensorsFacet):
         return Proposal(members.index(self.get_rank()), "all_to_all", fingerprint)
 
     def _rows(self, member: str, data: Any, ranks: Ranks) -> int:
-        """Return how many rows of dim 0 each member has, if all have as many.
+        """Return the number of rows of dim 0 for each member, which is equal for all.
 
         Raises:
             ValueError: dim 0 is not divisible by the number of members.

@@ -51,7 +51,7 @@ class AllToAllSpec(NamedTuple):
     ranks: Ranks
     sent: tuple[int, ...]
     received: tuple[int, ...]
-    # With a list, the function returns before completion: it appends the work, and its result is filled later.
+    # If this is a list, the function appends the work to it and returns before completion; the result is filled later.
     launched: list[Any] | None = None
 
     def reversed(self) -> AllToAllSpec:
@@ -89,7 +89,7 @@ class AsyncWaitSpec(NamedTuple):
     handle_box: list[Any] | None
 
     def join(self, buffer: Any, dim: int) -> Any:
-        """Return the parts of ``buffer``, stacked along dim 0, concatenated along ``dim``."""
+        """Concatenate along ``dim`` the parts that ``buffer`` has stacked along dim 0."""
         platform = self.platform
         parts = [platform.narrow(buffer, 0, member, 1) for member in range(len(self.ranks))]
         shape = tuple(buffer.shape)[1:]
@@ -119,7 +119,7 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
     """Return the functions over ``base``, the framework's class of custom autograd functions."""
 
     class AllGatherFunction(base):  # type: ignore[misc] # the framework's class is known at run time only
-        """Concatenate the members' tensors; backward takes this rank's slice, or reduce-scatters if the use varies."""
+        """Concatenate the members' tensors; backward takes this rank's slice, or reduce-scatters for varying use."""
 
         @staticmethod
         def forward(ctx: Any, data: Any, spec: ReductionSpec) -> Any:
@@ -219,7 +219,7 @@ def make_autograd_functions(base: Any) -> AutogradFunctions:  # noqa: C901 - one
 
         @staticmethod
         def forward(ctx: Any, data: Any, spec: PeerExchangeSpec) -> Any:
-            """Send and receive at once."""
+            """Send and receive at the same time."""
             ctx.spec = spec
             transport, data = spec.platform.transport(), spec.platform.contiguous(data)
             sending = transport.start("send", data, spec.peer, 0, spec.channel)
@@ -306,14 +306,14 @@ _EXTREMA = ("max", "min")
 
 
 def _attained(spec: ReductionSpec, data: Any, result: Any) -> tuple[Any, Any]:
-    """Return where this rank lacks the extremum, and how many ranks have it; NaN counts as equal to NaN."""
+    """Return a mask of where this rank lacks the extremum, and how many ranks have it; NaN equals NaN here."""
     ones = spec.platform.ones_like(data)
     attained = ones * (data == result) + ones * (data != data)  # noqa: PLR0124 - true of NaN alone
     return attained == 0, spec.platform.transport().all_reduce(attained, "sum", spec.ranks)
 
 
 def _own_share(grad: Any, ctx: Any, spec: ReductionSpec) -> Any:
-    """Return this rank's share of the gradient: of an extremum for those that attained it, of an average 1/n."""
+    """Return this rank's share: of the gradient of max or min if it attained it, of that of avg one nth."""
     if spec.op in _EXTREMA:
         lost, ties = ctx.attained
         # Masked instead of multiplied by zero: a non-finite gradient must not reach ranks without the extremum.

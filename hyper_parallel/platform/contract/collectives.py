@@ -41,7 +41,7 @@ class CollectivesFacet(AgreementFacet):
 
         Raises:
             CollectiveMismatchError: members call different collectives, or the caller is not a member.
-            TypeError: the reduction is unknown, or an average of integers.
+            TypeError: the reduction is unknown, or is an average of integers.
         """
         ranks = self.ranks_of(group_info)
         self._plain("all_reduce", data)
@@ -105,7 +105,7 @@ class CollectivesFacet(AgreementFacet):
             the output of shape ``output_shape``, and its handle (None without ``async_op``).
 
         Raises:
-            ValueError: dim 0 is not divisible by the number of members, or the sizes do not give ``output_shape``.
+            ValueError: dim 0 is not divisible by the number of members, or the input cannot have ``output_shape``.
         """
         ranks = self.ranks_of(group)
         self._rows("all_to_all_single", input_tensor, ranks)
@@ -193,7 +193,7 @@ class CollectivesFacet(AgreementFacet):
 
     @staticmethod
     def _of_equal_volume(member: str, data: Any, output_shape: Any) -> tuple[int, ...]:
-        """Return ``output_shape``, after a check that it has as many elements as ``data``."""
+        """Return ``output_shape``, after a check that its number of elements is that of ``data``."""
         shape = tuple(output_shape)
         if not all(is_integer(size) and size >= 0 for size in shape) or math.prod(shape) != math.prod(data.shape):
             msg = f"{member}: an input of {list(data.shape)} cannot be reshaped to {list(shape)}"

@@ -1,6 +1,6 @@
 """Differentiable collectives, and ``HookCoordinator`` for two overlapping threads.
 
-The gradients are those of core/dtensor's README, without scale factors.
+The gradients follow the rules of core/dtensor's README; none of them is scaled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DifferentiableFacet(CollectivesFacet):
 
     A result that every rank holds (of a gather or an all-reduce) is assumed to be used by all ranks in the same way:
     every rank's gradient of it is complete, and gradients are not summed. Pass ``varying=True`` if ranks use the result
-    in different ways: then their gradients are summed. ``group`` as for facet *collectives*.
+    in different ways: then their gradients are summed. ``group`` is given as for facet *collectives*.
     """
 
     Function: Any
@@ -120,7 +120,7 @@ class DifferentiableFacet(CollectivesFacet):
         Backward is the reverse all-to-all.
 
         Raises:
-            ValueError: dim 0 is not divisible by the number of members, or the sizes do not give ``output_shape``.
+            ValueError: dim 0 is not divisible by the number of members, or the input cannot have ``output_shape``.
         """
         ranks = self.ranks_of(group)
         rows = self._rows("differentiable_all_to_all", input_data, ranks)
@@ -207,7 +207,8 @@ class DifferentiableFacet(CollectivesFacet):
             split_dim: dim of ``x`` that was split.
             handle_box: list to which backward appends ``(work, buffer)``. The backward pre-hook of the module that
                 computed ``x`` (which has no other consumer) must call ``work.wait()``, which returns the gradient of
-                ``x``; ``buffer`` then holds its parts. Until then the gradient is NaN. Without a list backward waits.
+                ``x``; ``buffer`` then holds its parts. Until then the gradient is NaN.
+                Without a list, backward itself waits.
 
         Raises:
             ValueError: ``world_size`` is not the size of the group, or ``out_perm`` does not have that many parts.
@@ -328,7 +329,7 @@ def _dim(member: str, name: str, dim: int, data: Any) -> int:
 
 
 class HookCoordinator:
-    """A rendezvous for two threads: at each position a thread waits until the other has reached one too.
+    """A rendezvous for two threads: at each position a thread waits until the other has reached a position too.
 
     One thread may be in forward while the other is in backward, so that one computes while the other's all-to-all is in
     flight. A thread that is done calls :meth:`leave` (or ends its :meth:`taking_part`); from then on the other passes

@@ -1,6 +1,6 @@
 """Options of the framework's part of ``fully_shard``: placement of parameters, and dtypes.
 
-Also checks that both frameworks share.
+Also the errors that both frameworks raise, and their reasons.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCUMULATED", "KEPT", "FullyShardedOptions", "Reduction", "replaced_parameter", "unreduced_gradient"]
 
-ACCUMULATED = "it was accumulated under no_sync(); run the last backward before the step outside of it"
+ACCUMULATED = "it was accumulated under no_sync(); before the step, run the last backward outside of no_sync()"
 """The reason why an accumulated gradient is not reduced."""
 
-KEPT = "it was not reduced over the replicas; run the last backward before the step with set_requires_all_reduce(True)"
+KEPT = "it was not reduced over the replicas; before the step, run the last backward with set_requires_all_reduce(True)"
 """The reason why a gradient that will be summed over the replicas later is not reduced."""
 
 
@@ -34,8 +34,8 @@ class FullyShardedOptions:
         reduce_dtype: dtype in which gradients are reduced; None: that of the gathered parameters.
         output_dtype: dtype of the module's floating outputs; None leaves them as they are.
         cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
-        on_data_axes: parameters are DTensors on the data axes as well, so the gradients of values sharded over these
-            axes are sums over all ranks before the reduction.
+        on_data_axes: whether parameters are DTensors on a mesh that includes the data axes. Gradients of values sharded
+            over these axes are then sums over all ranks, not means.
     """
 
     ranks: Ranks
@@ -59,8 +59,8 @@ class Reduction:
 
     Attributes:
         averages: divide the sum by the number of ranks over which the parameters are sharded or replicated.
-        adds_copies: add up the gradients of copies along replicated axes of the parameter's own mesh, where each of
-            these ranks computes with a shard of a sequence.
+        adds_copies: also add up the gradients of a parameter's copies along the replicated axes of its own mesh; for
+            meshes whose ranks along those axes compute with different shards of a sequence.
         over_replicas: reduce over the replicas; if not, the sum is kept until a pass that does.
         on_main_grad: add to ``main_grad``, a float32 DTensor, and leave ``grad`` alone.
     """
@@ -75,7 +75,7 @@ def replaced_parameter(name: str, owner: Any) -> PlanError:
     """Return the error for parameter ``name`` of module ``owner`` that is not the one that was sharded."""
     return PlanError(
         f"fully_shard: parameter {name} of {type(owner).__name__} was replaced or converted after fully_shard, which "
-        "gathers the earlier one; convert the module first, and load values into its parameters"
+        "gathers the original parameter; convert the module first, and load values into its parameters"
     )
 
 

@@ -173,7 +173,7 @@ class GroupsFacet(AgreementFacet):
         if waiting and channel.ranks:
             msg = (
                 f"destroy_process_group: rank {self.get_rank()} has pending receives {', '.join(waiting)} in the "
-                f"group {list(channel.ranks)}; wait for what irecv returned first"
+                f"group {list(channel.ranks)}; first call wait() on the handles that irecv returned"
             )
             raise MeshError(msg)
 

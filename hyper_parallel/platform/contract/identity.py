@@ -65,7 +65,7 @@ class IdentityFacet(abc.ABC):
         return ranks
 
     def _channel(self, group: Any, purpose: str = "") -> Channel:
-        """Return the channel of messages in ``group``; a ``purpose`` keeps them apart from other members' messages."""
+        """Return the channel in ``group`` for messages of one ``purpose``."""
         if group is None:
             return Channel(purpose)
         ranks = tuple(sorted(self.ranks_of(group)))
@@ -77,7 +77,7 @@ class IdentityFacet(abc.ABC):
         """Return the global rank of the caller; before it has joined its world, the one that the launcher gave it.
 
         Raises:
-            WorldNotJoinedError: (a MeshError) the launcher gave none: msrun on several machines without --node_rank.
+            WorldNotJoinedError: (a MeshError) the launcher gave none, as msrun on several machines without --node_rank.
         """
         try:
             return self.transport().rank

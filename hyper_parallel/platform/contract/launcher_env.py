@@ -26,10 +26,10 @@ class LaunchedRank:
 
     Attributes:
         rank: rank of this process; None if the launcher leaves the number to the framework.
-        world_size: number of ranks that it started.
+        world_size: number of ranks that the launcher started.
         variables: the environment variables that contain these facts.
         init_method: URL where the ranks meet; None if the framework reads it from the environment.
-        scheduler: True for msrun's scheduler: a process next to the ranks, which runs the script until it would join.
+        scheduler: True for msrun's scheduler, a process next to the ranks that runs the script until ranks would join.
     """
 
     rank: int | None

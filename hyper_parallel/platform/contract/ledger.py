@@ -20,7 +20,7 @@ class Gap:
 
     Attributes:
         member: its name in the contract.
-        reason: the reason: the feature that the framework or device lacks.
+        reason: the feature that the framework or device lacks.
         substitute: the alternative.
         devices: device types on which it is not supported; an empty tuple means all.
     """

@@ -145,7 +145,7 @@ class MemoryFacet(LedgerFacet):
     def storage_key(self, tensor: Any) -> tuple[Any, ...] | None:
         """Return a key of the elements of ``tensor``: place in memory and dtype; None if they are not densely stored.
 
-        Views of all of them have the same key. It is unique while the storage lives.
+        Two views of the same elements have the same key. A key is unique while the storage lives.
         """
 
     @abc.abstractmethod
@@ -219,7 +219,7 @@ def replayable_constructor(
     """Return the constructor ``init`` such that the function it receives samples from the state at construction.
 
     Args:
-        init: constructor of a framework's object, made before a forward runs; its first argument is the function that
+        init: constructor of a framework's class, called before a forward runs; its first argument is the function that
             runs again.
         get_state: as for :func:`replayable`.
         replay: as for :func:`replayable`.
@@ -236,7 +236,7 @@ class SpillFile:
     """An unnamed temporary file of arrays, which is deleted with the last reference to it or to one of its arrays."""
 
     def __init__(self) -> None:
-        # Closed with its last reference. It has no name, so nothing is left behind however the process ends.
+        # It is closed with its last reference. It has no name, so nothing is left behind however the process ends.
         self._file = tempfile.TemporaryFile(prefix="hyper_parallel_swap_", buffering=0)  # noqa: SIM115
         self._end = 0
         self._lock = threading.Lock()

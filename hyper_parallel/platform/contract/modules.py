@@ -59,7 +59,7 @@ _REGISTRIES = frozenset({"_params", "_cells", "_buffers", "_parameters", "_modul
 
 
 def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
-    """Return ``value`` with the parameters in it replaced by id; or ``value`` itself if there are none.
+    """Return ``value`` with old parameters in it replaced (found by ``id``), or ``value`` itself if it has none.
 
     Lists and dicts are changed in place, since other objects may hold them, too.
     """
@@ -111,11 +111,11 @@ class ModulesFacet(LedgerFacet):
 
         Args:
             parameter: parameter that is about to be replaced.
-            path: its name.
+            path: dotted path of the parameter.
             event: function after which hooks may be registered, for the message.
 
         Raises:
-            PlanError: it has hooks.
+            PlanError: the parameter has hooks.
         """
 
     def parameters_replaced(self, root: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
@@ -159,7 +159,7 @@ class ModulesFacet(LedgerFacet):
 
     @abc.abstractmethod
     def gradient_of(self, parameter: Any) -> Any:
-        """Return the gradient kept on ``parameter``, or None; where gradients are values, ``parameter`` itself."""
+        """Return the gradient kept on ``parameter``, or None; if it is itself a gradient, return it."""
 
     @abc.abstractmethod
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
@@ -175,7 +175,7 @@ class ModulesFacet(LedgerFacet):
         return None
 
     def update_parameter_by_name(self, cell: Any, result: tuple[Any, str, Any], new_param: Any) -> None:
-        """Replace the parameter that :meth:`search_parameter_by_name` returned as ``result`` by ``new_param``."""
+        """Replace the parameter that :meth:`search_parameter_by_name` returned as ``result`` with ``new_param``."""
         del cell
         owner, name, _ = result
         self.set_parameter(owner, name, new_param)
@@ -201,7 +201,7 @@ class ModulesFacet(LedgerFacet):
         """
 
     def load_into_param(self, param: Any, data: Any) -> None:
-        """Write ``data`` into ``param`` as :meth:`update_param_data`, converted to the parameter's dtype."""
+        """Write ``data``, converted to the parameter's dtype, into ``param``, as :meth:`update_param_data` does."""
         self.update_param_data(param, data)
 
     @abc.abstractmethod
@@ -263,7 +263,7 @@ class ModulesFacet(LedgerFacet):
 
     @abc.abstractmethod
     def replicated(self, module: Any, options: ReplicatedOptions) -> Any:
-        """Return the object that averages the gradients of ``module`` during backward; its ``reduces`` switches it.
+        """Return the object that averages the gradients of ``module`` during backward, unless its ``reduces`` is False.
 
         Args:
             module: the module, which is hooked.
@@ -316,7 +316,7 @@ class ModulesFacet(LedgerFacet):
         with_kwargs: bool = False,
         always_call: bool = False,
     ) -> HookHandle:
-        """Register ``hook(module, args, output)``, called after forward; it may return another output.
+        """Register ``hook(module, args, output)``, called after forward; it may return a different output.
 
         With ``always_call`` it runs even when forward raises, with None as output.
         """
@@ -326,13 +326,13 @@ class ModulesFacet(LedgerFacet):
 
     @abc.abstractmethod
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
-        """Register ``hook(module, grad_input, grad_output)``, called in backward; it may return another ``grad_input``.
+        """Register ``hook(module, grad_input, grad_output)``, called in backward; it may return a new ``grad_input``.
 
-        Both are tuples, of the positional inputs and of the outputs.
+        Both gradients are tuples: of the positional inputs, and of the outputs.
         """
 
     @abc.abstractmethod
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
-        """Register ``hook(module, grad_output)``, called before backward; it may return another ``grad_output``."""
+        """Register ``hook(module, grad_output)``, called before backward; it may return a new ``grad_output``."""

@@ -40,7 +40,7 @@ class PipelineFacet(TensorsFacet):
 class MicroBatch:
     """Splits the inputs of a step into micro-batches.
 
-    Slices are on the graph; of a DTensor the global tensor is sliced.
+    Slices are on the graph; for a DTensor, the global tensor is sliced.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class MicroBatch:
             one list of positional arguments and one dict of keyword arguments per micro-batch.
 
         Raises:
-            ValueError: a size that does not divide, a dim that a tensor does not have, or dims of other arguments.
+            ValueError: a size is not divisible by the number of micro-batches, a tensor does not have the dim, or a dim
+                is given for an argument that the call does not have.
         """
         named = dict(kwargs or {})
         dims = [0] * len(args) if self._args_dims is None else list(self._args_dims)

@@ -100,7 +100,7 @@ class Platform(
     def version(self, local: Any) -> int:
         """Return the number of writes to ``local`` if the framework counts them, else a constant."""
 
-    spoils_sums_of_nothing = False
+    empty_sums_are_uninitialized = False
     """True if a sum over no elements, and so the gradient of a tensor broadcast to no rows, is uninitialised memory."""
     computes_on_meta = False
     """True if operators run on tensors without storage, which yields the dtypes and shapes of their results."""
@@ -128,7 +128,7 @@ class Platform(
 
         Args:
             view: the result of an operator whose results are views.
-            base: its operand.
+            base: the operand of that operator.
             is_copy: whether ``base`` had to be redistributed.
         """
         del view, base, is_copy

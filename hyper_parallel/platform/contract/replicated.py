@@ -1,6 +1,6 @@
 """Options of the framework's part of ``replicate``: ranks to average over, and buckets.
 
-Also computations and checks that both frameworks share.
+Both frameworks use the bucketing and the check below.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def check_unchanged(trained: Mapping[str, int], averaged: Collection[int]) -> No
         averaged: identities of the parameters that ``replicate`` has found.
 
     Raises:
-        PlanError: a parameter was replaced, added or unfrozen since.
+        PlanError: a parameter was replaced, added or unfrozen after ``replicate``.
     """
     names = [name for name, identity in trained.items() if identity not in averaged]
     if names:
         msg = (
-            f"replicate: parameters {', '.join(names)} were replaced, added or unfrozen since; their gradients "
-            "would not be averaged; call replicate once the model is complete"
+            f"replicate: parameters {', '.join(names)} were replaced, added or unfrozen after replicate; their "
+            "gradients would not be averaged; call replicate once the model is complete"
         )
         raise PlanError(msg)

@@ -55,8 +55,8 @@ def write(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> None:
     """Write arrays to a file; an old file is replaced once the new one is complete.
 
     Raises:
-        CheckpointError: (a ValueError) a dtype, or name, that the format does not have.
-        CheckpointWriteError: (an OSError) it cannot be written.
+        CheckpointError: (a ValueError) the format does not support a dtype or a name.
+        CheckpointWriteError: (an OSError) the file cannot be written.
     """
     import numpy as np
     from safetensors import TensorSpec, serialize_file
@@ -82,7 +82,7 @@ def atomically(path: Path, fill: Callable[[Path], Any]) -> None:
     """Write atomically: ``fill`` writes a temporary file next to ``path``, which then replaces ``path``.
 
     Raises:
-        CheckpointWriteError: (an OSError) it cannot be written; an old file at ``path`` is unchanged.
+        CheckpointWriteError: (an OSError) the file cannot be written; an old file at ``path`` is unchanged.
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:

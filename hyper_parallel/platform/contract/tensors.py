@@ -171,9 +171,9 @@ class TensorsFacet(abc.ABC):
 
     @abc.abstractmethod
     def to_device(self, data: Any, device_type: str) -> Any:
-        """Return the tensor on ``cpu``, ``cuda`` or ``npu``; itself if it is there."""
+        """Return the tensor on ``cpu``, ``cuda`` or ``npu``; the tensor itself if it is there already."""
 
-    def device_beside(self, data: Any, device_type: str) -> str:
+    def differing_device(self, data: Any, device_type: str) -> str:
         """Return the type of device that a plain tensor is on, if it differs from ``device_type``; else empty.
 
         Always empty where the framework moves tensors to its device by itself.

@@ -1,7 +1,7 @@
 """``value_and_grad`` that returns gradients as DTensors.
 
-MindSpore differentiates functions and returns gradients; ``gradients.py`` gives them their layouts. Here the value that
-is differentiated is reduced inside of the function, and gradients whose reduction was deferred are added.
+MindSpore differentiates functions and returns gradients, which ``gradients.py`` wraps as DTensors. The function here
+also reduces the differentiated value, if it is partial, and adds the gradients whose reduction was deferred.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def value_and_grad(
     weights: Any = None,
     has_aux: bool = False,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``mindspore.value_and_grad``, whose gradients of DTensors are DTensors in the dual layout.
+    """``mindspore.value_and_grad`` that returns the gradients of DTensors as DTensors in the dual layout.
 
     Args:
         fn: a function or Cell; its first output is differentiated. A partial output is reduced first.
@@ -42,7 +42,7 @@ def value_and_grad(
     run = mindspore.value_and_grad(_with_reduced_outputs(fn), grad_position, weights, has_aux)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        with _differentiating_by(weights):
+        with _marked_as_differentiated(weights):
             value, grads = run(*args, **kwargs)
             if weights is None:
                 return value, grads
@@ -54,11 +54,11 @@ def value_and_grad(
 
 
 @contextmanager
-def _differentiating_by(weights: Any) -> Iterator[None]:
-    """Mark ``weights`` inside; their deferred gradients are dropped afterwards."""
+def _marked_as_differentiated(weights: Any) -> Iterator[None]:
+    """Mark ``weights`` inside this context; drop their deferred gradients at its end."""
     weights = weights if isinstance(weights, (list, tuple)) else (weights,)
     by_id = {id(weight._local): weight._local for weight in weights if isinstance(weight, DTensor)}
-    unmarked = [local for local in by_id.values() if not hasattr(local, DIFFERENTIATED)]  # an outer one may have marked
+    unmarked = [local for local in by_id.values() if not hasattr(local, DIFFERENTIATED)]  # by an outer call
     for local in unmarked:
         setattr(local, DIFFERENTIATED, True)
     try:

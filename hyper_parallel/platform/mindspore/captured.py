@@ -56,7 +56,7 @@ def _reached(value: Any) -> list[Any]:  # noqa: PLR0911 - one per kind of value
 def _reached_by_function(function: types.FunctionType) -> list[Any]:
     reached = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty cell: not assigned yet
+        with suppress(ValueError):  # the variable is not assigned yet
             reached.append(cell.cell_contents)
     if not _is_frameworks(function):
         reached += [function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__]
@@ -64,7 +64,7 @@ def _reached_by_function(function: types.FunctionType) -> list[Any]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Return the names in ``code`` and in the functions that are written inside of it."""
+    """Return the names in ``code`` and in the functions that it defines."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 

@@ -1,4 +1,4 @@
-"""Pickles MindSpore's composite functions, which modules often hold and which are sent to other ranks with them."""
+"""Makes MindSpore's composite functions picklable: modules hold them, and are pickled to be sent to other ranks."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _DEVICES = ("meta", "cpu", "npu", "ascend", "cuda", "gpu")
 
 
 class MetaDevice(str):
-    """The name ``meta``, and a context in which cells are built on it."""
+    """The device name ``meta``, which is also a context: cells built inside are on the meta device."""
 
     __slots__ = ("_stack",)
 
@@ -47,13 +47,13 @@ class MetaDevice(str):
 
 
 def parameters_on(device: Any) -> AbstractContextManager[Any]:
-    """Parameters of cells built inside are delayed on meta; for other devices MindSpore chooses the place.
+    """Return a context that delays the initialization of parameters on meta; elsewhere MindSpore chooses the device.
 
     Raises:
-        ValueError: no such device.
+        ValueError: ``device`` is not the name of a device.
     """
     if str(device).lower().partition(":")[0] not in _DEVICES:
-        msg = f"init_on_device: device {device!r} is none of {', '.join(_DEVICES)}"
+        msg = f"init_on_device: device {device!r} is not one of {', '.join(_DEVICES)}"
         raise ValueError(msg)
     return no_init_parameters() if str(device) == "meta" else nullcontext()
 
@@ -64,7 +64,7 @@ def is_delayed(data: Any) -> bool:
 
 
 def without_values(data: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a delayed tensor of another shape with the same initializer."""
+    """Return a delayed tensor of ``shape`` with the initializer of ``data``."""
     source = data.init_mode if isinstance(data, Parameter) else data
     return Tensor(shape=shape, dtype=data.dtype, init=source.init)
 
@@ -82,10 +82,10 @@ def materialize(places: Sequence[Place], stage_index: int) -> None:
 
     Args:
         places: all parameters of a module.
-        stage_index: stages of a pipeline sample from seeds of their own.
+        stage_index: pipeline stage; each stage samples from its own seed.
 
     Raises:
-        PlanError: an initializer of a DTensor that cannot sample a shard.
+        PlanError: the initializer of a DTensor cannot sample a shard.
     """
     places = [place for place in places if is_delayed(to_local(place.parameter))]
     unknown = [f"{place.name} ({type(_init_of(place.parameter)).__name__})" for place in places
@@ -131,7 +131,7 @@ def _scaled(distribution: Distribution, scale: float) -> Distribution:
 
 def _fan(init: Any, layout: Layout) -> float:
     shape = layout.shape or ()
-    fan_in, fan_out = fans(shape)  # the framework's own rule
+    fan_in, fan_out = fans(shape)  # computed by MindSpore itself
     return float(fan_in if init.mode == "fan_in" else fan_out)
 
 
@@ -145,7 +145,7 @@ def _xavier(init: Any, layout: Layout) -> float:
 
 
 def _truncated(init: Any, layout: Layout) -> Distribution:
-    """Sample by inverse transform; the bounds are absolute values, not multiples of the deviation."""
+    """Sample by inverse transform; the bounds are values, not multiples of the standard deviation."""
     from scipy.special import ndtr, ndtri
 
     del layout
@@ -157,7 +157,7 @@ def _truncated(init: Any, layout: Layout) -> Distribution:
     return sampling.uniform().map(value)
 
 
-# The constant of an initializer, or the distribution that it samples.
+# By class of initializer: a function that returns its constant, or the distribution that it samples.
 _VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
     initializers.Zero: lambda *_: 0.0,
     initializers.One: lambda *_: 1.0,
@@ -174,7 +174,7 @@ _VALUES: dict[type, Callable[[Any, Layout], Distribution | float]] = {
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Use a seed of its own for each pipeline stage after the first, which uses the program's seed."""
+    """Seed each pipeline stage differently; the first stage uses the program's seed."""
     if not stage_index:
         yield
         return

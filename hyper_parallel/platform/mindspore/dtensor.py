@@ -1,8 +1,8 @@
 """The DTensor of MindSpore: a tensor subclass over the storage of its local tensor.
 
 The object shares storage and autograd identity with its local tensor, so that optimizers written in C++ can update a
-``Parameter`` made of it; its Python attributes are those of the global tensor. Operators arrive at ``__fallback__``;
-methods that would reach the storage without it are overridden here.
+``Parameter`` made of it; its Python attributes are those of the global tensor. MindSpore calls
+``__fallback__`` for operators; methods that would reach the storage without it are overridden here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hyper_parallel.platform.mindspore.ops.kernels import filled, write_over
 from hyper_parallel.platform.mindspore.ops.registry import Spelling, getitem_entry, handlers
 from hyper_parallel.platform.mindspore.shared_storage import counting
 from hyper_parallel.platform.mindspore.versions import make_subclass, no_grad
-from hyper_parallel.platform.mindspore.versions.older import tell_errors
+from hyper_parallel.platform.mindspore.versions.older import reveal_errors
 
 __all__ = ["MindSporeDTensor", "wrap"]
 
@@ -36,7 +36,7 @@ __all__ = ["MindSporeDTensor", "wrap"]
 class MindSporeDTensor(DTensor, Tensor):
     """A DTensor that is a ``mindspore.Tensor``."""
 
-    _platform: Any = None  # set by the platform's first wrap
+    _platform: Any = None  # set by install()
     _views = None
     _origin = None
     _readonly: str | None = None
@@ -51,14 +51,14 @@ class MindSporeDTensor(DTensor, Tensor):
 
     @property
     def local_param_info(self) -> Any:
-        """MindSpore's parameter info of the local tensor; without it, its gradient would be zero."""
+        """MindSpore's parameter info of the local tensor; if the local tensor lacked it, its gradient would be zero."""
         return self._local.param_info
 
     @local_param_info.setter
     def local_param_info(self, info: Any) -> None:
         self._local.param_info = info
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- sizes ---------------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class MindSporeDTensor(DTensor, Tensor):
         return whole.item() if index is None else whole.asnumpy().item(index)
 
     def _numbers(self) -> Any:
-        """Return the complete tensor; bfloat16, which NumPy 2 cannot take, as float32, which holds every value."""
+        """Return the complete tensor; bfloat16, which NumPy lacks, as float32, which represents every value of it."""
         whole = self.full_tensor()
         return ops.cast(whole, float32) if whole.dtype == bfloat16 else whole
 
@@ -209,10 +209,10 @@ class MindSporeDTensor(DTensor, Tensor):
         return self
 
     def init_data(self, layout: Any = None, set_sliced: bool = False) -> Any:
-        """Return the tensor itself, whose shard has values.
+        """Return the tensor itself, after a check that its shard has values.
 
         Raises:
-            PlanError: its shard has no values yet.
+            PlanError: the shard has no values yet.
         """
         del layout, set_sliced
         if self._local.has_init:
@@ -231,7 +231,7 @@ class MindSporeDTensor(DTensor, Tensor):
     assign_value_cpp = assign_value
 
     def _refused(self, *_: Any, **__: Any) -> Any:
-        """Refused: it would act on this rank's shard alone."""
+        """Refuse a method that would act on this rank's shard alone."""
         msg = "this method of MindSpore acts on storage, of which a rank has a shard only; use to_local() for the shard"
         raise UnsupportedOperatorError(msg)
 
@@ -239,7 +239,7 @@ class MindSporeDTensor(DTensor, Tensor):
     to_coo = to_csr = storage = untyped_storage = _refused
 
     def move_to(self, to: Any, blocking: bool = True) -> Any:
-        """The tensor itself: locals stay on the device of the mesh."""
+        """Return the tensor itself: local tensors stay on the device of the mesh."""
         del to, blocking
         return self
 
@@ -253,7 +253,7 @@ class MindSporeDTensor(DTensor, Tensor):
         self._platform.wrote(self._local)
 
     def _overwrite(self, data: Any, member: str) -> None:
-        """Write a DTensor of any layout, a number or an initializer, or this rank's shard.
+        """Write ``data``: a DTensor of any layout, a number, an initializer, or this rank's shard.
 
         Raises:
             LayoutError: a plain tensor does not have the shape of the shard.
@@ -276,14 +276,14 @@ class MindSporeDTensor(DTensor, Tensor):
             raise UnsupportedOperatorError(msg)
         self.drop_views()
         if self._local.device == "meta":
-            for without_storage in (self._local, self):  # each refers to the storage by itself
+            for without_storage in (self._local, self):  # each has its own reference to the storage
                 Tensor.data.__set__(without_storage, local.astype(self.dtype) if local.device != "meta" else local)
         elif 0 not in self.local_shape:
-            with no_grad():  # a cell that raised leaves MindSpore recording
+            with no_grad():  # MindSpore still records after a cell that raised
                 write_over(self._local, local.astype(self.dtype))
 
     def clone(self, init: Any = "same") -> Any:
-        """A copy in new storage: for a parameter a new parameter (initialized by ``init``), else a differentiable copy.
+        """Return a new parameter for a parameter (initialized by ``init``), else a differentiable copy.
 
         Raises:
             UnsupportedOperatorError: ``init`` draws random numbers.
@@ -309,11 +309,11 @@ class MindSporeDTensor(DTensor, Tensor):
         return self.clone()
 
     def __copy__(self) -> Any:
-        """Return a new parameter with its own values for a parameter, else another object of the same tensor."""
+        """Return a new parameter with its own values for a parameter, else a second object for the same tensor."""
         return self.clone() if isinstance(self, Parameter) else self._alias(self._local)
 
     def _alias(self, local: Tensor) -> Any:
-        """Return another DTensor of the same storage, which becomes stale when this one becomes stale."""
+        """Return a second DTensor over the same storage; it becomes stale when this one does."""
         alias = wrap(local, self._layout)
         alias._readonly = self._readonly
         self._platform.follow_writes(alias, self, is_copy=False)
@@ -358,14 +358,14 @@ class MindSporeDTensor(DTensor, Tensor):
 
 
 class MindSporeMovedView(MovedView, MindSporeDTensor):  # type: ignore[override] # the layout is read-only here
-    """A copy instead of a view, on MindSpore."""
+    """A copy where one device would return a view, on MindSpore."""
 
     _unchecked_local = staticmethod(lambda view: vars(view)["_local"])
     _unchecked_layout = staticmethod(lambda view: vars(view)["_layout"])
 
 
 def invalidate_with(copy: MindSporeDTensor, base: MindSporeDTensor) -> None:
-    """Make ``copy`` stale when ``base`` is written, or, if ``base`` is itself such a copy, when its base is."""
+    """Make ``copy`` stale when ``base`` is written; if ``base`` is such a copy itself, when the base of ``base`` is."""
     follow(copy, MindSporeMovedView, (base,), lambda base: counting(base._local))
 
 
@@ -377,7 +377,7 @@ def wrap(local: Tensor, layout: Layout, cls: type = MindSporeDTensor) -> Any:
     return dtensor
 
 
-_make = make_subclass  # MindSpore's only way to a subclass over the same storage
+_make = make_subclass  # MindSpore has no other way to make a subclass object over existing storage
 
 
 def _copied(local: Tensor) -> Tensor:
@@ -390,7 +390,7 @@ def _rebuild(local: Tensor, layout: Layout, options: tuple[str, bool] | None) ->
 
 
 def install(platform: Any) -> None:
-    """Complete the class: its platform, and Python operators that bypass MindSpore's own search for a handler."""
+    """Complete the class: set its platform, and add Python operators that skip MindSpore's search for a handler."""
     MindSporeDTensor._platform = platform
     started = intercept.start(platform, handlers())
     dispatcher = platform.dispatcher = started.dispatcher
@@ -404,7 +404,7 @@ def install(platform: Any) -> None:
         lambda x, index: intercept.call("__getitem__", (x, index)), getitem_entry()
     )
     patches.install()
-    tell_errors(MindSporeDTensor, patches.CALLS)
+    reveal_errors(MindSporeDTensor, patches.CALLS)
     make_picklable()
 
 
@@ -431,14 +431,14 @@ METHODS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
-"""Cheap methods, with the operator that MindSpore calls for them."""
+"""Methods that compute little, with the operator that MindSpore calls for each."""
 
 
 def _method(plain: Any, repeated: Any) -> Any:
-    """Return a method that runs a call seen before without MindSpore's own search for a handler.
+    """Return a method that runs cached calls without MindSpore's search for a handler.
 
     Args:
-        plain: MindSpore's method, which finds the operator of any call.
+        plain: MindSpore's method, which handles calls that are not cached.
         repeated: see :attr:`~hyper_parallel.platform.mindspore.intercept.Interception.repeated_methods`.
     """
 

@@ -1,8 +1,9 @@
-"""A group of fully sharded parameters on MindSpore: gathers when its cell is called, reduces in one collective.
+"""Gathers the fully sharded parameters of a MindSpore cell when it is called; reduces all gradients in one collective.
 
 MindSpore differentiates functions and has no event when a cell's backward begins or ends. So the gathered parameters of
-a call are results of an autograd function, whose backward reduces their gradients. Operators save gathered parameters
-for backward; a reference is saved instead, and the first one that backward reads gathers the parameters again.
+a call are results of an autograd function, whose backward reduces their gradients. Operators would save
+the gathered parameters for backward. Placeholders are saved instead, and the first placeholder that backward reads
+gathers the parameters again.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Call:
         """Gather on the graph, and set the gathered parameters in the cells.
 
         Args:
-            saves: whether references are saved for backward; False where something else saves tensors.
+            saves: save placeholders for backward; False where recomputation saves tensors.
         """
         members = self.group.members
         shards = [member.local for member in self.group.trained]
@@ -131,7 +132,7 @@ class FullyShardedGroup:
         platform: MindSpore's platform.
         module: the cell.
         options: options of the sharding.
-        parameters: original, DTensor parameter and owners of each.
+        parameters: for each, the original, the DTensor parameter, and its owners with attribute names.
 
     Attributes:
         reduces: whether backward reduces gradients; False to accumulate.
@@ -213,7 +214,7 @@ class FullyShardedGroup:
         return bool(self._calls)
 
     def has_parameters_of(self, cells: frozenset[int]) -> bool:
-        """Whether one of the cells of these identities has a parameter of the group."""
+        """Whether a cell among ``cells``, which are given by ``id``, has a parameter of the group."""
         return not self._owners.isdisjoint(cells)
 
     @contextmanager
@@ -244,7 +245,7 @@ class FullyShardedGroup:
     # -- collectives -----------------------------------------------------------------------------------------------
 
     def row(self) -> Tensor:
-        """Return this rank's row: its shards, each padded to the size of the largest."""
+        """Return this rank's row: its shards, each padded to the size of the parameter's largest shard."""
         parts: list[Tensor] = []
         for member in self.members:
             _append(parts, member.flat(ops.stop_gradient(member.local)), member.slot.size)
@@ -257,7 +258,7 @@ class FullyShardedGroup:
         return [member.shaped(self._whole(rows, member.slot)) for member in self.members]
 
     def _whole(self, rows: Tensor, slot: Slot) -> Tensor:
-        """Return one parameter with its split dim first, not as a view: an autograd function would copy it."""
+        """Return one parameter, its split dim first, in its own storage: an autograd function would copy a view."""
         parts = [
             mint.narrow(rows, 0, rank * self._plan.row + slot.offset, size).reshape(-1, *slot.shape[1:])
             for rank, size in enumerate(slot.sizes)
@@ -266,7 +267,7 @@ class FullyShardedGroup:
         return mint.cat(parts)
 
     def reduce(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of the shards; zeros in a pass that accumulates, None for those on ``main_grad``.
+        """Return the gradients of the shards; zeros in a pass that accumulates, None if added to ``main_grad``.
 
         Args:
             gradients: gradients of the gathered trainable parameters.
@@ -297,9 +298,9 @@ class FullyShardedGroup:
         return value.astype(dtype) if dtype is not None and self.platform.is_real_floating(value) else value
 
     def _reduced(self, totals: Sequence[Tensor]) -> list[Tensor] | None:
-        """Reduce the gradients over the ranks, in one collective, and return this rank's part of each.
+        """Reduce the gradients over the ranks, in one collective, and return this rank's shard of each.
 
-        None if gradients are not reduced over the replicas yet.
+        The result is None if a later pass reduces the gradients over the replicas.
         """
         parts: list[Tensor] = []
         slots = self._gradient_plan.slots
@@ -374,7 +375,7 @@ def _append(parts: list[Tensor], values: Tensor, size: int) -> None:
 
 
 def _own_part(own: Tensor, slot: Slot, member: Member) -> Tensor:
-    """Return the part of this rank's reduced row that is the gradient of the shard, in storage of its own."""
+    """Copy the gradient of one shard out of this rank's reduced row."""
     local = member.local
     if not local.size:
         return mint.zeros(tuple(local.shape), dtype=local.dtype)
@@ -382,6 +383,6 @@ def _own_part(own: Tensor, slot: Slot, member: Member) -> Tensor:
 
 
 def _row_shape(original: Any, dim: int) -> tuple[int, ...]:
-    """Return the shape of the tensor of ``original`` that the data axis shards, with the sharded dim first."""
+    """Return the shape that the data axis shards (for a DTensor, the local shape), with the sharded dim first."""
     shape = tuple(original.local_shape if isinstance(original, DTensor) else original.shape)
     return (*shape[dim : dim + 1], *shape[:dim], *shape[dim + 1 :])

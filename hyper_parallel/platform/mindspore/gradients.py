@@ -1,9 +1,9 @@
 """Gradients of MindSpore's own transforms, as DTensors.
 
 ``ms.grad``, ``ms.value_and_grad``, ``ops.GradOperation`` and ``ms.vjp`` share one function that runs forward and one
-that runs backward, whose gradients are local tensors. Under the gradient contract these are complete; here they get
-their layouts, so that functions of MindSpore that are called with gradients (clipping, overflow checks, accumulation,
-optimizers written in Python) act on global tensors.
+that runs backward, whose gradients are local tensors. These need no further reduction (core/dtensor/README.md). Here
+they are wrapped as DTensors, so that functions of MindSpore that take gradients (clipping, overflow checks,
+accumulation, optimizers written in Python) act on global tensors.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def check_current(caller: str, parameters: Any) -> None:
     """Refuse parameters that were replaced by DTensors: changes to them do not reach the module.
 
     Args:
-        caller: caller for the message.
-        parameters: one, or several; other values are skipped.
+        caller: name of the caller, for the message.
+        parameters: a parameter, or several; values that are not parameters are skipped.
 
     Raises:
         PlanError: (a ValueError) one of them was replaced.
@@ -78,7 +78,7 @@ def check_current(caller: str, parameters: Any) -> None:
         if isinstance(parameter, Parameter) and hasattr(parameter, _REPLACED):
             msg = (
                 f"{caller}: parameter {parameter.name} was replaced when its module was distributed or initialized, so "
-                "the module has another one; take the parameters, and build optimizers of them, afterwards"
+                "the module has a different one; get the parameters, and build optimizers of them, after that"
             )
             raise PlanError(msg)
 
@@ -95,7 +95,7 @@ def check_reduced(parameters: Any) -> None:
     """Refuse an optimizer step on parameters whose gradients are not reduced yet.
 
     Raises:
-        PlanError: (a ValueError) one of them is not.
+        PlanError: (a ValueError) the gradient of one of them is not reduced.
     """
     for parameter in parameters:
         reason = getattr(parameter, _UNREDUCED, None)
@@ -104,7 +104,7 @@ def check_reduced(parameters: Any) -> None:
 
 
 def _averaged(weights: Any, grads: Any) -> Any:
-    """Return the gradients of ``weights``, those of replicated parameters averaged over their ranks."""
+    """Return the gradients of ``weights``; those of replicated parameters are averaged over their ranks."""
     parameters = list(weights) if isinstance(weights, (list, tuple)) else [weights]
     reducers = {id(reducer): reducer for each in parameters if (reducer := getattr(each, AVERAGED, None)) is not None}
     if not reducers:
@@ -146,7 +146,7 @@ def returning_layouts(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _laid_out(grads: Any, values: Any) -> Any:
-    """Return gradients in the dual layouts of their values; a single gradient is not in a tuple."""
+    """Return gradients of DTensors as DTensors in the dual layouts; a single gradient is not in a tuple."""
     if isinstance(grads, (list, tuple)):
         sources = values if isinstance(values, (list, tuple)) else (values,)
         if len(sources) == 1 and len(grads) > 1 and isinstance(sources[0], (list, tuple)):
@@ -182,7 +182,7 @@ def _on_dtensor(hook: Callable[[Any], Any], tensor: DTensor) -> Callable[[Any], 
             return None
         if not isinstance(result, DTensor) or tuple(result.shape) != tuple(layout.shape or ()):
             msg = (
-                f"the hook of {notation} returned {_told(result)}; return the gradient as a DTensor of shape "
+                f"the hook of {notation} returned {_described(result)}; return the gradient as a DTensor of shape "
                 f"{list(layout.shape or ())}, or None"
             )
             raise LayoutError(msg)
@@ -191,7 +191,7 @@ def _on_dtensor(hook: Callable[[Any], Any], tensor: DTensor) -> Callable[[Any], 
     return run
 
 
-def _told(result: Any) -> str:
+def _described(result: Any) -> str:
     kind = "a DTensor" if isinstance(result, DTensor) else f"a plain {type(result).__name__}"
     return f"{kind} of shape {list(result.shape)}" if isinstance(result, Tensor) else kind
 
@@ -217,7 +217,7 @@ def refusing_cell_hooks(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def returning_reduced(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap MindSpore's forward to return reduced values; the gradient of a pending sum is that of the sum."""
+    """Wrap MindSpore's forward to return reduced values; a pending sum and the reduced sum have the same gradient."""
 
     @wraps(forward)
     def run(fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +242,7 @@ def _reduced(out: Any) -> Any:
 
 
 def seeded_locally(run_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap MindSpore's forward of ``sens_param`` to turn the last argument, the seed, into this rank's part of it."""
+    """Wrap MindSpore's forward: with ``sens_param``, the last argument, the seed, becomes this rank's shard."""
 
     @wraps(run_forward)
     def run(fn: Any, sens_param: bool, *args: Any, **kwargs: Any) -> Any:
@@ -255,7 +255,7 @@ def seeded_locally(run_forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vjp_seeded_locally(vjp: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``ms.vjp``, whose function takes the seeds."""
+    """Wrap ``ms.vjp``: the function that it returns passes on this rank's shards of the seeds."""
 
     @wraps(vjp)
     def run(fn: Any, *inputs: Any, weights: Any = None, has_aux: bool = False) -> Any:
@@ -271,7 +271,7 @@ def vjp_seeded_locally(vjp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _seed(seed: Any, out: Any) -> Any:
-    """Return this rank's part of ``seed`` for output ``out``; a plain seed is complete, equal on all ranks."""
+    """Return this rank's shard of ``seed`` for output ``out``; a plain seed is complete, and equal on all ranks."""
     if isinstance(out, (list, tuple)) and isinstance(seed, (list, tuple)):
         return type(seed)(_seed(part, value) for part, value in zip(seed, out, strict=True))
     if not isinstance(out, DTensor):
@@ -284,8 +284,8 @@ def _seed(seed: Any, out: Any) -> Any:
     if not isinstance(seed, Tensor) or tuple(seed.shape) != tuple(out.shape):
         msg = (
             f"the seed of the gradient has shape {list(getattr(seed, 'shape', ()))}, the output is "
-            f"{out.layout.notation(out.dtype)}; pass one of the output's shape {list(out.shape)}, equal on all ranks, "
-            "or a DTensor"
+            f"{out.layout.notation(out.dtype)}; pass a seed of the output's shape {list(out.shape)}, equal on all "
+            "ranks, or a DTensor"
         )
         raise LayoutError(msg)
     whole = Layout.of(layout.mesh, ((),) * seed.ndim, (), tuple(seed.shape))

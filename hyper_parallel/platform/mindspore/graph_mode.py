@@ -24,7 +24,7 @@ __all__ = ["cells_uncompiled", "gradients_uncompiled"]
 
 
 def cells_uncompiled(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call of a Cell in graph mode: one that reaches DTensors is called in PyNative mode."""
+    """Wrap the call of a Cell in graph mode: a Cell that reaches DTensors is called in PyNative mode."""
 
     @wraps(compile_and_run)
     def run(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:

@@ -25,11 +25,11 @@ __all__ = ["enable"]
 def enable() -> None:
     """Record operations for backward from now on, and give tensors the attributes below that they lack.
 
-    Simulated ranks undo it when their run ends.
+    On simulated ranks, this is undone when their run ends.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) MindSpore has no ``backward`` and lacks the functions that this
-            one needs.
+        UnsupportedOnBackend: (a NotImplementedError) MindSpore has no ``backward``, and lacks the functions that
+            the ``backward`` here needs.
     """
     added = {name: value for name, value in _ATTRIBUTES.items() if not hasattr(Tensor, name)}
     for needed in (run_backward, *map(NAMES.find, TENSOR_GRADIENTS)) if added else ():
@@ -53,14 +53,14 @@ def enable() -> None:
 def _backward(
     self: Any, gradient: Any = None, retain_graph: bool = False, create_graph: bool = False, inputs: Any = None
 ) -> None:
-    """Add the gradients by the leaves to their ``grad``.
+    """Add the gradients with respect to the leaves to their ``grad``.
 
     Args:
         self: the tensor to differentiate.
-        gradient: the gradient by ``self``; 1 for a tensor of one element.
+        gradient: the gradient with respect to ``self``; 1 by default, if ``self`` has one element.
         retain_graph: keep the graph for another backward.
         create_graph: record the backward for differentiation.
-        inputs: the only leaves that get a gradient.
+        inputs: the leaves that get a gradient; all by default.
 
     Raises:
         LayoutError: (a ValueError) ``self`` is a DTensor of partial values.
@@ -96,7 +96,7 @@ def _leaves(root: Any) -> list[Any]:
 def _dense(gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return gradients in dense storage.
 
-    On CPU MindSpore adds to a gradient that is a transposed view as if its elements lay in order.
+    On CPU MindSpore adds to a gradient that is a transposed view as if its elements were in row-major order.
     """
     with no_grad():
         return tuple(gradient if gradient is None else gradient.contiguous() for gradient in gradients)
@@ -107,7 +107,7 @@ def _local(tensor: Any) -> Any:
 
 
 def _grad(self: Any) -> Any:
-    """The gradient that backward has added up, of a DTensor in its layout; None if there is none."""
+    """The gradient that backward has added up, or None; that of a DTensor is a DTensor in the same layout."""
     gradient = _local(self)._grad
     if gradient is None or not isinstance(self, DTensor):
         return gradient
@@ -118,14 +118,14 @@ def _set_grad(self: Any, gradient: Any) -> None:
     layout = self.layout if isinstance(self, DTensor) else None
     if isinstance(gradient, DTensor) and gradient.layout is not layout:
         own = f"a {type(self).__name__}" if layout is None else layout.notation(self.dtype)
-        msg = f"grad: {gradient.layout.notation(gradient.dtype)} is not laid out as its tensor, {own}"
+        msg = f"grad: {gradient.layout.notation(gradient.dtype)} does not have the layout of its tensor, {own}"
         raise PlanError(msg)
     _local(self)._grad = None if gradient is None else _dense((_local(gradient),))[0]
 
 
 def _requires_grad(self: Any) -> bool:
-    """Whether backward adds a gradient to this tensor, or passes it on."""
-    if isinstance(self, Parameter):  # a DTensor: Tensor comes before Parameter among its bases
+    """Whether backward adds a gradient to this tensor, or passes one on."""
+    if isinstance(self, Parameter):  # for DTensor parameters, which inherit from Tensor first
         return bool(self.param_info.requires_grad)
     return bool(_local(self)._requires_grad)
 

@@ -1,8 +1,8 @@
 """Intercepts MindSpore's calls on DTensors.
 
 MindSpore calls ``__fallback__`` of a tensor subclass before it selects a kernel, with the operator's name and the
-arguments as the caller or its Python layer wrote them. Everything arrives here: functions, methods, operators and
-legacy primitives. An operator that is not registered is refused; nothing runs on local tensors by accident.
+arguments that the caller, or MindSpore's Python layer, passed. Functions, methods, operators and legacy primitives all
+arrive here. An operator that is not registered is refused; nothing runs on local tensors by accident.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Interception(NamedTuple):
     """The tables of interception, built once when the platform is constructed.
 
     Attributes:
-        dispatcher: the hot path.
+        dispatcher: the dispatcher of calls on DTensors.
         handlers: handlers of operators, by name.
-        methods: the same for tensor methods that differ from the function of their operator's name.
-        repeated: runs a call seen before, of an operator whose arguments are dispatched as they were written.
-        repeated_methods: the same for tensor methods.
+        methods: handlers of the tensor methods that behave differently from the function with the same operator name.
+        repeated: by operator name, a function that runs cached calls, for operators whose arguments are dispatched as
+            they were passed.
+        repeated_methods: the same for operators that are called as tensor methods.
     """
 
     dispatcher: Dispatcher
@@ -65,7 +66,7 @@ def start(platform: Platform, handlers: dict[str, Any]) -> Interception:
 
 
 def interception() -> Interception:
-    """The one interception of the process."""
+    """Return the interception of this process."""
     return _STARTED["mindspore"]
 
 
@@ -89,7 +90,7 @@ def fallback(_self: Any, func: Any, args: Any, kwargs: dict[str, Any] | None = N
         handler = started.methods.get(name, handler)
     if handler is not None:
         if open_blocks() and not skipped(func, name):
-            with outside_blocks():  # the operator is in ``no_skip``: so are its components
+            with outside_blocks():  # the operator is in ``no_skip``, so its components are, too
                 return _handled(handler, started, func, primitive, tuple(operands), kwargs)
         return _handled(handler, started, func, primitive, tuple(operands), kwargs)
     if skipped(func, name):
@@ -109,7 +110,7 @@ def at_once(name: str, args: Any, primitive: Any = None) -> Any:
         primitive: the legacy primitive, or None.
 
     Returns:
-        the result of :func:`fallback`; :data:`CACHE_MISS` if it cannot be decided here.
+        the result of :func:`fallback`; :data:`CACHE_MISS` if the call must go through :func:`fallback` itself.
     """
     if open_blocks():
         return CACHE_MISS
@@ -139,7 +140,7 @@ def _handled(
 ) -> Any:
     """Call the handler of ``func``, an operator or the name of one.
 
-    In a cell of mixed precision it gets the operands as MindSpore would have cast them.
+    In a cell of mixed precision, the operands are cast first, as MindSpore would cast them.
     """
     if not ACTIVE or ACTIVE[-1] is None:
         return handler(started.dispatcher, primitive, args, kwargs)

@@ -91,13 +91,13 @@ class _Wrapped(ForwardWrapper, nn.Cell):
     """A cell whose construct goes through ``_around``."""
 
     def update_parameters_name(self, prefix: str = "", recurse: bool = True) -> None:
-        """Prefix the names of parameters, as every cell does, unless they have those of the original's network."""
+        """Prefix the names of parameters, as every cell does, unless the original cell's network has prefixed them."""
         named = self.parameters_and_names(expand=recurse)
         if not any(parameter.name.endswith(f".{name}") for name, parameter in named):
             super().update_parameters_name(prefix, recurse)
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """Around the construct of the class."""
+        """Call ``_around`` with the construct of the class."""
         return self._around(super().construct, args, kwargs)
 
 
@@ -119,8 +119,8 @@ def _noop_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManage
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
     """``mindspore.recompute`` with the same random numbers in both runs; raises where that is impossible.
 
-    On CPU, ``ops`` samples inside from its own stream, since the state of MindSpore's cannot be restored. The results
-    of the two runs are compared, because ``nn.Dropout`` of plain tensors samples new numbers.
+    MindSpore's generator is reseeded for each run, because its state on CPU cannot be saved and restored. The results
+    of the two runs are compared on CPU, because ``nn.Dropout`` of plain tensors draws new numbers.
     """
     if use_reentrant:
         return mindspore.recompute(_replaying(fn), *args, use_reentrant=True, **options)
@@ -130,7 +130,7 @@ def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False,
 
 
 def _replaying(cell: Any) -> Any:
-    """``cell`` as a second object that replays random numbers; MindSpore accepts only cells here."""
+    """Return a second object for ``cell`` that replays random numbers; MindSpore accepts only cells here."""
     if not isinstance(cell, nn.Cell):
         return cell
 
@@ -149,7 +149,7 @@ def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
         checksum = fingerprint(result)
         if first and first[0] != checksum:
             msg = (
-                "checkpoint: running again gave another result, so its gradients would be wrong; on CPU MindSpore "
+                "checkpoint: running again gave a different result, so its gradients would be wrong; on CPU MindSpore "
                 "cannot sample the numbers of nn.Dropout again: leave it out of the checkpoint, or use ops.dropout"
             )
             raise UnsupportedOperatorError(msg)
@@ -160,7 +160,7 @@ def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _state() -> tuple[tuple[int, int], int]:
-    """The state of the DTensors' generator, and a fresh seed that MindSpore's restarts from."""
+    """Reseed MindSpore's generator; return the state of the DTensors' generator, and MindSpore's new seed."""
     seed = int(np.random.randint(1, 2**31 - 1))
     _reseed(seed)
     return random.get_rng_state(), seed

@@ -1,8 +1,8 @@
 """Mixed precision of cells (``to_float``, amp levels O1 to O3) on DTensors.
 
-While such a cell runs, MindSpore casts the floating operands of each operator that it calls, views excepted. Operators
-on DTensors are dispatched before MindSpore casts, so their operands are cast here. Kernels then run with casting
-switched off, because they consist of several of MindSpore's operators.
+While such a cell runs, MindSpore casts the floating-point operands of each operator that it calls, except views.
+Operators on DTensors are dispatched before MindSpore casts, so their operands are cast here. Kernels then run with
+casting switched off, because they consist of several of MindSpore's operators.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FLOATING = frozenset({mindspore.float16, mindspore.bfloat16, mindspore.float32,
 ACTIVE: list[Any] = []
 """Dtypes of the cells that run, the innermost last; None where nothing is cast."""
 
-# Operators whose operands MindSpore does not cast, measured on 2.10. So are all with names ending in View.
+# Operators whose operands MindSpore does not cast, measured on 2.10, without those whose names end in View.
 _KEEPING = frozenset({
     "copied", "BroadcastTo", "Chunk", "DeprecatedTranspose", "ExpandAs", "ExpandDims", "FlattenExt", "Meshgrid",
     "Narrow", "Reshape", "Slice", "Split", "SplitTensor", "Squeeze", "TExt", "ToDtype", "Transpose", "ViewAs",
@@ -40,11 +40,11 @@ _KEEPING = frozenset({
 
 
 COMPOSED = frozenset({"XLogYScalarOther", "XLogYScalarSelf"})
-"""Operators composed of several in MindSpore, whose results are cast, too."""
+"""Operators that MindSpore composes of several others; it casts their results, too."""
 
 
 def noting_precision(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the calls before and after a cell runs: MindSpore does not expose its own stack."""
+    """Wrap the method that MindSpore calls before and after a cell runs, to copy its private stack of dtypes."""
 
     @wraps(plain)
     def set_type(executor: Any, kind: Any, is_push: bool = True) -> Any:
@@ -58,7 +58,7 @@ def noting_precision(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def noting_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that clears MindSpore's stack, which an exception in a cell leaves behind."""
+    """Wrap the method that clears MindSpore's stack after an exception in a cell, to clear :data:`ACTIVE` as well."""
 
     @wraps(plain)
     def clear(executor: Any) -> Any:
@@ -87,7 +87,7 @@ def cast_operands(operators: Any, name: str, operands: Any, *, is_method: bool =
         operators: the canonical operators, as functions of DTensors.
         name: name of MindSpore's operator.
         operands: positional or keyword arguments.
-        is_method: whether it was called as a method of tensors; some methods differ from the function.
+        is_method: whether the operator was called as a tensor method; some methods differ from the function.
     """
     dtype = next((kind for kind in reversed(ACTIVE[:-1])), None)  # the innermost entry is that of switched_off
     if dtype is None or _keeps(name, operands, is_method=is_method):
@@ -102,7 +102,7 @@ def cast_operands(operators: Any, name: str, operands: Any, *, is_method: bool =
 
 
 def _keeps(name: str, operands: Any, *, is_method: bool) -> bool:
-    if is_method and name in ("FlattenExt", "UnstackExtView"):  # on CPU x.unbind() and x.flatten(1) are older operators
+    if is_method and name in ("FlattenExt", "UnstackExtView"):  # x.unbind() and x.flatten(1) call older ones on CPU
         return name == "FlattenExt" and not (isinstance(operands, tuple) and any(operands[1:2]))
     if name == "__getitem__" and isinstance(operands, tuple):
         return _is_view(operands[1])
@@ -112,7 +112,7 @@ def _keeps(name: str, operands: Any, *, is_method: bool) -> bool:
 
 
 def _is_view(index: Any) -> bool:
-    """Whether an index makes a view in MindSpore: a lone slice and tensors do not."""
+    """Whether an index makes a view in MindSpore; tensors do not, nor does a slice that is not in a tuple."""
     items = index if isinstance(index, tuple) else (index,)
     return not isinstance(index, slice) and all(
         type(item) is int or item is None or item is Ellipsis or isinstance(item, slice) for item in items

@@ -28,11 +28,11 @@ class MindSporeModules(ModulesFacet):
     """Cells of MindSpore."""
 
     def get_cells_and_names(self, cell: Any) -> Iterator[tuple[str, Any]]:
-        """Depth first; shared cells once per path, unlike in ``cells_and_names``."""
+        """Yield cells depth first; a shared cell once per path, unlike ``cells_and_names``."""
         yield from _walk(cell, "")
 
     def is_container(self, cell: Any) -> bool:
-        """A ``CellList`` or ``CellDict``, or one of a class derived from those that has no ``construct``."""
+        """True for a ``CellList`` or ``CellDict``, and for subclasses without a ``construct`` of their own."""
         return type(cell).construct in (nn.CellList.construct, nn.CellDict.construct)
 
     def parameters_dict(self, cell: Any) -> dict[str, Any]:
@@ -62,7 +62,10 @@ class MindSporeModules(ModulesFacet):
         cell.insert_param_to_cell(name, value, check_name_contain_dot=False)
 
     def parameters_replaced(self, root: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
-        """A ``ParameterTuple`` too, as recurrent cells have; differentiating by an old parameter raises afterwards."""
+        """Also replace parameters in a ``ParameterTuple`` (recurrent cells have one).
+
+        Differentiating with respect to a replaced parameter raises from now on.
+        """
         super().parameters_replaced(root, pairs)
         for old, new in pairs:
             mark_replaced(old, new)
@@ -85,20 +88,20 @@ class MindSporeModules(ModulesFacet):
         return weight, None if self.direct_parameters(module).get("bias") is None else "bias"
 
     def get_cell_construct(self, cell: Any) -> Callable[..., Any]:
-        """``construct``."""
+        """Return ``construct``."""
         return cell.construct
 
     def gradient_of(self, parameter: Any) -> Any:
-        """The value itself: on MindSpore gradients are results of ``value_and_grad``."""
+        """Return ``parameter``: callers pass gradients, since MindSpore returns them from ``value_and_grad``."""
         return parameter
 
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
-        """Write into the value that is the gradient."""
+        """Overwrite ``parameter``, which is the gradient itself; see :meth:`gradient_of`."""
         target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         write_over(target, gradient.to_local() if isinstance(gradient, DTensor) else gradient)
 
     def set_layout_into_parameter(self, param: Any, layout: Any) -> Any:
-        """``Parameter`` of this rank's shard, under the same name."""
+        """Return a ``Parameter`` of this rank's shard, with the same name."""
         shard = distribute_tensor(ops.stop_gradient(param), layout.mesh, layout, src_data_rank=None)
         return Parameter(shard, name=param.name, requires_grad=param.requires_grad)
 
@@ -133,11 +136,13 @@ class MindSporeModules(ModulesFacet):
         return Parameter(mint.zeros(tuple(param_shape), dtype=param_type), requires_grad=requires_grad)
 
     def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
-        """The group of ``fully_sharded.py``."""
+        """Return a ``FullyShardedGroup``; see ``fully_sharded.py``."""
         from hyper_parallel.platform.mindspore.fully_sharded import FullyShardedGroup
 
         if isinstance(module, (list, tuple)):
-            raise UnsupportedOnBackend("fully_shard: MindSpore's part takes one cell, not a list; call it for each")
+            raise UnsupportedOnBackend(
+                "fully_shard: on MindSpore, module must be one cell, not a list; call it per cell"
+            )
         return FullyShardedGroup(self, module, options, parameters)
 
     def compiled_forward(self, module: Any, backend: Any) -> Any:
@@ -170,26 +175,26 @@ class MindSporeModules(ModulesFacet):
 
     def init_on_device(self, device: Any, include_buffers: bool = False) -> AbstractContextManager[Any]:
         """``no_init_parameters`` for meta; for other devices nothing: MindSpore chooses the device."""
-        del include_buffers  # buffers come with their values
+        del include_buffers  # buffers are created with their values
         return delayed.parameters_on(device)
 
     @property
     def meta_device(self) -> Any:
-        """``"meta"``, also a context."""
+        """The device name ``"meta"``, which is also a context."""
         return delayed.MetaDevice("meta")
 
     def _clip(self, *args: Any) -> Any:
         return clip_grad_norm_(*args)
 
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
-        """Register by ``register_backward_hook``, which has no ``prepend``."""
+        """Register through ``Cell.register_backward_hook``; ``prepend``, which it lacks, is added here."""
         check_hook("register_full_backward_hook", hook)
         return _register_backward(module, "hook", hook, prepend=prepend)
 
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
-        """Register by ``register_backward_pre_hook``, which has no ``prepend``."""
+        """Register through ``Cell.register_backward_pre_hook``; ``prepend``, which it lacks, is added here."""
         check_hook("register_full_backward_pre_hook", hook)
         return _register_backward(module, "pre_hook", hook, prepend=prepend)
 
@@ -214,13 +219,13 @@ def _own_buffers(cell: Any) -> dict[str, Any]:
     return cell._buffers
 
 
-# -- backward hooks in an order that ``prepend`` may change: one hook of MindSpore's runs a list of ours ---------------
+# -- backward hooks: one hook of each kind is registered; it calls our own list, whose order ``prepend`` can change ----
 
 _HOOKS = "_hyper_parallel_backward_hooks"
 
 
 def _register_backward(cell: Any, kind: str, hook: Callable[..., Any], *, prepend: bool) -> HookHandle:
-    """Add a ``hook`` (of both gradients) or a ``pre_hook`` (of output gradients), last or first."""
+    """Add a ``hook`` (which gets both gradients) or a ``pre_hook`` (output gradients), last or first."""
     lists: dict[str, list[Callable[..., Any]]] = cell.__dict__.setdefault(_HOOKS, {})
     hooks = lists.get(kind)
     if hooks is None:

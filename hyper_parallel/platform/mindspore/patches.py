@@ -1,8 +1,8 @@
 """Every patch of MindSpore, with its reason and the versions that need it.
 
 ``PATCHES`` is the list to check when MindSpore is upgraded: a test fails on a version for which the reasons have not
-been checked. Where no DTensor is involved, each patch calls the original at once. A version without the attribute gets
-no replacement, and a warning with the feature that is lost.
+been checked. Where no DTensor is involved, each patch calls the original at once. If a version
+lacks the attribute, nothing is replaced, and a warning names the feature that is lost.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Patch:
         replace: makes the replacement of the original.
         reason: the reason why MindSpore's original does not work.
         versions: versions of MindSpore for which the reason was checked.
-        adds: MindSpore reads the attribute, and has none of its own.
+        adds: MindSpore reads the attribute but does not define it.
     """
 
     places: tuple[tuple[Any, str], ...]
@@ -102,7 +102,7 @@ class Patch:
     adds: bool = False
 
     def install(self) -> None:
-        """Replace the attributes; one original has one replacement, however many places have it."""
+        """Replace the attributes; an original that several places have gets one replacement."""
         replacements: dict[int, Any] = {}
         for owner, name in self.places:
             if isinstance(owner, Missing) or not (self.adds or hasattr(owner, name)):
@@ -156,7 +156,7 @@ def _intercepted_at_once(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _function_at_once(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what MindSpore's Python layer calls with an operator and its operands."""
+    """Wrap a function that MindSpore's Python layer calls with an operator and its operands."""
 
     @wraps(call)
     def run(primitive: Any, operands: list[Any]) -> Any:
@@ -242,19 +242,19 @@ def differentiating() -> bool:
 
 _UNCOMPILED = "call it uncompiled, or on x.to_local() by local_map"
 _CALLED = "call it, which runs it uncompiled"
-_SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were whole"
+_SEES_LOCAL_TENSORS = "it sees the local tensors of DTensors as if they were complete"
 _LOCAL_GRADIENTS = "gradients and seeds are local tensors, which clipping and overflow checks would treat as complete"
 _SPOILS_GRADIENTS = "its gradient along an axis of size 1 makes the gradients of later softmaxes wrong"
-_CASTS_LATE = "operands are cast for mixed precision after DTensors are served, and the setting cannot be read"
-_ROUNDS = "Tensor.masked_fill rounds float64 and its gradients to float32, and has no kernel for whole numbers"
-_SEARCHES = "looking for the handler of a DTensor takes MindSpore as long as a light operator"
-_SAMPLES_ANEW = "running again restores MindSpore's generator, not the one that DTensors are sampled from"
+_CASTS_LATE = "operands are cast for mixed precision after DTensors are dispatched, and the setting cannot be read"
+_ROUNDS = "Tensor.masked_fill rounds float64 and its gradients to float32, and has no kernel for integers"
+_SEARCHES = "MindSpore's search for the handler of a DTensor takes as long as a cheap operator"
+_SAMPLES_ANEW = "recomputation restores MindSpore's generator, but not the one that DTensors are sampled from"
 
 _LEGACY = (primitives, "_run_op")
 _FUNCTIONS = tuple((gen_ops_prim, name) for name in vars(gen_ops_prim) if name.startswith("pyboost_"))
 _OVERLOADED = tuple((functional_overload, name) for name in vars(functional_overload) if name.endswith("_instance"))
 CALLS = (_LEGACY, *_FUNCTIONS, *_OVERLOADED)
-"""What MindSpore's Python layer calls with an operator and its operands: owner and name of each."""
+"""Functions that MindSpore's Python layer calls with an operator and its operands: owner and name of each."""
 
 PATCHES: tuple[Patch, ...] = (
     Patch(((PyNativeExecutor, "set_mixed_precision_type"),), noting_precision, _CASTS_LATE),
@@ -350,7 +350,7 @@ PATCHES: tuple[Patch, ...] = (
     *(
         [Patch(places_of(grad_func.vjp), vjp_seeded_locally, _LOCAL_GRADIENTS)]
         if _FORWARD in grad_func.vjp.__code__.co_names
-        else []  # it calls GradOperation with the seed
+        else []  # this vjp calls GradOperation with the seed
     ),
     Patch(((gen_ops_prim, "pyboost_softmax"),), primitive_without_size_one, _SPOILS_GRADIENTS),
     Patch(((type(pyboost_inner_prim.softmax_impl), "__call__"),), without_size_one, _SPOILS_GRADIENTS),
@@ -367,9 +367,9 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         ((nn.TrainOneStepWithLossScaleCell, "get_overflow_status"),),
         overflow_by_values,
-        "it reads status registers of NPUs, and on CPU there are none",
+        "it reads status registers of NPUs, which CPUs do not have",
     ),
-    Patch(((RecurrentLayer, "construct"),), with_states, "the first states are plain tensors"),
+    Patch(((RecurrentLayer, "construct"),), with_states, "the initial states that it makes are plain tensors"),
     Patch(
         places_of(serialization.save_checkpoint),
         saving_whole,
@@ -378,14 +378,18 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         places_of(update_param),
         loading_shards,
-        "it hands the whole value to set_data, which takes a shard of a DTensor",
+        "it passes the complete value to set_data, which for a DTensor takes the shard",
     ),
     Patch(
         ((RecomputeHandle, "__init__"),),
         replaying_later,
         _SAMPLES_ANEW,
     ),
-    Patch(((RecomputeCell, "__call__"),), with_shards, "the hooks that gather parameters are not called again"),
+    Patch(
+        ((RecomputeCell, "__call__"),),
+        with_shards,
+        "the hooks that gather parameters are not called for the second run",
+    ),
     Patch(((RecomputeCell, "construct"),), remembering, _SAMPLES_ANEW),
     Patch(((RecomputeCell, "bprop"),), replaying, _SAMPLES_ANEW),
 )

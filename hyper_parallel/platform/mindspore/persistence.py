@@ -16,7 +16,7 @@ from hyper_parallel.transport.real.mindspore.transport import from_host, to_host
 
 __all__ = ["MindSporePersistence"]
 
-# ``crc_num`` and ten bytes of the number.
+# The checksum at the end of a file: ``crc_num``, then the number in ten bytes.
 _CHECKSUM_BYTES = 17
 
 
@@ -56,7 +56,7 @@ class MindSporePersistence(PersistenceFacet):
         return from_host(array)
 
     def _save_own(self, state: dict[str, Any], path: Path) -> None:
-        """``mindspore.save_checkpoint``, which requires its suffix and silently leaves out empty tensors.
+        """Save with ``mindspore.save_checkpoint``, which requires the suffix ``.ckpt`` and omits empty tensors.
 
         A checksum is added at the end: without one, a file that is truncated between two tensors loads as fewer
         tensors.
@@ -76,11 +76,12 @@ class MindSporePersistence(PersistenceFacet):
             raise
 
     def _load_own(self, path: Path) -> dict[str, Any]:
-        """``mindspore.load_checkpoint`` of a file with its checksum; it reads files with its suffix only."""
+        """Check that the file has a checksum; load it with ``mindspore.load_checkpoint``, which requires ``.ckpt``."""
         if not _has_checksum(path):
             msg = (
                 f"load_checkpoint: {path} has no checksum at its end: it is truncated, of another format, or "
-                f"mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with that"
+                "mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with "
+                "crc_check=True"
             )
             raise CheckpointError(msg)
         with tempfile.TemporaryDirectory() as folder:

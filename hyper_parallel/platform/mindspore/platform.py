@@ -57,18 +57,21 @@ class MindSporeDifferentiable(DifferentiableFacet):
     """Collectives with gradients, on MindSpore."""
 
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:
-        """``output``, complete: on Ascend waiting only orders streams, on CPU it completes the launched operations."""
+        """Wait and return ``output``: waiting orders streams on Ascend, and completes launched operations on CPU."""
         pending.wait()
         return output
 
 
 class MindSporeGroups(GroupsFacet):
-    """Worlds and groups of ``mindspore.mint.distributed``; on CPU the rehearsal over gloo."""
+    """Worlds and groups of ``mindspore.mint.distributed``.
+
+    On CPU, real processes communicate over PyTorch's gloo; this is called the rehearsal (of HCCL).
+    """
 
     _rehearsal: Transport | None
 
     def _join(self, asked: dict[str, Any]) -> None:
-        """``hccl`` by MindSpore itself, ``gloo`` by PyTorch in this process; ``mccl`` is refused with the reason."""
+        """Join over ``hccl`` with MindSpore, or over ``gloo`` with PyTorch; ``mccl`` is refused with the reason."""
         backend = asked["backend"]
         if backend != "gloo":
             options = {name: value for name, value in asked.items() if value is not None and name != "backend"}
@@ -103,9 +106,9 @@ class MindSporePlatform(
     Parameter = mindspore.Parameter
     Module = mindspore.nn.Cell
     Function = _Function
-    # Measured on 2.10: copy_ leaves x[1:3] and its base as they were; index writes through a reshape reach neither.
+    # Measured on 2.10: x[1:3].copy_(y) changes neither x[1:3] nor x; x.reshape(shape)[index] = y does not change x.
     loses_writes_through_views = True
-    spoils_sums_of_nothing = True
+    empty_sums_are_uninitialized = True
     _writes = 0
 
     @cached_property
@@ -116,7 +119,7 @@ class MindSporePlatform(
         return MindSporeDTensor
 
     def transport(self) -> Transport:
-        """The surrounding rank (simulated or rehearsed), else HCCL where it is initialised, else a world of one."""
+        """Return the transport of the simulated rank, else of the rehearsal, else of HCCL, else of one process."""
         active = active_transport_of("mindspore")
         if active is not None:
             return active
@@ -124,7 +127,7 @@ class MindSporePlatform(
             return self._rehearsal
         return self._engine if mindspore.mint.distributed.is_initialized() else unlaunched(_ALONE)
 
-    _rehearsal: Transport | None = None  # joined by init_process_group on CPU
+    _rehearsal: Transport | None = None  # set by init_process_group on CPU
 
     def _leave(self, transport: Transport) -> None:
         transport.close()
@@ -145,7 +148,7 @@ class MindSporePlatform(
 
     @cached_property
     def grad_enabled(self) -> Callable[[], bool]:
-        """True inside a differentiated function, and there outside ``no_grad``."""
+        """True inside a function that is being differentiated, except under ``no_grad``."""
         return pynative_executor.requires_grad
 
     needs_grad = staticmethod(requires_grad)  # True where the gradient engine has a node for the tensor
@@ -153,7 +156,7 @@ class MindSporePlatform(
     def passes_gradient(self, plain: Any) -> bool:
         """True while a function is differentiated: inputs and parameters get their gradients through the graph.
 
-        For ``backward``, which adds up the gradients of leaves, true for results only.
+        Under ``backward()``, which adds up the gradients of leaves, this is True only for results of operations.
         """
         if not self.grad_enabled() or not self.needs_grad(plain):
             return False
@@ -166,9 +169,9 @@ class MindSporePlatform(
         return isinstance(tensor, mindspore.Parameter)
 
     def accumulates_grad(self, local: Any) -> bool:
-        """True while ``value_and_grad`` differentiates by it, which returns its deferred gradient.
+        """True while ``value_and_grad``, which returns deferred gradients, differentiates with respect to ``local``.
 
-        False with hooks and under ``replicate``, which need the complete gradient.
+        False if ``local`` has hooks or is under ``replicate``: both need the complete gradient.
         """
         from hyper_parallel.platform.mindspore.autodiff import DIFFERENTIATED
         from hyper_parallel.platform.mindspore.gradients import AVERAGED
@@ -176,7 +179,7 @@ class MindSporePlatform(
         return hasattr(local, DIFFERENTIATED) and not local.hooks() and not hasattr(local, AVERAGED)
 
     def version(self, local: Any) -> int:
-        """Writes through any DTensor so far: MindSpore's own counter misses some, and views share storage."""
+        """Return the number of writes through any DTensor: MindSpore's counter misses some, and views share storage."""
         del local
         return self._writes
 
@@ -203,24 +206,24 @@ class MindSporePlatform(
         return kernel_on_elements(func)
 
     def value_and_grad(self, fn: Callable[..., Any], *how: Any) -> Callable[..., tuple[Any, Any]]:
-        """MindSpore's own, with layouts."""
+        """MindSpore's own ``value_and_grad``, whose gradients of DTensors are DTensors."""
         from hyper_parallel.platform.mindspore.autodiff import value_and_grad
 
         return value_and_grad(fn, *how)
 
     def operator_entry(self, op: Any) -> Any:
-        """The entry of a spelling: ``op`` is the name of an operator, or an object that has one."""
+        """Return the dispatcher's entry of a MindSpore operator; ``op`` is its name, or an object with a name."""
         from hyper_parallel.platform.mindspore.intercept import interception
 
         name = op if isinstance(op, str) else getattr(op, "name", None) or getattr(op, "__name__", "")
         return getattr(interception().handlers.get(str(name)), "entry", None)
 
     def local_op(self, op: str) -> Callable[..., Any]:
-        """The kernel."""
+        """Return the kernel."""
         from hyper_parallel.platform.mindspore.ops.registry import kernels
 
         if op not in kernels():
-            msg = f"operator {op} is not implemented on MindSpore; write it with others, or use PyTorch"
+            msg = f"operator {op} is not implemented on MindSpore; compose it of others, or use PyTorch"
             raise UnsupportedOperatorError(msg)
         return kernels()[op]
 
@@ -229,7 +232,7 @@ _ALONE = NumpyBridge(SingleTransport(NumpyOps()))
 
 
 def build() -> MindSporePlatform:
-    """The platform, with the DTensor class completed for it."""
+    """Return the platform, after completing the DTensor class with it."""
     from hyper_parallel.platform.mindspore.dtensor import install
 
     find_numpy(mindspore.Tensor(0.0))
@@ -239,10 +242,11 @@ def build() -> MindSporePlatform:
 
 
 def find_numpy(tensor: Any) -> None:
-    """Let MindSpore look for NumPy's C interface, so that no later call does.
+    """Make MindSpore search for NumPy's C interface now, with stderr discarded.
 
-    MindSpore is compiled against NumPy 1. On NumPy 2 the first call that looks for the interface prints NumPy's advice
-    and fails, whichever call that is; the next ones work. This call, with a wrong argument, looks and computes nothing.
+    MindSpore is compiled against NumPy 1. On NumPy 2 the first call that searches for the interface prints NumPy's
+    advice and fails, whichever call that is; later calls work. The call below has a wrong argument, so it searches and
+    then fails without computing anything.
     """
     with redirect_stderr(StringIO()), suppress(ImportError, SystemError, TypeError):
         tensor.reshape("")

@@ -1,8 +1,9 @@
 """Recomputation (``Cell.recompute``, ``ms.recompute``): random numbers and fully sharded parameters of the second run.
 
 The second run samples the same random numbers. It begins inside of the cell's hooks, which gathered the parameters for
-the first run and are not called again, so the parameters are gathered again here. A function that recomputes by its own
-derivative gets the shards as further inputs, so that it returns their gradients as those of other inputs.
+the first run and are not called again, so the parameters are gathered again here. A custom backward that runs the
+forward again (``_RecomputeCell.bprop``) gets the shards as additional inputs, so that it returns their gradients with
+those of the other inputs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _RUNS = "_hyper_parallel_runs"
 
 
 class _Run:
-    """A first run: groups of fully sharded parameters that it uses, and the shards, which are its last inputs.
+    """A first run: the groups of fully sharded parameters that it uses, and their shards, which are its last inputs.
 
     Attributes:
         groups: groups with parameters of the recomputed cell.
@@ -116,7 +117,7 @@ def replaying(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _differentiating_by_shards(differentiate: Any, run: _Run, by_shards: list[Any]) -> Callable[..., Any]:
-    """Return ``differentiate`` with the shards as further inputs, whose gradients are appended to ``by_shards``."""
+    """Return ``differentiate`` with the shards as additional inputs; their gradients are appended to ``by_shards``."""
 
     def operator(function: Callable[..., Any], weights: Any) -> Callable[..., Any]:
         def forward(*inputs: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ def _differentiating_by_shards(differentiate: Any, run: _Run, by_shards: list[An
 
 
 def replaying_later(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the constructor of objects that recompute when a saved tensor is read; made before the first run."""
+    """Wrap the constructor of objects, made before the first run, that recompute when a saved tensor is read."""
 
     @wraps(init)
     def construct(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of replicated parameters on MindSpore: averaged bucket by bucket when a transform has computed them."""
+"""Averages gradients of replicated parameters on MindSpore, by bucket, after a transform has computed them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReplicatedGradients:
 
     Args:
         platform: MindSpore's platform.
-        module: the cell, which is hooked.
+        module: the cell; a forward hook is registered on it.
         options: the ranks to average over, and the buckets.
 
     Attributes:
@@ -49,7 +49,7 @@ class ReplicatedGradients:
         self._accumulated: dict[int, Tensor] = {}
         for parameter in trained:
             setattr(parameter, AVERAGED, self)
-            setattr(to_local(parameter), AVERAGED, self)  # marks that its reduction is not deferred
+            setattr(to_local(parameter), AVERAGED, self)  # so that the reduction is not deferred
         self._trained = {id(parameter) for parameter in trained}
         module.register_forward_pre_hook(self._before_forward)
 
@@ -61,10 +61,11 @@ class ReplicatedGradients:
         check_unchanged(trained, self._trained)
 
     def average(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return the averages over the ranks; zeros of a pass that accumulates.
+        """Return the averages over the ranks; zeros in a pass that accumulates.
 
         Args:
-            gradients: this rank's, by the identity of their parameters; those of other parameters are left out.
+            gradients: this rank's gradients, by the ``id`` of their parameters; those of parameters that are not in a
+                bucket are left out.
 
         Raises:
             UnsupportedOnBackend: the gradients are to be differentiated.
@@ -88,7 +89,7 @@ class ReplicatedGradients:
         return averages
 
     def _total(self, parameter: Any, gradient: Tensor | None) -> Tensor:
-        """Return this rank's gradient with those of passes without reduction; zeros where there is none."""
+        """Return this rank's gradient plus those of passes that did not reduce; zeros if there is no gradient."""
         accumulated = self._accumulated.pop(id(parameter), None)
         if gradient is None or accumulated is None:
             present = accumulated if gradient is None else gradient
@@ -97,7 +98,7 @@ class ReplicatedGradients:
 
     @staticmethod
     def _split(bucket: Sequence[Any], row: Tensor) -> dict[int, Tensor]:
-        """Return each parameter's part of a bucket's row, in storage of its own."""
+        """Copy the gradient of each parameter out of a bucket's row."""
         averages, start = {}, 0
         for parameter in bucket:
             local = to_local(parameter)

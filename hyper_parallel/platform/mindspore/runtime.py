@@ -58,7 +58,7 @@ class MindSporeRuntime(RuntimeFacet):
         return _range(name)
 
     def use_deterministic(self) -> None:
-        """``mindspore.set_deterministic``, which MindSpore accepts once per process; HCCL's variable if unset."""
+        """Call ``mindspore.set_deterministic``, unless it was called; set ``HCCL_DETERMINISTIC``, unless it is set."""
         os.environ.setdefault("HCCL_DETERMINISTIC", "true")
         if mindspore.get_context("deterministic") != "ON":
             mindspore.set_deterministic(deterministic=True)
@@ -69,7 +69,7 @@ class MindSporeRuntime(RuntimeFacet):
         mindspore.manual_seed(seed)
 
     def get_symmetric_memory_handler(self) -> Any:
-        """Raise: MindSpore does not support it."""
+        """Raise the error from the gap ledger."""
         raise self.unsupported("get_symmetric_memory_handler")
 
 

@@ -1,8 +1,8 @@
 """MindSpore's own checkpoint functions on cells with DTensor parameters.
 
 A checkpoint has complete values under the names of the parameters, like a checkpoint of a single device. Saving gathers
-them, so all ranks of the mesh call it; one of the ranks that name the same file on the same machine writes it. Loading
-takes complete values, of which each rank keeps its shard.
+them, so all ranks of the mesh must call it; of the ranks that name the same file on the same machine, one writes it.
+Loading takes complete values, of which each rank keeps its shard.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def saving_whole(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entries_of(save_obj: Any) -> list[tuple[str, Any]]:
-    """Return names and values in an argument of ``mindspore.save_checkpoint``; none if this refuses the argument."""
+    """Return names and values in an argument of ``mindspore.save_checkpoint``; none for an argument that it refuses."""
     if isinstance(save_obj, nn.Cell):
         return [(parameter.name, parameter) for parameter in save_obj.get_parameters()]
     if isinstance(save_obj, dict):

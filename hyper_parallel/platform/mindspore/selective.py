@@ -1,7 +1,7 @@
 """Selective checkpointing: outputs of chosen operators are kept and returned again when the forward runs again.
 
 MindSpore's ``MsDispatchMode`` is called for every kernel, below autograd, which records what the mode returns. So a
-kept output that is returned instead of running its kernel has the gradients of its operator.
+kept output, returned instead of running the kernel again, has the gradient of its operator.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Selection:
 
 @dataclass
 class _Kept:
-    """A kept result, and a value that changes when it is written to."""
+    """A kept result, and a value that changes when the result is written to."""
 
     result: Any
     state: Any
@@ -61,7 +61,7 @@ def contexts(policy: Any, *, mutation: bool) -> tuple[AbstractContextManager[Any
 
     Args:
         policy: names of operators to keep, or a function of ``(selection, name, *args, **kwargs)`` that decides.
-        mutation: kept outputs may have been written to.
+        mutation: accept kept outputs that have been written to.
 
     Raises:
         TypeError: the policy is neither names nor a function.
@@ -110,7 +110,7 @@ class _Keeping(MsDispatchMode):
 
 
 class _Reusing(MsDispatchMode):
-    """Recomputation: operators run except those whose outputs are kept; each entry restarts at the first call."""
+    """Recomputation: returns kept outputs and runs the other operators; each entry counts calls from zero."""
 
     def __init__(self, kept: _Entries, *, mutation: bool) -> None:
         self._kept, self._mutation = kept, mutation
@@ -124,7 +124,7 @@ class _Reusing(MsDispatchMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Check that all results were used, unless an exception was raised, by which MindSpore also stops early."""
+        """Check that all results were used, unless an exception was raised; MindSpore raises one to stop early."""
         super().__exit__(kind, error, trace)
         if kind is None:
             for name, ran in self._calls.items():
@@ -154,8 +154,8 @@ class _Reusing(MsDispatchMode):
 
 def _differs(name: str, times: int, now: str) -> str:
     return (
-        f"selective checkpointing: {name} ran {times} times in forward and {now} when running again, so it is not "
-        "known which output is whose; the function must do the same both times"
+        f"selective checkpointing: {name} ran {times} times in forward and {now} when running again, so kept "
+        "outputs cannot be matched with calls; the function must make the same calls both times"
     )
 
 
@@ -182,7 +182,7 @@ def _decider(policy: Any) -> Callable[..., bool]:
         if isinstance(answer, bool) or word in _SAVE + _RECOMPUTE:
             return answer if isinstance(answer, bool) else word in _SAVE
         msg = (
-            f"create_selective_checkpoint_contexts: the policy answered {answer!r} for {name}; it must be a bool or a "
+            f"create_selective_checkpoint_contexts: the policy returned {answer!r} for {name}; it must be a bool or a "
             f"policy named {', '.join(_SAVE + _RECOMPUTE)}"
         )
         raise TypeError(msg)
@@ -204,7 +204,7 @@ def _parts(args: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _writes(name: str, primitive: Any) -> bool:
-    """True for operators that write to their arguments, which must be written to again."""
+    """True for operators that write to their arguments; recomputation must repeat the write."""
     return name.startswith("Inplace") or (primitive is not None and bool(primitive.attrs.get("side_effect_mem")))
 
 
@@ -222,5 +222,5 @@ def _tensors(tree: Any) -> list[Any]:
 
 
 def _detached(result: Any) -> Any:
-    """Return detached copies, which autograd may annotate."""
+    """Return detached aliases, so that autograd does not annotate the tensors themselves."""
     return tree_map(lambda leaf: ops.stop_gradient(leaf) if isinstance(leaf, Tensor) else leaf, result)

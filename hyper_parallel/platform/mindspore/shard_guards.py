@@ -29,8 +29,8 @@ __all__ = [
     "without_dtensors",
 ]
 
-# Optimizers that update each element by itself. Norms of layers, factored moments and centralized gradients look at
-# complete parameters, so those are not among them.
+# Optimizers that update each element independently. Optimizers that use complete parameters or gradients (norms of
+# layers, factored moments, centralized gradients) are not among them.
 BY_ELEMENT = frozenset({
     nn.ASGD, nn.Adagrad, nn.Adam, nn.AdaMax, nn.AdamWeightDecay, nn.FTRL, nn.Momentum, nn.ProximalAdagrad, nn.RMSProp,
     nn.Rprop, nn.SGD, optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam,
@@ -39,14 +39,14 @@ BY_ELEMENT = frozenset({
 
 _INSTEAD = {"LazyAdam": ("nn.Adam",), "AdamOffload": ("nn.Adam",)}
 
-DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule says how its results are placed"
+DIFFERENTIABLE = "use hyper_parallel.DFunction, whose rule declares how its results are placed"
 
 
 def without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``plain`` wrapped to raise if it would treat local tensors as global ones.
 
     Args:
-        what: its name in messages.
+        what: name of the function in messages.
         instead: the alternative that messages recommend.
         plain: the original.
     """
@@ -64,7 +64,8 @@ def without_dtensors(what: str, instead: str, plain: Callable[..., Any]) -> Call
         # Recomputation differentiates DTensors itself; an optimizer's elementwise step is correct on shards.
         if dtensors and not (any(isinstance(arg, RecomputeCell) for arg in args) or _steps_by_element(args)):
             msg = (
-                _optimizer_message(args) or f"{what}: it would see this rank's shards as if they were whole; {instead}"
+                _optimizer_message(args)
+                or f"{what}: it would see this rank's shards as if they were complete; {instead}"
             )
             raise UnsupportedOperatorError(msg)
         return plain(*args, **kwargs)
@@ -110,19 +111,19 @@ def _optimizer_message(args: tuple[Any, ...]) -> str:
     if type(optimizer) not in BY_ELEMENT:
         instead = " or ".join(_INSTEAD.get(type(optimizer).__name__, ("nn.Adam", "nn.AdamWeightDecay", "nn.SGD")))
         return (
-            f"{name}: its step over DTensor parameters would see this rank's shards as if they were whole, and is not "
-            f"known to update each element by itself; use {instead}"
+            f"{name}: its step over DTensor parameters would see this rank's shards as if they were complete, and is "
+            f"not known to update each element independently; use {instead}"
         )
     if any(getattr(optimizer, "grad_centralization_flags", ())):
         return (
-            f"{name}: grad_centralization takes means of whole gradients, and its step would see this rank's shards as "
-            "if they were whole; leave grad_centralization out"
+            f"{name}: grad_centralization takes means of complete gradients, and its step would see this rank's shards "
+            "as if they were complete; leave grad_centralization out"
         )
     return ""
 
 
 class _Step(NamedTuple):
-    """A step that is not compiled, as :func:`_steps_by_element` reads it."""
+    """Stands in for a compiled step, in the form that :func:`_steps_by_element` reads."""
 
     obj: Any
 
@@ -147,7 +148,7 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
         if os.getenv("MS_JIT") != "0" or not _steps_by_element((_Step(self), *args)):
             return step(self, *args, **kwargs)
         if compiler_splits() and not any(isinstance(each, DTensor) for each in self.parameters):
-            return step(self, *args, **kwargs)  # the compiler would need the devices
+            return step(self, *args, **kwargs)  # this compiler needs Ascend devices
         # Only a compiled step gets the local tensors, on which it is correct.
         del os.environ["MS_JIT"]
         try:
@@ -161,10 +162,10 @@ def refusing_partial_gradients(step: Callable[..., Any]) -> Callable[..., Any]:
 def _check_counts_steps(optimizer: Any) -> None:
     """Refuse an optimizer of ``mint.optim`` whose step count would stay zero.
 
-    It counts steps in a plain tensor by a write in place, which MindSpore's CPU build loses.
+    Such an optimizer counts steps by an in-place write to a plain tensor, which MindSpore's CPU build loses.
 
     Raises:
-        UnsupportedOperatorError: it is such an optimizer, and a parameter is a DTensor.
+        UnsupportedOperatorError: ``optimizer`` is one of them, and a parameter is a DTensor.
     """
     counts = isinstance(optimizer, mint.optim.Adam) or (
         isinstance(optimizer, mint.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
@@ -172,7 +173,7 @@ def _check_counts_steps(optimizer: Any) -> None:
     if counts and not on_accelerator() and any(isinstance(parameter, DTensor) for parameter in optimizer.parameters):
         name = type(optimizer).__name__
         msg = (
-            f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
+            f"mint.optim.{name} on CPU: MindSpore loses the write that counts its steps, so every step would be "
             f"computed as the first one; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
         )
         raise UnsupportedOperatorError(msg)

@@ -1,4 +1,4 @@
-"""Parameters of a fully sharded cell on MindSpore, and the attributes by which the cell reaches them."""
+"""Parameters of a fully sharded cell on MindSpore, and the attributes through which the cell reaches them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Member:
         self.sharded, self.owners, self.slot = sharded, owners, slot
         self.is_trained = bool(original.requires_grad)
         self.accumulated: Any = None
-        """Gradient of passes without reduction."""
+        """Sum of the gradients of passes that did not reduce."""
         self.replacement: Tensor | None = None
-        """The tensor that replaces the shard in a recomputation, which differentiates by it."""
+        """The tensor that replaces the shard in a recomputation, which differentiates with respect to it."""
         self._layout: Layout | None = original.layout if isinstance(original, DTensor) else None
         self.copies = _copies(self._layout)
-        """Ranks that hold copies of the tensor that the data axis shards; empty if there is only this one."""
-        self.dim = dim  # is first in rows
+        """Ranks that hold copies of the tensor that the data axis shards; empty if only this rank holds it."""
+        self.dim = dim  # this dim comes first in rows
 
     @property
     def local(self) -> Tensor:
@@ -51,7 +51,7 @@ class Member:
     def expose(self, whole: Any) -> None:
         """Let the cells compute with ``whole``, or, with tensor parallelism, with the DTensor whose shard it is.
 
-        An attribute of the object hides its parameter, which remains the one that optimizers train.
+        The value in the cell's ``__dict__`` hides the registered parameter, which optimizers still train.
         """
         if self._layout is not None:
             whole = self.sharded._platform.wrap(whole, self._layout)
@@ -63,7 +63,7 @@ class Member:
         return (values.movedim(self.dim, 0) if self.dim and values.size else values).reshape(-1)
 
     def shaped(self, values: Tensor) -> Tensor:
-        """Return values whose first dim is that of rows with their dims in the order of the parameter."""
+        """Return ``values``, which have the split dim first, with their dims in the order of the parameter."""
         return values.movedim(0, self.dim).contiguous() if self.dim else values
 
     def hide(self) -> None:
@@ -86,7 +86,7 @@ class Member:
         """Check that the cells have the parameter that was sharded.
 
         Raises:
-            PlanError: an assignment has replaced it.
+            PlanError: an assignment has replaced the parameter.
         """
         for owner, name in self.owners:
             if owner._params.get(name) is not self.sharded:
@@ -116,11 +116,11 @@ class HeldTuple:
         self._held = vars(owner)[name]
 
     def show(self) -> None:
-        """Put the gathered parameters in; another group may have put in its own."""
+        """Put the gathered parameters into the tuple, where another group may have put its own."""
         self._set({place: vars(member.owners[0][0])[member.owners[0][1]] for place, member in self._members.items()})
 
     def hide(self) -> None:
-        """Put the shards back."""
+        """Put the shards back into the tuple."""
         self._set({place: member.sharded for place, member in self._members.items()})
 
     def _set(self, shown: dict[int, Any]) -> None:

@@ -23,7 +23,7 @@ class _Writes:
         self.noted = 0
 
     def __reduce__(self) -> tuple[type[int], tuple[()]]:
-        """A pickled local tensor has its own storage when it is loaded, perhaps without this library."""
+        """Pickle as 0: a loaded local tensor has its own storage, and may be loaded without this library."""
         return int, ()
 
 
@@ -45,7 +45,7 @@ class _Undecided:
         return int, ()
 
 
-# An attribute of local tensors.
+# Attribute of local tensors: the count, or a storage that they may share.
 _WRITES = "_hyper_parallel_writes"
 
 

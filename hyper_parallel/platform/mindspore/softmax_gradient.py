@@ -2,8 +2,9 @@
 
 MindSpore 2.10 generates the gradient of ``Softmax`` as products and a sum along the axis, omits the sum where the axis
 has size 1, and caches the result by number of dims, axis and dtype: without a sum, the gradients of all later
-softmaxes of that kind are wrong. So a softmax along an axis of size 1 is written with other operators, whether tensors
-are plain or local ones of DTensors, and what MindSpore kept from before is dropped when the platform starts.
+softmaxes of that kind are wrong. So a softmax along an axis of size 1 is computed with different operators, both for
+plain tensors and for local tensors of DTensors. Gradients that MindSpore has cached are dropped when the platform
+starts.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ def primitive_without_size_one(softmax: Callable[..., Any]) -> Callable[..., Any
 
 
 def forget_gradients() -> None:
-    """Drop the gradients that MindSpore has cached so far; not while it differentiates."""
+    """Drop the gradients that MindSpore has cached so far; do not call this while it differentiates."""
     pynative_executor.clear_res()
 
 
 def _has_size_one(tensor: Any, axis: Any) -> bool:
-    """True for a plain tensor of floats whose ``axis``, a number or a tuple of one, has size 1."""
+    """True for a plain floating-point tensor if ``axis``, a number or a tuple, has size 1."""
     if not isinstance(tensor, Tensor) or isinstance(tensor, DTensor) or not tensor.is_floating_point():
         return False
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -58,5 +59,5 @@ def _has_size_one(tensor: Any, axis: Any) -> bool:
 
 
 def _of_size_one(tensor: Tensor) -> Tensor:
-    """Return ones with gradient zero; NaN where softmax is NaN: of NaN and of infinities."""
+    """Return ones with gradient zero; NaN where softmax is NaN, which is at NaN and at infinities."""
     return mint.exp(tensor - tensor)

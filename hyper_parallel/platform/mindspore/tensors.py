@@ -1,4 +1,4 @@
-"""Facet *tensors* on MindSpore, by operators that have CPU kernels; many of ``mint``'s functions have none."""
+"""Facet *tensors* on MindSpore, with operators that have CPU kernels, which many functions of ``mint`` lack."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MindSporeTensors(TensorsFacet):
         return mint.cat(parts, dim)
 
     def narrow(self, data: Any, dim: int, start: int, length: int) -> Any:
-        """A view; of a delayed tensor a delayed one."""
+        """A view; for a delayed tensor, a delayed tensor."""
         if is_delayed(data):
             return without_values(data, (*data.shape[:dim], length, *data.shape[dim + 1 :]))
         return mint.narrow(data, dim, start, length)
@@ -61,13 +61,13 @@ class MindSporeTensors(TensorsFacet):
         return without_values(data, tuple(data.shape)) if is_delayed(data) else ops.stop_gradient(data)
 
     def function_result(self, data: Any) -> Any:
-        """A copy: while a gradient is differentiated, MindSpore takes a view that a function returns off the graph."""
+        """A copy: while a gradient is differentiated, MindSpore detaches a view that a function returns."""
         if is_delayed(data):
             return self.detach(data)
         return ops.stop_gradient(mint.cat([data])) if data.ndim and data.size else self.copy(data)
 
     def is_meta(self, data: Any) -> bool:
-        """Delayed, or on the meta device."""
+        """True if ``data`` is delayed, or on the meta device."""
         return is_delayed(data) or str(data.device).startswith("meta")
 
     def zeros(self, size: Sequence[int], dtype: Any = None, device: Any = None) -> Any:
@@ -94,7 +94,7 @@ class MindSporeTensors(TensorsFacet):
         return ops.arange(start, end, step, dtype=dtype)
 
     def is_floating(self, data: Any) -> bool:
-        """Floating or complex."""
+        """True for floating-point and complex dtypes."""
         return data.dtype in _FLOATING
 
     def itemsize(self, data: Any) -> int:
@@ -103,7 +103,7 @@ class MindSporeTensors(TensorsFacet):
 
     def tensor_to_numpy(self, tensor: Any) -> Any:
         """Values on the host; bfloat16 becomes float32."""
-        if tensor.dtype == mindspore.bfloat16:  # NumPy 2 cannot take it from MindSpore, and float32 holds every value
+        if tensor.dtype == mindspore.bfloat16:  # NumPy 2 cannot read it from MindSpore
             tensor = ops.cast(tensor, mindspore.float32)
         return np.asarray(tensor.asnumpy())
 
@@ -126,7 +126,7 @@ class MindSporeTensors(TensorsFacet):
         return data
 
     def set_tensor_requires_grad(self, input_tensor: Any) -> Any:
-        """The tensor itself: MindSpore gets the tensors to differentiate by in the call that differentiates."""
+        """The tensor itself: on MindSpore, the call that differentiates names the tensors."""
         return input_tensor
 
     def power_sum(self, data: Any, p: float) -> Any:
@@ -170,7 +170,7 @@ class MindSporeTensors(TensorsFacet):
         )
 
     def is_real_floating(self, data: Any) -> bool:
-        """Floating."""
+        """True for floating-point dtypes that are not complex."""
         return data.dtype in _FLOATING and data.dtype not in (mindspore.complex64, mindspore.complex128)
 
     def get_tensor_storage_size(self, tensor: Any) -> int:
@@ -183,14 +183,14 @@ class MindSporeTensors(TensorsFacet):
         return mint.ones(tuple(size), dtype=mindspore.float32 if dtype is None else dtype)  # None is refused for 0-d
 
     def full_like(self, tensor: Any, fill_value: Any, dtype: Any = None) -> Any:
-        """A constant of its shape; of a DTensor ``ops.full_like``, which has its layout."""
+        """A constant of the shape of ``tensor``; for a DTensor, ``ops.full_like``, which keeps the layout."""
         dtype = tensor.dtype if dtype is None else dtype
         if isinstance(tensor, DTensor):
             return ops.full_like(tensor, fill_value, dtype=dtype)
         return filled(tuple(tensor.shape), fill_value, dtype)
 
     def empty_like(self, tensor: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
-        """``mint.empty``; pinned where there is a device to pin for. Of a delayed tensor: one with its initializer."""
+        """``mint.empty``, pinned only if there is an NPU; for a delayed tensor, one with the same initializer."""
         dtype = tensor.dtype if dtype is None else dtype
         if is_delayed(tensor) and device is None and dtype == tensor.dtype:
             return without_values(tensor, tuple(tensor.shape))

@@ -15,7 +15,7 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.versions import TracingContext, call_compile, get_isolation, group_resolvers
 from hyper_parallel.transport.base import active_transport
 
-__all__ = ["compile_beside_dtensors", "end_graph_at", "know_loaded_compiler", "reset_beside_dtensors"]
+__all__ = ["compile_beside_dtensors", "configure_loaded_compiler", "end_graph_at", "reset_beside_dtensors"]
 
 _PACKAGE = "hyper_parallel"
 # Functions of PyTorch that call a wrapper of this package, which may be part of a graph.
@@ -65,7 +65,7 @@ def end_graph_at(layout: str) -> None:
     )
 
 
-def know_loaded_compiler() -> None:
+def configure_loaded_compiler() -> None:
     """Apply the settings for ``torch.compile`` if the compiler was loaded before this package."""
     if "torch._dynamo" in sys.modules:
         _leave_to_python()

@@ -30,7 +30,11 @@ from hyper_parallel.platform.contract.memory import replayable, replayable_const
 from hyper_parallel.platform.tested import TESTED
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, dispatched_backward, grad
-from hyper_parallel.platform.torch.compiled import compile_beside_dtensors, know_loaded_compiler, reset_beside_dtensors
+from hyper_parallel.platform.torch.compiled import (
+    compile_beside_dtensors,
+    configure_loaded_compiler,
+    reset_beside_dtensors,
+)
 from hyper_parallel.platform.torch.deferred_hooks import edge_of, node_of
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.module_hooks import (
@@ -168,7 +172,7 @@ def install() -> None:
     for module, late in LATE_PATCHES.items():
         after_import(module, partial(_install_late, late))
     random.forbid_sampling_while(_recomputes)
-    know_loaded_compiler()
+    configure_loaded_compiler()
 
 
 def _install_late(late: Callable[[Any], tuple[Patch, ...]], module: Any) -> None:

@@ -163,7 +163,7 @@ class TorchTensors(TensorsFacet):
 
     def to_device(self, data: Any, device_type: str) -> Any:
         """``Tensor.to``; meta tensors stay where they are."""
-        if not self.device_beside(data, device_type):
+        if not self.differing_device(data, device_type):
             return data
         problem = "" if device_type == "cpu" else missing_device(device_type)
         if problem:
@@ -171,7 +171,7 @@ class TorchTensors(TensorsFacet):
             raise UnsupportedOnBackend(msg)
         return data.to(device_type)
 
-    def device_beside(self, data: Any, device_type: str) -> str:
+    def differing_device(self, data: Any, device_type: str) -> str:
         """``device.type``; meta tensors belong to any device."""
         here: str = data.device.type
         return "" if here in (device_type, "meta") else here

@@ -348,7 +348,7 @@ def on_other_device(tensors: Sequence[Any], device: str) -> str:
         device: type of device; ``cpu`` is not checked, because tensors are there by default.
     """
     for index, tensor in enumerate(tensors if device != "cpu" else ()):
-        elsewhere = platform_of(tensor).device_beside(tensor, device)
+        elsewhere = platform_of(tensor).differing_device(tensor, device)
         if elsewhere:
             return f"{index} is on {elsewhere}, and --device is {device}"
     return ""

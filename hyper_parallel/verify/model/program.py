@@ -247,7 +247,7 @@ def _check_device(parameters: Mapping[str, Any], device: str) -> None:
     if device == "cpu":
         return
     platform = current_platform()
-    found = ((path, platform.device_beside(value, device)) for path, value in parameters.items())
+    found = ((path, platform.differing_device(value, device)) for path, value in parameters.items())
     elsewhere = next(((path, kind) for path, kind in found if kind), None)
     if elsewhere is not None:
         path, kind = elsewhere

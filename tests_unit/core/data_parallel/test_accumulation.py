@@ -88,7 +88,7 @@ def test_a_step_before_the_reduction_is_refused():
             optimizer.step()
         assert str(info.value) == (
             "optimizer step: the gradient of parameter 0 of group 0 is not reduced: it was accumulated under no_sync()"
-            "; run the last backward before the step outside of it"
+            "; before the step, run the last backward outside of no_sync()"
         )
         model(x).sum().backward()
         optimizer.step()

@@ -189,7 +189,7 @@ def test_a_step_before_the_reduction_is_refused():
             optimizer.step()
         assert str(info.value) == (
             "optimizer step: the gradient of parameter 0 of group 0 is not reduced: it was accumulated under "
-            "no_sync(); run the last backward before the step outside of it"
+            "no_sync(); before the step, run the last backward outside of no_sync()"
         )
         optimizer.zero_grad()
         optimizer.step()
@@ -222,8 +222,8 @@ def test_what_would_not_be_averaged_is_refused():
         with pytest.raises(PlanError) as info:
             model(batch(mesh.rank))
         assert str(info.value) == (
-            "replicate: parameters 0.weight, 1.bias were replaced, added or unfrozen since; their gradients would not "
-            "be averaged; call replicate once the model is complete"
+            "replicate: parameters 0.weight, 1.bias were replaced, added or unfrozen after replicate; their gradients "
+            "would not be averaged; call replicate once the model is complete"
         )
         model = replicate(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), mesh)
         group = getattr(model, REPLICATED)

@@ -88,4 +88,4 @@ def test_what_cannot_be_run_again_is_refused():
         return "nothing"
 
     (text,) = simulate(rank, 1, "mindspore")
-    assert "checkpoint: running again gave another result, so its gradients would be wrong" in text
+    assert "checkpoint: running again gave a different result, so its gradients would be wrong" in text

@@ -113,7 +113,7 @@ OWN = {
     "torch": "load_checkpoint: {} is not a complete file of torch.save with tensors alone; nothing of it was executed; "
     "load another copy",
     "mindspore": "load_checkpoint: {} has no checksum at its end: it is truncated, of another format, or "
-    "mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with that",
+    "mindspore.save_checkpoint wrote it without crc_check=True; load another copy, or save it with crc_check=True",
 }
 DAMAGED = (
     "load_checkpoint: {} is not a complete file of mindspore.save_checkpoint: its checksum or its content is wrong; "

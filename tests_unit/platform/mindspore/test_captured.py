@@ -90,8 +90,8 @@ def test_compiled_functions_that_reach_dtensors_are_refused(world):
     for reached, messages, free in simulate(_refusals, world, platform="mindspore"):
         assert reached == dict.fromkeys(reached, True)
         refusal = (
-            "a function compiled by ms.jit: it would see this rank's shards as if they were whole; call it uncompiled, "
-            "or on x.to_local() by local_map"
+            "a function compiled by ms.jit: it would see this rank's shards as if they were complete; call it "
+            "uncompiled, or on x.to_local() by local_map"
         )
         assert set(messages.values()) == {refusal}
         assert free == (False, False)
@@ -129,7 +129,7 @@ def _graphs(folder):
 def test_cells_that_reach_dtensors_are_not_compiled(tmp_path):
     """``compile`` and ``export`` look at parameters, cells inside and what ``construct`` captures."""
     refusal = (
-        "a Cell compiled to a graph: it would see this rank's shards as if they were whole; "
+        "a Cell compiled to a graph: it would see this rank's shards as if they were complete; "
         "call it, which runs it uncompiled, or export plain tensors"
     )
     assert simulate(_graphs, 2, "mindspore", (str(tmp_path),)) == [{refusal}] * 2

@@ -232,7 +232,7 @@ def test_accumulation_reduces_once_and_a_step_before_it_is_refused():
             optimizer(gradients)
         assert str(info.value) == (
             f"optimizer step: the gradient of {weights[0].name} is not reduced: it was accumulated under no_sync(); "
-            "run the last backward before the step outside of it"
+            "before the step, run the last backward outside of no_sync()"
         )
         mine = step_of(model, weights, [batch(mesh.rank, 2)], 1.0)
         parts = [batch(part, step) for part in range(3) for step in range(3)]

@@ -149,7 +149,7 @@ def test_seeds_that_would_be_wrong_are_refused():
             "every rank as if that were the value; return out.reduce_partial(), or use hyper_parallel.value_and_grad"
         )
         assert seed == (
-            "the seed of the gradient has shape [1, 3], the output is f32[5@tp, 3]; pass one of the output's shape "
+            "the seed of the gradient has shape [1, 3], the output is f32[5@tp, 3]; pass a seed of the output's shape "
             "[5, 3], equal on all ranks, or a DTensor"
         )
 
@@ -269,10 +269,10 @@ def _stale():
 
 
 def test_replaced_parameters_are_refused():
-    """Gradients by, and steps on, parameters that their module no longer has would train nothing."""
+    """Gradients with respect to, and steps on, parameters that their module no longer has would train nothing."""
     rest = (
-        "parameter weight was replaced when its module was distributed or initialized, so the module has another one; "
-        "take the parameters, and build optimizers of them, afterwards"
+        "parameter weight was replaced when its module was distributed or initialized, so the module has a different "
+        "one; get the parameters, and build optimizers of them, after that"
     )
     for differentiated, stepped in simulate(_stale, 2, platform="mindspore"):
         assert differentiated == f"the gradient: {rest}"

@@ -65,12 +65,14 @@ def imperative():
     assert gradient.layout is sharded.layout
     np.testing.assert_allclose(gradient.full_tensor().asnumpy(), 2 * weight, rtol=1e-6)
     sharded.grad = gradient
-    with pytest.raises(PlanError, match=r"^grad: f32\[5, 4@tp\] is not laid out as its tensor, f32\[5@tp, 4\]$"):
+    with pytest.raises(
+        PlanError, match=r"^grad: f32\[5, 4@tp\] does not have the layout of its tensor, f32\[5@tp, 4\]$"
+    ):
         sharded.grad = distribute_tensor(Tensor(weight), mesh, [Shard(1)])
     partial = DTensor.from_local(Tensor([1.0], ms.float32), mesh, [Partial()])
     with pytest.raises(LayoutError, match=r"^backward: f32\[1\] \+ Partial\(sum\)@tp has partial values; reduce them "):
         partial.backward()
-    with pytest.raises(PlanError, match=r"^grad: f32\[5@tp, 4\] is not laid out as its tensor, a Tensor$"):
+    with pytest.raises(PlanError, match=r"^grad: f32\[5@tp, 4\] does not have the layout of its tensor, a Tensor$"):
         x.grad = gradient
     x.requires_grad = True
     (x * x).sum().backward(inputs=[x])

@@ -137,7 +137,7 @@ def test_what_cannot_be_run_again_is_refused_reentrantly_too():
 
     ((first, second),) = simulate(rank, 1, "mindspore")
     assert first == second
-    assert first.startswith("checkpoint: running again gave another result, so its gradients would be wrong")
+    assert first.startswith("checkpoint: running again gave a different result, so its gradients would be wrong")
 
 
 def test_mindspore_itself_has_no_symmetric_memory():

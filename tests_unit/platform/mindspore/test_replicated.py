@@ -197,7 +197,7 @@ def test_local_gradients_are_refused():
             optimizer(gradients)
         assert str(info.value) == (
             "optimizer step: the gradient of 0.weight is not reduced: it was accumulated under no_sync(); "
-            "run the last backward before the step outside of it"
+            "before the step, run the last backward outside of no_sync()"
         )
         # By one parameter only: the others of its bucket have what was accumulated.
         by_one = ms.grad(lambda: model(x).sum(), None, [weights[0]])()

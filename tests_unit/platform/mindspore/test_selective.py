@@ -124,12 +124,12 @@ REFUSALS = [
         "again would compute"
     ),
     (
-        "selective checkpointing: Mul ran 1 times in forward and more often when running again, so it is not "
-        "known which output is whose; the function must do the same both times"
+        "selective checkpointing: Mul ran 1 times in forward and more often when running again, so kept "
+        "outputs cannot be matched with calls; the function must make the same calls both times"
     ),
     (
-        "selective checkpointing: Mul ran 2 times in forward and 1 times when running again, so it is not known "
-        "which output is whose; the function must do the same both times"
+        "selective checkpointing: Mul ran 2 times in forward and 1 times when running again, so kept outputs "
+        "cannot be matched with calls; the function must make the same calls both times"
     ),
     (
         "create_selective_checkpoint_contexts: the output of ReduceSum cannot be kept, since MindSpore "
@@ -137,7 +137,7 @@ REFUSALS = [
         "mindspore.mint or mindspore.ops in its place"
     ),
     (
-        "create_selective_checkpoint_contexts: the policy answered 'save' for Mul; it must be a bool or a policy "
+        "create_selective_checkpoint_contexts: the policy returned 'save' for Mul; it must be a bool or a policy "
         "named MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE"
     ),
     (

@@ -12,8 +12,8 @@ from hyper_parallel.verify import simulate
 pytestmark = pytest.mark.platforms("mindspore")
 
 SHARDS = (
-    "its step over DTensor parameters would see this rank's shards as if they were whole, and is not "
-    "known to update each element by itself; use"
+    "its step over DTensor parameters would see this rank's shards as if they were complete, and is not "
+    "known to update each element independently; use"
 )
 
 
@@ -78,8 +78,8 @@ def test_lars_is_refused_over_dtensors(world):
 def test_centralised_gradients_are_refused_by_name():
     """An optimizer that steps by elements is refused for the option that does not, which the message names."""
     message = (
-        "SGD: grad_centralization takes means of whole gradients, and its step would see this rank's shards as if they "
-        "were whole; leave grad_centralization out"
+        "SGD: grad_centralization takes means of complete gradients, and its step would see this rank's shards as if "
+        "they were complete; leave grad_centralization out"
     )
 
     def step():
@@ -99,7 +99,7 @@ def test_centralised_gradients_are_refused_by_name():
 def test_an_optimizer_that_cannot_count_its_steps_is_refused(name, options):
     """On CPU, mint.optim would begin anew at each step; what keeps nothing from step to step is served."""
     message = (
-        f"mint.optim.{name} on CPU: MindSpore loses the write by which it counts its steps, so every step would be "
+        f"mint.optim.{name} on CPU: MindSpore loses the write that counts its steps, so every step would be "
         f"computed as the first one; use mindspore.nn.{name} or mindspore.experimental.optim.{name}"
     )
 

@@ -18,7 +18,7 @@ from hyper_parallel.core.dtensor.module import distribute_module, distribute_ten
 from hyper_parallel.core.dtensor.placements import Replicate, Shard
 from hyper_parallel.core.shard.custom.function_map import local_map
 from hyper_parallel.core.tensor_parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from hyper_parallel.platform.torch.compiled import end_graph_at, know_loaded_compiler
+from hyper_parallel.platform.torch.compiled import configure_loaded_compiler, end_graph_at
 from hyper_parallel.verify.launch import launch
 from hyper_parallel.verify.simulate import simulate
 
@@ -270,11 +270,11 @@ def test_a_compiler_that_is_loaded_first(monkeypatch):
     """The compiler gets this package's check once if it is loaded already, and is not loaded for that."""
     from torch._dynamo import callback_handler
 
-    know_loaded_compiler()
+    configure_loaded_compiler()
     check = vars(callback_handler)["install_callbacks"]
-    know_loaded_compiler()
+    configure_loaded_compiler()
     assert callback_handler.install_callbacks is check
     monkeypatch.delattr(callback_handler, "install_callbacks")
     monkeypatch.delitem(sys.modules, "torch._dynamo")
-    know_loaded_compiler()
+    configure_loaded_compiler()
     assert "install_callbacks" not in vars(callback_handler)

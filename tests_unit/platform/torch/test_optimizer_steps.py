@@ -228,7 +228,7 @@ def test_each_reducer_has_a_reason_of_its_own():
         optimizer.step()
     assert str(raised.value) == (
         "optimizer step: the gradient of parameter 0 of group 1 is not reduced: it was accumulated under no_sync(); "
-        "run the last backward before the step outside of it"
+        "before the step, run the last backward outside of no_sync()"
     )
     assert torch.equal(first, torch.ones(2)), "a part of the step was done"
     set_unreduced(second, "replicate", None)

@@ -42,7 +42,7 @@ def test_a_tensor_cannot_move_to_a_device_that_is_not_there(monkeypatch):
     )
     monkeypatch.setattr(tensors, "missing_device", lambda _: "")
     assert platform.to_device(x, "meta").is_meta
-    assert platform.device_beside(x, "cuda") == "cpu"
+    assert platform.differing_device(x, "cuda") == "cpu"
 
 
 def test_zeros_without_memory_get_some():

@@ -1,4 +1,4 @@
-"""MindSpore's private names, and the differences between its versions, each once.
+"""MindSpore's private names, each once, with the places where different versions have it.
 
 ``from hyper_parallel.platform.mindspore.versions import name`` looks up the name in the installed version: the graph
 compiler moved from ``mindspore.common`` to ``mindspore.graph`` in 2.9. Attributes that are replaced are in
@@ -15,9 +15,9 @@ from hyper_parallel.platform.tested import TESTED
 __all__ = ["NAMES", "TENSOR_GRADIENTS"]
 
 TENSOR_GRADIENTS = ("_grad", "_grad_node", "_is_leaf", "_requires_grad", "requires_grad_")
-"""Attributes of tensors that ``backward()`` reads and writes on them."""
+"""Attributes of tensors that ``backward()`` reads and writes."""
 
-_GUARD = "a refusal of DTensors in what is compiled"
+_GUARD = "the refusal of DTensors in compiled code"
 _GRADIENTS = "gradients of DTensors"
 _IMPERATIVE = "backward() on MindSpore"
 _RECOMPUTED = "recomputation that draws from DTensors"

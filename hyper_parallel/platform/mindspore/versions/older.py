@@ -1,20 +1,22 @@
-"""Gives older versions of MindSpore what newer ones have, so that patches and hooks are the same.
+"""Adds to older versions of MindSpore what newer ones have, so that the same patches and hooks work.
 
 Before 2.10:
 
-- A hook of a Cell's forward does not run if the forward raises: ``always_call`` is added.
-- An error of ``__fallback__`` is printed, and another one raised, *Python fallback failed*: calls raise the first one.
+- A forward hook of a Cell does not run if the forward raises. The argument ``always_call`` is added here.
+- MindSpore prints the error of ``__fallback__`` and raises another, *Python fallback failed*. With the patch here,
+  calls raise the original error.
 
 Before 2.9:
 
-- Hooks of a Cell's forward cannot be registered before others: ``prepend`` is added.
-- ``Tensor.masked_fill`` with a number rounds float64 to float32, or has no kernel; its gradient is rounded, and NaN
-  where a NaN is masked: ``mint.where`` fills instead.
-- ``mindspore.recompute`` never stops early and has no contexts: what it calls enters them.
-- Nodes of the graph have no identity: operations have the number of their call instead.
+- A forward hook of a Cell cannot be registered ahead of existing ones. The argument ``prepend`` is added here.
+- ``Tensor.masked_fill`` with a number rounds float64 to float32, or has no kernel; its gradient is rounded, and is NaN
+  where a NaN is masked. ``mint.where`` is called here instead.
+- ``mindspore.recompute`` never stops early and takes no ``context_fn``. Here the recomputed function enters the
+  contexts itself.
+- Nodes of the graph have no unique id. Operations are identified here by the number of their call.
 - ``GradOperation``, ``mindspore.grad`` and ``value_and_grad`` call methods of the operation and of the executor. Newer
-  ones call three functions of ``mindspore.ops.composite.base``: the forward, the forward with a seed, the backward. The
-  methods call these three, which do what the methods did.
+  ones call three functions of ``mindspore.ops.composite.base``: the forward, the forward with a seed, the backward.
+  Here the three functions are added, and the methods are replaced by methods that call them.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ __all__ = [
     "offer_functions",
     "recompute_to_the_end",
     "remembering_errors",
-    "tell_errors",
-    "telling_errors",
+    "reveal_errors",
+    "revealing_errors",
 ]
 
 _NAMES = ("_pynative_func_grad_forward", "_pynative_forward_run", "_pynative_func_grad_backward")
@@ -55,7 +57,7 @@ _CURRENT: ContextVar[tuple[Any, Any, Any]] = ContextVar("the differentiation: op
 _Base: Any = base
 _PLAIN: dict[bool, Any] = {}
 _LAST: ContextVar[tuple[Any, tuple[Any, ...], Any] | None] = ContextVar("the last forward", default=None)
-"""The function whose forward has ended last, until its backward runs; its arguments and outputs."""
+"""The function whose forward ended last, its arguments and its outputs; None once its backward runs."""
 _OPERATORS = frozenset(
     f"__{kind}{name}__" for kind in ("", "i") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 )
@@ -66,7 +68,7 @@ _RAN: ContextVar[set[int] | None] = ContextVar("the hooks that have run in the i
 
 
 def offer_functions() -> None:
-    """Install the three functions if MindSpore lacks them; repeated calls do nothing."""
+    """Add the three functions if MindSpore lacks them; repeated calls do nothing."""
     if hasattr(_Base, _NAMES[0]):
         return
     for name, function in zip(_NAMES, (_pynative_func_grad_forward, _forward_with_seed, _backward), strict=True):
@@ -81,7 +83,7 @@ def offer_functions() -> None:
 
 
 def _method(self: Any, fn: Any, grad: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
-    """``_pynative_forward_run`` of an operation: run the forward; that of ``GradOperation`` returns no outputs."""
+    """Run the forward, as ``_pynative_forward_run`` of an operation; for ``GradOperation``, return no outputs."""
     token = _CURRENT.set((self, grad, weights))
     try:
         run_args, out = _Base._pynative_forward_run(fn, self.sens_param, *args, **kwargs)  # noqa: SLF001 - offered above
@@ -93,7 +95,7 @@ def _method(self: Any, fn: Any, grad: Any, weights: Any, *args: Any, **kwargs: A
 def _pynative_func_grad_forward(fn: Any, *args: Any, **kwargs: Any) -> Any:
     """Run ``fn`` on the tape, unless it has run there already; return its outputs.
 
-    Its frame is recognised by its name.
+    ``differentiating()`` in ``patches.py`` recognises the frame of this function by its name.
     """
     operation, grad, weights = _CURRENT.get()
     position = None if isinstance(operation, GradOperation) else operation.grad_position
@@ -154,7 +156,7 @@ def _backward(fn: Any, grad_op: Any, weights: Any, grad_position: Any, has_aux: 
 
 def _executed(*, has_aux: bool) -> Any:
     def grad(self: Any, obj: Any, grad: Any, weights: Any, grad_position: Any, *args: Any) -> Any:
-        del self  # there is one
+        del self  # the executor is a singleton
         return _Base._pynative_func_grad_backward(obj, grad, weights, grad_position, has_aux, *args)  # noqa: SLF001
 
     return grad
@@ -228,7 +230,7 @@ def filling_by_where(dtensor: type, masked_fill: Callable[..., Any]) -> Callable
     @wraps(masked_fill)
     def run(self: Any, mask: Any, value: Any) -> Any:
         if any(isinstance(operand, dtensor) for operand in (self, mask, value)):
-            return masked_fill(self, mask, value)  # the handler gets it
+            return masked_fill(self, mask, value)  # MindSpore calls the handler
         if isinstance(value, (int, float, complex)):
             value = functional.scalar_to_tensor(value).astype(self.dtype)
         same = mask.dtype == mindspore.bool_ and getattr(value, "dtype", None) == self.dtype
@@ -238,7 +240,7 @@ def filling_by_where(dtensor: type, masked_fill: Callable[..., Any]) -> Callable
 
 
 def recompute_to_the_end(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call ``mindspore.recompute`` without stopping early; before 2.9 it never does, and ``fn`` enters the contexts."""
+    """Call ``mindspore.recompute`` without stopping early; before 2.9 it never does, and ``fn`` enters contexts."""
     if "early_stop" in inspect.signature(mindspore.recompute).parameters:
         return mindspore.recompute(fn, *args, use_reentrant=False, early_stop=False, **options)
     contexts = options.pop("context_fn", None)
@@ -258,16 +260,16 @@ def _in_contexts(fn: Callable[..., Any], first: Any, again: Any) -> Callable[...
 
 
 def identity(node: Any) -> Any:
-    """Return what is equal for two objects of one node of the graph.
+    """Return a key that is equal for all objects of the same node of the graph.
 
-    Before 2.9, two objects of one leaf differ: only operations have numbers.
+    Before 2.9, two objects of the same leaf have different keys, because only operations have numbers.
     """
     if hasattr(node, "_unique_id"):
         return node._unique_id()
     return node if node.is_leaf() else node._sequence_nr()
 
 
-def tell_errors(dtensor: Any, functions: tuple[tuple[Any, str], ...]) -> None:
+def reveal_errors(dtensor: Any, functions: tuple[tuple[Any, str], ...]) -> None:
     """Let methods of DTensors and ``functions`` raise the errors of ``__fallback__`` if MindSpore hides them.
 
     Args:
@@ -281,11 +283,11 @@ def tell_errors(dtensor: Any, functions: tuple[tuple[Any, str], ...]) -> None:
     for name, method in [item for kind in Tensor.__mro__ for item in vars(kind).items()]:
         if isinstance(method, MethodDescriptorType) and (name in _OPERATORS or not name.startswith("_")):
             if isinstance(own := getattr_static(dtensor, name), FunctionType):
-                setattr(dtensor, name, telling_errors(own))
+                setattr(dtensor, name, revealing_errors(own))
             if getattr_static(Tensor, name) is method:
-                setattr(Tensor, name, telling_errors(method))
+                setattr(Tensor, name, revealing_errors(method))
     for owner, name in functions:
-        setattr(owner, name, telling_errors(getattr(owner, name)))
+        setattr(owner, name, revealing_errors(getattr(owner, name)))
 
 
 def _hides_errors() -> bool:
@@ -306,7 +308,7 @@ def _hides_errors() -> bool:
 
 
 def remembering_errors(fallback: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the error that ``__fallback__`` raises for :func:`telling_errors`."""
+    """Keep the error that ``__fallback__`` raises for :func:`revealing_errors`."""
 
     @wraps(fallback)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -319,8 +321,8 @@ def remembering_errors(fallback: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def telling_errors(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise the error of ``__fallback__`` in place of the one with which MindSpore hides it."""
+def revealing_errors(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise the error of ``__fallback__`` instead of the one that MindSpore raises in its place."""
 
     @wraps(call)
     def run(*args: Any, **kwargs: Any) -> Any:

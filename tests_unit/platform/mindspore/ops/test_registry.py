@@ -386,7 +386,7 @@ def _calls(make):
         f"operator PromptFlashAttention: pre_tokens=3 has no sharding rule, pre_tokens=2147483647 has; {WAY_OUT}": (
             lambda: ops.prompt_flash_attention(q, q, q, num_heads=2, input_layout="BNSD", pre_tokens=3)
         ),
-        "operator nothing is not implemented on MindSpore; write it with others, or use PyTorch": lambda: (
+        "operator nothing is not implemented on MindSpore; compose it of others, or use PyTorch": lambda: (
             platform_named("mindspore").local_op("nothing")
         ),
     }

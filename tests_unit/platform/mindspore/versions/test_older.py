@@ -194,7 +194,7 @@ def test_errors_of_rules_arrive_where_mindspore_hides_them():
                 handler(None, operation, ())
         raise RuntimeError(text)
 
-    told = older.telling_errors(operation)
+    told = older.revealing_errors(operation)
     for fails, text, kind in (
         (True, "Python fallback failed.\n---", LookupError),
         (False, "Python fallback failed.\n---", RuntimeError),

@@ -46,7 +46,7 @@ def replace_placement(device: PretendedDevice) -> Placement:
     _replace(_Torch, "get_autocast_dtype", placed.asked)
     _replace(_Torch, "load", placed.loaded)
     _replace(DeviceMesh, "__init__", placed.first)
-    _replace(TorchTensors, "device_beside", placed.same_device)
+    _replace(TorchTensors, "differing_device", placed.same_device)
     _replace(nn.parallel.DistributedDataParallel, "__init__", _without("device_ids", "output_device"))
     _replace(torch.profiler.profile, "__init__", _profiled)
     _replace(fsdp.FullyShardedDataParallel, "__init__", placed.by_number)
@@ -169,11 +169,11 @@ class Placement:
         """Replace this library's check whether a tensor is on a mesh's device."""
 
         @functools.wraps(plain)
-        def device_beside(platform: Any, data: Any, device_type: str) -> str:
+        def differing_device(platform: Any, data: Any, device_type: str) -> str:
             found: str = plain(platform, data, "cpu" if device_type in self._names else device_type)
             return found
 
-        return device_beside
+        return differing_device
 
     def by_number(self, plain: Any) -> Any:
         """Replace the constructor of FSDP1, whose ``device_id`` is a device or its number."""
