@@ -99,8 +99,8 @@ def value_and_grad(
 
     Args:
         fn: a function or Cell whose first output is differentiated; partial values of the output are reduced.
-        grad_position: indices of the positional arguments to differentiate by.
-        weights: parameters to differentiate by.
+        grad_position: indices of the positional arguments to differentiate with respect to.
+        weights: parameters to differentiate with respect to.
         has_aux: True to differentiate only the first output and return the others unchanged.
 
     Returns:

@@ -1,6 +1,6 @@
 """The versions of Python and of both frameworks on which all suites pass; `docs/versions.md` has the runs.
 
-Nothing is refused because of a number: a version that is newer may work, and is named in reports.
+No version is refused because it is newer: it may work, and reports name it.
 """
 
 from __future__ import annotations

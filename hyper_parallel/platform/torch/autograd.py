@@ -35,8 +35,8 @@ _NATIVE = "_hyper_parallel_native"
 class LocalFunction(torch.autograd.Function):
     """PyTorch's ``autograd.Function`` without DTensor handling, for functions that never get a DTensor.
 
-    Function transforms (vmap, jvp) need the Python half of ``apply``; without one, its look-ups cost more than
-    the node itself, so the native half is called.
+    Function transforms (vmap, jvp) need the Python half of ``apply``. If none is active, its look-ups would cost more
+    than the node itself, so only the native half is called.
     """
 
     _native = native_apply()
@@ -144,7 +144,7 @@ def _watched(tensor: Any, what: str) -> Any:
 
 
 def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Function.apply``, of DTensors too."""
+    """``torch.autograd.Function.apply`` that accepts DTensors, too."""
     for arg in args:
         if isinstance(arg, DTensor):
             return _on_dtensors(cls, args, kwargs)
@@ -187,7 +187,7 @@ def _wrapped(out: Any, layout: Any, args: Sequence[Any]) -> Any:
 
 
 class _Context:
-    """The context of a user's function: PyTorch's own, except where tensors go through it."""
+    """The context of a user's function: PyTorch's own, except that DTensors are converted."""
 
     def __init__(self, ctx: Any) -> None:
         object.__setattr__(self, "_ctx", ctx)

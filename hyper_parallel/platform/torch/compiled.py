@@ -1,6 +1,6 @@
 """``torch.compile`` and DTensors: calls on them are not traced, so the graph breaks there.
 
-PyTorch's tracer cannot record a call on a DTensor, because the autograd of one lives on its local tensor, below the
+PyTorch's tracer cannot record a call on a DTensor, because autograd records operations on the local tensor, below the
 wrapper that the tracer sees. Such calls therefore run uncompiled, between the graphs of the rest.
 """
 
@@ -15,14 +15,14 @@ from hyper_parallel.errors import UnsupportedOperatorError
 from hyper_parallel.platform.torch.versions import TracingContext, call_compile, get_isolation, group_resolvers
 from hyper_parallel.transport.base import active_transport
 
-__all__ = ["compile_beside_dtensors", "configure_loaded_compiler", "end_graph_at", "reset_beside_dtensors"]
+__all__ = ["compile_around_dtensors", "configure_loaded_compiler", "end_graph_at", "reset_keeping_settings"]
 
 _PACKAGE = "hyper_parallel"
 # Functions of PyTorch that call a wrapper of this package, which may be part of a graph.
 _TRACED = tuple(f"torch.distributed._functional_collectives.{name}" for name in group_resolvers())
 
 
-def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
+def compile_around_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``torch.compile`` that does not compile this package's functions, and keeps simulated ranks apart."""
 
     @wraps(original)
@@ -33,7 +33,7 @@ def compile_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
     return compile
 
 
-def reset_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
+def reset_keeping_settings(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``torch._dynamo.reset`` that keeps this package's settings of the compiler."""
 
     @wraps(original)
@@ -45,13 +45,13 @@ def reset_beside_dtensors(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def end_graph_at(layout: str) -> None:
-    """End the graph that is being traced, if there is one: the call that needs the DTensor then runs by itself.
+    """End the graph that is being traced, if there is one: the call on the DTensor then runs uncompiled.
 
     Args:
         layout: layout of the DTensor, for the message of ``fullgraph=True``.
 
     Raises:
-        Unsupported: PyTorch's own exception, by which its tracer ends a graph.
+        Unsupported: PyTorch's own exception, with which its tracer ends a graph.
     """
     if TracingContext.try_get() is None:
         return
@@ -59,8 +59,8 @@ def end_graph_at(layout: str) -> None:
     from hyper_parallel.platform.torch.versions import Unsupported  # PyTorch loads its tracer when it first compiles
 
     raise Unsupported(
-        f"a graph of torch.compile cannot hold a DTensor, and met {layout}; leave out fullgraph=True, and calls on "
-        "DTensors run between the graphs, or compile functions of local tensors: "
+        f"a graph of torch.compile cannot hold a DTensor, but the traced code uses one ({layout}); leave out "
+        "fullgraph=True, and calls on DTensors run between the graphs, or compile functions of local tensors: "
         "hyper_parallel.local_map(torch.compile(function, fullgraph=True), ...)"
     )
 
@@ -72,7 +72,7 @@ def configure_loaded_compiler() -> None:
 
 
 def _simulated() -> bool:
-    """Whether this is a simulated rank, whose compiled code other ranks of the process would find."""
+    """Whether this is a simulated rank, whose compiled code the other ranks of the process would use."""
     active = active_transport()
     return active is not None and active.backend == "simulated" and not getattr(active, "own_process", False)
 
@@ -95,7 +95,7 @@ def _leave_to_python() -> None:
 
 
 def _requiring_own_code(install: Callable[..., Any]) -> Callable[..., Any]:
-    """Check every compilation as it begins; PyTorch's own callbacks leave out those that begin while another runs."""
+    """Check every compilation as it begins; PyTorch's callbacks do not run for one that begins inside another."""
 
     @wraps(install)
     def run(trigger: Any, *args: Any, **kwargs: Any) -> Any:

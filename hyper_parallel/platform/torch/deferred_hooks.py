@@ -1,7 +1,7 @@
 """Hooks of parameters whose gradients are complete only after autograd has computed them.
 
-Autograd calls the hooks of a leaf once it has this rank's gradient, or never if the leaf is a shard. The hooks kept
-here are called instead by the code that reduces the gradient, with the reduced gradient.
+Autograd calls the hooks of a leaf once it has this rank's gradient, or never if the leaf is a shard. The hooks are
+kept here instead, and the code that reduces the gradient calls them with the reduced gradient.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _EARLY = "early"  # key of the hook that autograd calls; keys of users' hooks ar
 
 
 def local_leaf(parameter: Any) -> torch.Tensor:
-    """Return the leaf that has the gradient: of a DTensor its local tensor."""
+    """Return the leaf that has the gradient; for a DTensor, its local tensor."""
     leaf: torch.Tensor = parameter._local if isinstance(parameter, TorchDTensor) else parameter
     return leaf
 
 
 class _Hooks(dict[Any, Callable[..., Any]]):
-    """Replaces a leaf's dict of hooks: autograd gets those of the library, and users' hooks are added to it.
+    """Replaces a leaf's dict of hooks: autograd sees the library's hooks, and users' hooks are kept in ``deferred``.
 
     Args:
         existing: the dict to replace; its hooks are deferred, too.
@@ -145,11 +145,11 @@ def refuse_earlier_hooks(parameter: Any, path: str, event: str) -> None:
 
     Args:
         parameter: parameter that is about to be replaced.
-        path: its name.
-        event: after what hooks may be registered.
+        path: name of the parameter.
+        event: function after which hooks may be registered.
 
     Raises:
-        PlanError: it has hooks.
+        PlanError: the parameter has hooks.
     """
     leaf = local_leaf(parameter)
     if any(getattr(leaf, kind, None) for kind in _KINDS):
@@ -194,7 +194,7 @@ def refuse_unreduced(roots: Iterable[Any], parameters: Iterable[Any]) -> None:
 
 
 def node_of(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.autograd.graph._get_grad_fn_or_grad_acc``, for hooks on several tensors: DTensors have local nodes."""
+    """``torch.autograd.graph._get_grad_fn_or_grad_acc``, which gives a DTensor the node of its local tensor."""
 
     @wraps(plain)
     def call(tensor: Any) -> Any:

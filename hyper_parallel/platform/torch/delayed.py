@@ -86,7 +86,7 @@ def _delayed(module: nn.Module) -> bool:
 
 @contextmanager
 def _stage(stage_index: int) -> Iterator[None]:
-    """Use a seed of its own for each pipeline stage after the first, which uses the program's seed."""
+    """Seed each pipeline stage differently; the first stage uses the program's seed."""
     if not stage_index:
         yield
         return

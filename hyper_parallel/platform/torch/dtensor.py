@@ -1,6 +1,6 @@
 """The DTensor of PyTorch: a wrapper subclass whose autograd lives on its local tensor.
 
-The wrapper carries global shape, dtype and device for PyTorch's own code and no storage; it never requires grad
+The wrapper carries global shape, dtype and device for PyTorch's own code, but no storage; it never requires grad
 itself. Reading ``requires_grad``, ``grad`` or ``is_leaf`` reads the local tensor.
 """
 
@@ -50,10 +50,10 @@ __all__ = ["STORAGE_FORMAT", "TorchDTensor", "wrap"]
 class TorchDTensor(DTensor, Tensor):
     """A DTensor that is a ``torch.Tensor``."""
 
-    # The attributes that PyTorch's fast constructor sets; ``_layout`` and ``_local`` are these two slots, too.
+    # The attributes that PyTorch's fast constructor sets; ``_layout`` and ``_local`` are aliases of these slots.
     __slots__ = ("_local_tensor", "_spec")
 
-    _platform = None  # type: ignore[assignment] # set by the platform's first wrap
+    _platform = None  # type: ignore[assignment] # set by install()
     _dispatch: Any = None
     _views = None
     _origin = None
@@ -85,7 +85,7 @@ class TorchDTensor(DTensor, Tensor):
         """Operator-level interception, below autograd's own keys."""
         return intercept.operator(func, types, args, kwargs or {})
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- sizes ---------------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override] # ours is read-only
@@ -114,7 +114,7 @@ class TorchDTensor(DTensor, Tensor):
     def __len__(self) -> int:
         """Global size of dim 0."""
         if not self._layout.shape:
-            msg = "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)"
+            msg = "len() of a 0-d tensor (to make one tensor of several DTensors, call torch.stack)"
             raise TypeError(msg)
         return self._layout.shape[0]
 
@@ -235,7 +235,7 @@ class TorchDTensor(DTensor, Tensor):
         if value.shape != self.shape:
             msg = f"{what} has shape {list(value.shape)}, the tensor has {list(self.shape)}"
             raise LayoutError(msg)
-        # Each rank's term gets the same gradient; if that has a gradient itself, the ranks' shares of it add up.
+        # Each rank's term gets the same gradient. If that requires a gradient, its gradient is the sum over ranks.
         pending = tuple(axis for axis, _ in self._layout.partials)
         local: Tensor = value.local_for(layout, pending if value.requires_grad else ())
         return local
@@ -270,7 +270,7 @@ class TorchDTensor(DTensor, Tensor):
         return self._local, seed if averaged == 1 else seed / averaged
 
     def _watched(self, what: str) -> Tensor:
-        """The local tensor, through which every gradient of this one goes, also in later computations."""
+        """The local tensor, after a check that every gradient of this tensor goes through it."""
         if self._is_bypassed:
             msg = (
                 f"{what}: {self._layout.notation(self.dtype)} was redistributed and used already, and its gradient "
@@ -358,7 +358,7 @@ class TorchDTensor(DTensor, Tensor):
         """Take the storage of ``source``, which must be laid out like this tensor.
 
         Raises:
-            LayoutError: (a ValueError) ``source`` is laid out in another way.
+            LayoutError: (a ValueError) ``source`` has a different layout.
             UnsupportedOperatorError: sizes or strides are given, or ``source`` is a copy of a part of another tensor.
         """
         if others or named:
@@ -385,7 +385,7 @@ class TorchDTensor(DTensor, Tensor):
         return self._uncounted
 
     def data_ptr(self) -> int:
-        """Address of the local storage, by which tied tensors are known."""
+        """Address of the local storage, which identifies tied tensors."""
         return self._local.data_ptr()
 
     def __create_write_items__(self, fqn: str, _value: Any) -> list[Any]:
@@ -412,7 +412,7 @@ class TorchDTensor(DTensor, Tensor):
         return to_torch(self)
 
     def to_local(self, grad_placements: Sequence[Any] | None = None) -> Any:
-        """See :meth:`DTensor.to_local`; of a leaf it may be written without the version counter, by ``.data``."""
+        """See :meth:`DTensor.to_local`; that of a leaf may be written by ``.data``, without its version counter."""
         if self._local.is_leaf:
             self._data_taken = True
             self._views = None
@@ -523,7 +523,7 @@ STORAGE_FORMAT: ContextVar[bool] = ContextVar("hyper_parallel_storage_format", d
 
 
 class TorchMovedView(MovedView, TorchDTensor):  # type: ignore[override] # the layout is read-only here
-    """A copy instead of a view, on PyTorch."""
+    """A copy where one device would return a view, on PyTorch."""
 
     _unchecked_local = staticmethod(_local_of)
     _unchecked_layout = staticmethod(_layout_of)
@@ -535,7 +535,7 @@ class TorchMovedView(MovedView, TorchDTensor):  # type: ignore[override] # the l
 
 
 def invalidate_with(copy: TorchDTensor, *bases: TorchDTensor) -> None:
-    """Make ``copy`` stale when one of ``bases`` is written, or, if that is itself such a view, when its base is."""
+    """Make ``copy`` stale when a base is written; if a base is such a copy itself, when the base of that is."""
     if any(copy._local is _local_of(base) for base in bases):
         return
     follow(copy, TorchMovedView, bases, _counting)
@@ -568,7 +568,7 @@ def wrap(local: Tensor, layout: Layout) -> TorchDTensor:
     """Return a DTensor over ``local``, which is not checked against ``layout``.
 
     PyTorch's fast constructor for its own DTensor reads ``layout.tensor_meta``, and dtype and device of a tensor. It
-    warns if that requires grad and the wrapper does not, as is normal here; then another tensor is passed.
+    warns if that tensor requires grad and the wrapper does not, as is normal here; so an empty tensor is passed then.
     """
     tensor: TorchDTensor
     if not local.requires_grad:
@@ -599,7 +599,7 @@ def _without_gradient(local: Tensor, key: Any) -> Tensor:
     return like
 
 
-# Derived from the values, or from the object itself; ``_readonly`` follows whoever shares the storage.
+# Attributes that copies and pickles do not have, because they are derived from the values or from the object itself.
 _OWN = frozenset({
     "_local", "_layout",
     "_views", "_origin", "_is_callers_leaf", "_is_bypassed", "_grad_kept", "_data_taken", "_uncounted",
@@ -623,7 +623,7 @@ def _rebuild(local: Any, layout: Any, extras: dict[str, Any]) -> TorchDTensor:
         if mesh.rank not in mesh.ranks:
             held = f"on a mesh without rank {mesh.rank}, with a local tensor"
             fix += ", or send the result of full_tensor(): pipeline stages return plain tensors"
-        msg = f"a pickled DTensor says {layout.notation(local.dtype)}, {held} {list(local.shape)}; {fix}"
+        msg = f"a pickled DTensor has layout {layout.notation(local.dtype)}, {held} {list(local.shape)}; {fix}"
         raise LayoutError(msg)
     tensor = wrap(local, layout)
     tensor.__dict__.update(extras)
@@ -654,7 +654,7 @@ def install(platform: Any) -> None:
 
 
 def _refuse_pending(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Runs before each step of any optimizer; nearly always nothing is pending."""
+    """Refuse the step of any optimizer while the reduction of a gradient is pending."""
     del args, kwargs
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):

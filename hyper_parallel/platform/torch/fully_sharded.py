@@ -72,12 +72,12 @@ def _policy_dtype(policy: torch.dtype | None, own: torch.dtype) -> torch.dtype:
 
 
 def _local_shape(original: Any) -> tuple[int, ...]:
-    """Return the shape of the tensor of ``original`` that the data axis shards."""
+    """Return the shape that the data axis shards; for a DTensor, the local shape."""
     return tuple(original.local_shape if isinstance(original, TorchDTensor) else original.shape)
 
 
-def _is_rehearsed(platform: Any) -> bool:
-    """Whether this is a rehearsal: one rank of a world that does not run."""
+def _is_dry_run(platform: Any) -> bool:
+    """Whether one rank runs alone, without values, for a plan or an explanation."""
     return bool(platform.transport().backend == "fake")
 
 
@@ -86,7 +86,9 @@ def _is_computed(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
 
 
-_GATHERED = "it is what unshard() has gathered, which no gradient reaches; build the optimizer after reshard()"
+_GATHERED = (
+    "the parameter is the gathered one of unshard(), which gets no gradient; build the optimizer after reshard()"
+)
 
 _KEPT = (
     "options", "ranks", "plan", "members", "modules", "kind", "name", "reduces", "reduces_over_replicas",
@@ -102,7 +104,8 @@ class FullyShardedGroup:
         platform: PyTorch's platform.
         modules: the module, or several modules that share the group.
         options: options of the sharding.
-        parameters: original, DTensor parameter and owners of each; all of one dtype.
+        parameters: for each, the original, the DTensor parameter, and its owners with attribute names; all of one
+            dtype.
     """
 
     def __init__(
@@ -144,8 +147,8 @@ class FullyShardedGroup:
         self._structure = None
         self._over_replicas: torch.Tensor | None = None  # reduced over the data axis, but not yet over the replicas
         self.is_gathered = self.in_backward = self.is_reduced = False
-        # A rehearsal computes without values.
-        self.is_meta = any(member.local.is_meta for member in self.members) and not _is_rehearsed(self.platform)
+        # A dry run computes without values.
+        self.is_meta = any(member.local.is_meta for member in self.members) and not _is_dry_run(self.platform)
         self.versions: list[tuple[int, int]] = []
         self.pending: _Gathering | None = None
         self.entered: list[_Call] = []  # forward calls that have begun
@@ -461,7 +464,7 @@ class FullyShardedGroup:
         """Add this rank's ``own`` reduced row to the gradients of the shards.
 
         Args:
-            used: whether this rank has a gradient, by parameter; used for all ranks where a row has no values.
+            used: whether this rank has a gradient, by parameter; if ``own`` has no values, this stands for all ranks.
             own: the row.
         """
         plan, count = self.gradient_plan, len(self.trained)

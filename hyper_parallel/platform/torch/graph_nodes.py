@@ -57,12 +57,12 @@ class LocalNode(Node):
         return metadata
 
     def _sequence_nr(self) -> int:
-        number: int = self.autograds._sequence_nr()  # of the class that this one stands for
+        number: int = self.autograds._sequence_nr()  # of the class that this class replaces
         return number
 
     @property
     def _input_metadata(self) -> list[Any]:
-        metadata: list[Any] = self.autograds._input_metadata  # noqa: SLF001 - of the class that this one stands for
+        metadata: list[Any] = self.autograds._input_metadata  # noqa: SLF001 - of the class that this class replaces
         return metadata
 
     def _register_hook_dict(self, tensor: Any) -> None:

@@ -1,8 +1,8 @@
 """Intercepts PyTorch calls on DTensors: at function level, and at operator level for functions without a rule.
 
 A function without a rule runs as PyTorch wrote it, in C++, and its operators arrive one by one below autograd.
-The dispatch state from before autograd is then restored, so that each local operation records itself: composite
-functions decompose by themselves and stay differentiable.
+The dispatch state from before autograd is then restored, so that autograd records each local operation: composite
+functions are decomposed and stay differentiable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["GRAPH_FUNCTIONS", "RECORDED", "Interception", "function", "interception", "operator", "start"]
 
 RECORDED = "_hyper_parallel_recorded"
-"""Attribute of a function that replaces one of PyTorch's while a program is recorded: the original."""
+"""Attribute that is the original of a function with which the recording of a program replaces one of PyTorch's."""
 
 _disabled = DisableTorchFunctionSubclass  # documented in PyTorch's extending guide
 
@@ -41,7 +41,7 @@ class Interception(NamedTuple):
     """The dispatcher and its tables; created once, with the platform.
 
     Attributes:
-        dispatcher: the hot path.
+        dispatcher: the dispatcher of calls on DTensors.
         functions: entries by Python function or method.
         overloads: entries by operator overload.
     """
@@ -58,7 +58,7 @@ GRAPH_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 
 
 def start(platform: Platform) -> Interception:
-    """Make the interception of ``platform``; called once, before the platform is handed out."""
+    """Make the interception of ``platform``; called once, before the platform is returned."""
     from hyper_parallel.platform.torch.ops import registry
 
     _STARTED["torch"] = Interception(Dispatcher(platform), registry.functions(), registry.overloads())
@@ -66,7 +66,7 @@ def start(platform: Platform) -> Interception:
 
 
 def interception() -> Interception:
-    """The interception of the process."""
+    """Return the interception of this process."""
     return _STARTED["torch"]
 
 
@@ -115,7 +115,7 @@ def _made_of_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def _outside_inference(value: Any) -> Any:
-    """Return ``value``, or, if it was made in inference mode, a DTensor of its local tensor that is not."""
+    """Return ``value``; for a DTensor made in inference mode, return one over its local tensor that is not."""
     if not isinstance(value, DTensor) or not value.is_inference():
         return value
     other: Any = interception().dispatcher.platform.wrap(value._local, value._layout)
@@ -151,7 +151,7 @@ def _with_constants_replicated(result: Any, arguments: Any) -> Any:
     return tree_map(wrap, result)
 
 
-# Made of numbers alone, equal on every rank.
+# Functions that make tensors from numbers alone, which are equal on every rank.
 _CONSTANTS = frozenset((torch.arange, torch.eye, torch.full, torch.linspace, torch.logspace, torch.ones, torch.zeros))
 
 # With ``out=`` PyTorch returns None from these.
@@ -218,8 +218,8 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     name = str(func).split(".")[1]
     if name == "alias":
         return (
-            f"forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
-            f"{layouts}; use torch.autograd.functional.jvp, which goes backward twice"
+            f"forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not support DTensors "
+            f"({layouts}); use torch.autograd.functional.jvp, which runs backward twice"
         )
     if name in _RESHAPING:
         return (
@@ -227,11 +227,14 @@ def _message(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
             f"write {_RESHAPING[name]} instead"
         )
     if name == "set_":
-        return f"torch.Tensor.set_(x, y) of DTensors ({layouts}) would set what has no storage; write x.set_(y)"
+        return (
+            f"torch.Tensor.set_(x, y) of DTensors ({layouts}) would act on wrappers, which have no storage; "
+            "write x.set_(y)"
+        )
     msg = f"operator {func} has no sharding rule (layouts: {layouts}); add one with hyper_parallel.DistributedOp"
     if name.endswith("_backward"):
         msg = (
-            f"operator {func} has no sharding rule (layouts: {layouts}), and torch.func differentiates by it; use "
+            f"operator {func} has no sharding rule (layouts: {layouts}), and torch.func differentiates with it; use "
             "torch.autograd.grad instead of torch.func.grad and torch.func.vjp"
         )
     if mutates(func, str(func)) or torch.Tag.nondeterministic_seeded in func.tags:

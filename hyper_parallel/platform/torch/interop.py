@@ -1,4 +1,4 @@
-"""To and from ``torch.distributed.tensor.DTensor``, sharing the local storage: for PyTorch's tools such as DCP."""
+"""Converts to and from ``torch.distributed.tensor.DTensor`` with shared storage, for PyTorch's tools such as DCP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ register_owners(_WORLDS, lambda meshes: CacheInfo("meshes of PyTorch", len(meshe
 
 
 def to_torch(tensor: DTensor) -> peer.DTensor:
-    """The same tensor as PyTorch's own DTensor, over the same storage and on the same graph.
+    """Return the tensor as PyTorch's own DTensor, over the same storage and on the same graph.
 
     The first call with a mesh creates PyTorch's mesh of it, and groups that do not exist yet: all ranks of the mesh
     must call it.
@@ -65,10 +65,10 @@ def to_torch(tensor: DTensor) -> peer.DTensor:
 
 
 def from_torch(tensor: peer.DTensor) -> tuple[torch.Tensor, Layout]:
-    """PyTorch's own DTensor as the local tensor, on the same graph, and the layout of ours.
+    """Return the local tensor of PyTorch's own DTensor, on the same graph, and its layout in this library.
 
     Raises:
-        ArgumentTypeError: it is another kind of tensor.
+        ArgumentTypeError: ``tensor`` is not PyTorch's DTensor.
         UnsupportedOperatorError: a placement that only PyTorch has.
     """
     from torch.distributed import tensor as peer
@@ -200,7 +200,7 @@ def _known(mesh: DeviceMesh, owner: Any) -> Any:
         # As in DeviceMesh.from_group, which requires names. Ranks outside of the mesh need not call this.
         groups = mesh.get_all_groups()
         theirs._dim_group_names = [group.group_name for group in groups]  # noqa: SLF001 - no public spelling
-        registry = getattr(theirs, "_pg_registry", {})  # before 2.12 groups are looked up by name in the world's
+        registry = getattr(theirs, "_pg_registry", {})  # before 2.12 groups are looked up in the world's registry
         registry.update({group.group_name: group for group in groups})
         meshes[mesh] = theirs
     return meshes[mesh]

@@ -19,7 +19,7 @@ __all__ = ["TorchMemory"]
 
 
 class TorchMemory(MemoryFacet):
-    """Activations of PyTorch."""
+    """Checkpointing and offloading on PyTorch."""
 
     @property
     def checkpoint(self) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ class TorchMemory(MemoryFacet):
     def create_selective_checkpoint_contexts(
         self, policy_fn_or_list: Any, allow_cache_entry_mutation: bool = False
     ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """PyTorch's own."""
+        """Return PyTorch's own contexts."""
         return torch_checkpoint.create_selective_checkpoint_contexts(policy_fn_or_list, allow_cache_entry_mutation)
 
     def _wrapped(self, module: Any, around: Callable[..., Any]) -> Any:
@@ -98,7 +98,7 @@ def _identity(value: Any) -> Any:
 
 
 def _checkpoint(fn: Callable[..., Any], *args: Any, use_reentrant: bool = False, **options: Any) -> Any:
-    """PyTorch's own, patched to sample the random numbers of DTensors again (``patches.py``)."""
+    """PyTorch's own ``checkpoint``, patched to sample the random numbers of DTensors again (``patches.py``)."""
     return torch_checkpoint.checkpoint(fn, *args, use_reentrant=use_reentrant, **options)
 
 
@@ -145,6 +145,6 @@ class _OnHost(Offloaded):
         self._event.record(stream)
 
     def restore(self) -> torch.Tensor:
-        """Copy back, once the copy there is done."""
+        """Copy the tensor back, once its copy to the host is done."""
         getattr(torch, self._device.type).current_stream().wait_event(self._event)
         return self._host.to(self._device, non_blocking=True)

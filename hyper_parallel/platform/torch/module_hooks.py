@@ -35,7 +35,7 @@ Call = Callable[..., Any]
 
 
 def reduced(value: Any) -> Any:
-    """Reduce pending averages and extrema, whose gradients are not those of sums; other values unchanged."""
+    """Reduce pending averages and extrema, whose gradients are not those of sums; return other values unchanged."""
     if not isinstance(value, DTensor) or all(op == "sum" for _, op in value._layout.partials):
         return value
     return value.reduce_partial()
@@ -51,7 +51,7 @@ def local_gradient(what: str, result: Any, arg: Any) -> Any:
 
     Raises:
         MixedTensorError: a plain gradient of a DTensor, or the reverse; ``what`` starts the message.
-        LayoutError: a DTensor for what is not a tensor, or a gradient of another shape.
+        LayoutError: a DTensor as the gradient of a value that is not a tensor, or a gradient of the wrong shape.
     """
     if result is None:
         return None
@@ -116,7 +116,7 @@ def hooks_with_dtensors(apply: Call) -> Call:
 
 
 def refuse_old_hooks(warn: Call) -> Call:
-    """``Module._maybe_warn_non_full_backward_hook``, which PyTorch calls before hooks of ``register_backward_hook``."""
+    """``Module._maybe_warn_non_full_backward_hook``, changed to refuse ``register_backward_hook`` for DTensors."""
 
     @wraps(warn)
     def call(module: Any, inputs: Any, result: Any, node: Any) -> None:
@@ -151,7 +151,7 @@ def entered_by_rank(enter: Call) -> Call:
 
 
 def of_entering_rank(hook: Call) -> Call:
-    """Return a hook of such a context that ignores modules of other simulated ranks than the one that entered."""
+    """Return a hook of such a context that ignores modules of simulated ranks that did not enter the context."""
 
     @wraps(hook)
     def of_rank(context: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ class TorchModules(ModulesFacet):
         yield from cell.named_modules(remove_duplicate=False)
 
     def is_container(self, cell: Any) -> bool:
-        """One of ``ModuleList`` and the like, or of a class derived from one that has no ``forward``."""
+        """True for ``ModuleList`` and its like, and for subclasses without a ``forward`` of their own."""
         containers = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
         return isinstance(cell, containers) and type(cell).forward is nn.Module.forward
 
@@ -59,7 +59,7 @@ class TorchModules(ModulesFacet):
         if event == "fully_shard" and hasattr(local_leaf(parameter), "fsdp_pre_all_gather"):
             msg = (
                 f"fully_shard: parameter {path} has fsdp_pre_all_gather, which would not be called, since collectives "
-                "of fully_shard are not replaced; leave the parameter out by ignored_params"
+                "of fully_shard are not replaced; exclude the parameter with ignored_params"
             )
             raise PlanError(msg)
 
@@ -136,7 +136,7 @@ class TorchModules(ModulesFacet):
         return torch.device("meta")
 
     def fully_sharded(self, module: Any, options: FullyShardedOptions, parameters: Any) -> Any:
-        """The group of ``fully_sharded.py``."""
+        """Return a ``FullyShardedGroup``; see ``fully_sharded.py``."""
         from hyper_parallel.platform.torch.fully_sharded import FullyShardedGroup
 
         return FullyShardedGroup(self, module, options, parameters)
@@ -148,7 +148,7 @@ class TorchModules(ModulesFacet):
         module.__class__ = class_with(FSDPModule, cast("Hashable", type(module)))
 
     def compiled_forward(self, module: Any, backend: Any) -> Any:
-        """Trace forward and backward through the DTensors, when it is called first."""
+        """Trace forward and backward through the DTensors when ``module`` is first called."""
         from hyper_parallel.platform.torch.region import CompiledForward
 
         module.forward = CompiledForward(module, backend)
@@ -164,7 +164,7 @@ class TorchModules(ModulesFacet):
         return clip_grad_norm_(*args)
 
     def register_full_backward_hook(self, module: Any, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
-        """PyTorch's own."""
+        """Register the hook with PyTorch."""
         check_hook("register_full_backward_hook", hook)
         handle = module.register_full_backward_hook(hook, prepend=prepend)
         return HookHandle("backward hook", module, handle.remove)
@@ -172,7 +172,7 @@ class TorchModules(ModulesFacet):
     def register_full_backward_pre_hook(
         self, module: Any, hook: Callable[..., Any], prepend: bool = False
     ) -> HookHandle:
-        """PyTorch's own."""
+        """Register the hook with PyTorch."""
         check_hook("register_full_backward_pre_hook", hook)
         handle = module.register_full_backward_pre_hook(hook, prepend=prepend)
         return HookHandle("backward pre-hook", module, handle.remove)

@@ -31,7 +31,7 @@ __all__ = [
 
 
 _UNREDUCED = "_unreduced"  # attribute of a parameter: the reason why its gradient is not reduced, by reducer
-_REPLACED = "_replaced"  # attribute of a parameter from before sharding: its module and name, and what replaced it
+_REPLACED = "_replaced"  # attribute of a parameter that fully_shard has replaced: its place, such as Linear.weight
 
 
 def set_unreduced(parameter: Any, reducer: str, reason: str | None, *, elsewhere: bool = False) -> None:
@@ -40,7 +40,7 @@ def set_unreduced(parameter: Any, reducer: str, reason: str | None, *, elsewhere
     Args:
         parameter: parameter that an optimizer may step.
         reducer: function that reduces the gradient: ``fully_shard`` or ``replicate``.
-        reason: reason for the message; None if it is reduced.
+        reason: reason for the message; None if the gradient is reduced.
         elsewhere: the gradient is not in ``parameter.grad`` before it is reduced.
     """
     vars(parameter).setdefault(_UNREDUCED, {})[reducer] = (reason, elsewhere)

@@ -70,8 +70,8 @@ def _check_vector(vec: Any, targets: list[Any]) -> None:
     vec.drop_views()
     if is_shared(vec):
         msg = (
-            f"{what} shares its storage with another tensor (a view, its local tensor, or what a backward keeps), of "
-            "which the parameters would be parts on one device, and are copies here; use vec.clone()"
+            f"{what} shares its storage with another tensor (a view, its local tensor, or what a backward keeps). On "
+            "one device the parameters would be views of that storage, but here they are copies; use vec.clone()"
         )
         raise UnsupportedOperatorError(msg)
 
@@ -171,7 +171,7 @@ def masks_of_whole_tensors(apply: Any) -> Any:
 
 @contextmanager
 def _whole_in(module: Any, name: str, own: DTensor) -> Iterator[None]:
-    """Replace parameter ``name`` of ``module``, or its mask, by the complete tensor; it is put back at the end."""
+    """Replace parameter ``name`` of ``module``, or its mask, with the complete tensor inside this context."""
     parameters, buffers, masked = module._parameters, module._buffers, f"{name}_mask"
     if name in parameters:
         parameters[name] = torch.nn.Parameter(_whole(own), requires_grad=own.requires_grad)

@@ -1,8 +1,8 @@
 """Every patch of PyTorch, with its reason and the versions that need it.
 
 ``PATCHES`` is the list to check when PyTorch is upgraded: a test fails on a version for which the reasons have not been
-checked. Where no DTensor is involved, each patch calls the original. A version without the attribute gets no
-replacement, and a warning with the feature that is lost.
+checked. Where no DTensor is involved, each patch calls the original. If a version lacks the
+attribute, nothing is replaced, and a warning names the feature that is lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from hyper_parallel.platform.tested import TESTED
 from hyper_parallel.platform.torch.after_import import after_import
 from hyper_parallel.platform.torch.autograd import apply_function, dispatched_backward, grad
 from hyper_parallel.platform.torch.compiled import (
-    compile_beside_dtensors,
+    compile_around_dtensors,
     configure_loaded_compiler,
-    reset_beside_dtensors,
+    reset_keeping_settings,
 )
 from hyper_parallel.platform.torch.deferred_hooks import edge_of, node_of
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
@@ -103,8 +103,8 @@ class Patch:
         replace: makes the replacement of the original function.
         reason: the reason why PyTorch's original does not work.
         versions: versions of PyTorch for which the reason was checked.
-        references: functions without closure are replaced by their code, so that references taken before call the
-            replacement, too.
+        references: replace the code of the function instead of the attribute, so that references taken earlier call the
+            replacement, too; only for functions without a closure.
     """
 
     places: tuple[tuple[Any, str], ...]
@@ -196,7 +196,7 @@ def _forward_that_replays(plain: Call) -> Call:
 
 
 def _keeping_dtensors(apply: Call) -> Call:
-    """Keep the inputs themselves, as later versions do, where a DTensor is among them."""
+    """If a DTensor is among the inputs, keep the inputs themselves, as later versions do."""
 
     @wraps(apply)
     def save(cls: Any, dummy: Any, kwargs: Any, *args: Any) -> Any:
@@ -211,12 +211,12 @@ def _keeping_dtensors(apply: Call) -> Call:
 
 
 def _recomputes() -> bool:
-    """True where backward records operations: a forward is repeated, not by one of the two patched mechanisms."""
+    """True where backward records operations: it repeats a forward by a mechanism that is not patched here."""
     return current_graph_task_id() >= 0 and torch.is_grad_enabled()
 
 
 _OTHER_GENERATOR = (
-    "recomputation returns to the state of PyTorch's generators, and DTensors sample from a generator of their own"
+    "recomputation restores the state of PyTorch's generators, but DTensors sample from a generator of their own"
 )
 
 
@@ -254,7 +254,7 @@ def _abandoning_what_raises(run: Call) -> Call:
 
 
 _OUR_PARAMETERS = "it would take a DTensor for a plain tensor, and gather or average the wrong elements"
-_PLAIN_VALUES = "it takes a DTensor for a plain tensor: whole state dicts would have shards"
+_PLAIN_VALUES = "it takes a DTensor for a plain tensor: complete state dicts would have shards"
 _FSDP = "torch.distributed.fsdp"
 LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
     f"{_FSDP}._fully_shard._fsdp_init": lambda module: (
@@ -271,7 +271,7 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
         Patch(
             ((module.BasePruningMethod, "apply"),),
             masks_of_whole_tensors,
-            "it writes into flat views of masks, which are copies where the mask is sharded, and draws on each rank",
+            "it writes into flat views of masks, which are copies if a mask is sharded, and each rank draws alone",
         ),
     ),
     "torch.distributed._state_dict_utils": lambda module: tuple(
@@ -293,7 +293,7 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
         Patch(
             ((vars(module)["_PipelineStageBase"], "_get_init_p2p_neighbors_ops"),),
             received_apart,
-            "it receives from both neighbors into one tensor at once, which is an error where a program does it",
+            "it receives from both neighbors into one tensor at once, which this library refuses",
         ),
     ),
     "torch.distributed.tensor.debug._comm_mode": lambda module: tuple(
@@ -311,13 +311,13 @@ LATE_PATCHES: dict[str, Callable[[Any], tuple[Patch, ...]]] = {
     "torch._dynamo": lambda module: (
         Patch(
             ((module, "reset"),),
-            reset_beside_dtensors,
+            reset_keeping_settings,
             "it forgets that simulated ranks may not share compiled code",
             references=True,
         ),
     ),
 }
-"""Patches by the module that they change, which the program imports: importing it here would take long."""
+"""Patches by the module that they change, which the program imports: importing it here would take too long."""
 
 
 # Each module of torch.optim has a function with its own name; the one of adamw calls the one of adam.
@@ -334,8 +334,8 @@ PATCHES: tuple[Patch, ...] = (
         Patch(
             ((inputs, "apply"),),
             _keeping_dtensors,
-            "it saves the inputs of a recomputed forward as tensors of the graph, which are local ones: the forward "
-            "would run again on shards, with other random numbers",
+            "it saves the inputs of a recomputed forward as tensors of the graph, which are local: the forward "
+            "would run again on shards, with different random numbers",
             versions=("2.10",),
         )
         for inputs in [CheckpointInputs]
@@ -374,25 +374,25 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         ((torch.autograd, "grad"),),
         _converting_once,
-        "it reads outputs and inputs, asks every one for __torch_function__, and on the locals does it all again",
+        "it asks each output and input for __torch_function__, and then does the same for the local tensors",
         references=True,
     ),
     Patch(
         ((torch.autograd, "_engine_run_backward"), (torch.autograd.graph, "_engine_run_backward")),
         _abandoning_what_raises,
-        "its callbacks are not called where a backward raises: modules of fully_shard would keep their whole "
+        "its callbacks are not called where a backward raises: modules of fully_shard would keep the gathered "
         "parameters, and reductions in flight would be added to the gradients of the next backward; and a second "
         "derivative through the first call of a compiled module ends in a message about torch.compile",
     ),
     Patch(
         ((torch.autograd.graph, "_get_grad_fn_or_grad_acc"),),
         node_of,
-        "register_multi_grad_hook asks whether the engine will run a node, and that of a DTensor is its local tensor's",
+        "register_multi_grad_hook asks whether the engine will run the node of a tensor, which is that of its local tensor",
     ),
     Patch(
         ((torch.autograd.graph, "get_gradient_edge"),),
         edge_of,
-        "its node is one of the graph of local tensors, and a gradient or a hook of it is local",
+        "it returns a node of the graph of local tensors, whose gradients and hooks are local",
         references=True,
     ),
     Patch(
@@ -403,12 +403,12 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         ((Module, "_maybe_warn_non_full_backward_hook"),),
         refuse_old_hooks,
-        "it is what runs before hooks that see the gradients of the last operation, which is one on shards",
+        "it runs before hooks that would see the gradients of the last operation, which computes on shards",
     ),
     Patch(
         ((torch.nn.utils, "vector_to_parameters"), (convert_parameters, "vector_to_parameters")),
         vector_into_dtensors,
-        "it makes each parameter a part of the vector, whose elements other ranks need as well",
+        "it makes each parameter a view of the vector, but other ranks need the elements as well",
         references=True,
     ),
     Patch(
@@ -426,13 +426,13 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         ((parametrize, "_maybe_set"),),
         set_in_own_layout,
-        "what right_inverse returns may have another layout than the parameter that takes its storage",
+        "the parameter takes the storage of what right_inverse returns, which may have a different layout",
     ),
     *(
         Patch(
             ((Orthogonal, name),),
             on_whole_tensors,
-            "it needs whole matrices, and mixes them with constants and random numbers of its own",
+            "it needs complete matrices, and mixes them with constants and random numbers of its own",
         )
         for name in ("forward", "right_inverse")
     ),
@@ -440,7 +440,7 @@ PATCHES: tuple[Patch, ...] = (
         Patch(
             ((kind, "rsample"),),
             draws_alike,
-            "it draws plain numbers, other ones on each rank, and computes with them and the distribution's parameters",
+            "it draws plain numbers, different ones on each rank, and combines them with the distribution's parameters",
         )
         for kind in DISTRIBUTIONS
     ),
@@ -476,13 +476,13 @@ PATCHES: tuple[Patch, ...] = (
         Patch(
             places,
             sparse_on_local_tensors,
-            "it reads indices and values of sparse gradients, which are those of this rank's rows",
+            "it reads indices and values of sparse gradients, which are only those of this rank's rows",
         )
         for places in (((optim_functional, "sparse_adam"),), _step_places("adagrad"))
     ),
     Patch(
         ((torch, "compile"),),
-        compile_beside_dtensors,
+        compile_around_dtensors,
         "it traces every Python function, and would trace hooks and dispatch of this package in place of running them; "
         "simulated ranks would share what it compiled, with the rank as a constant",
         references=True,

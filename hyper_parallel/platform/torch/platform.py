@@ -53,7 +53,7 @@ class TorchDifferentiable(DifferentiableFacet):
     """Collectives with gradients, on PyTorch's tape."""
 
     def has_tangent(self, local: Any) -> bool:
-        """Whether it is a dual tensor of ``forward_ad``, which ``torch.func.jvp`` makes as well."""
+        """Whether ``local`` is a dual tensor of ``forward_ad``, which ``torch.func.jvp`` makes as well."""
         return inside_forward_ad() and forward_ad.unpack_dual(local).tangent is not None
 
     def _awaited_on_use(self, output: Any, pending: Any) -> Any:
@@ -132,7 +132,7 @@ class TorchGroups(GroupsFacet):
             devices.set_device(int(os.environ["LOCAL_RANK"]))
 
     def _barrier_tensor(self) -> Any:
-        """A tensor for the world's engine: on the device for NCCL and HCCL, except in a rehearsal; else on CPU."""
+        """A tensor for the world's engine: on the device for NCCL and HCCL (unless rehearsed on gloo), else on CPU."""
         device = {"nccl": "cuda", "hccl": "npu"}.get(self.transport().backend, "cpu")
         return torch.zeros(1, device=device if device == self.device_type() else "cpu")
 
@@ -147,7 +147,7 @@ class TorchPlatform(
     TorchPersistence,
     Platform,
 ):
-    """The members of the contract, on PyTorch."""
+    """PyTorch's implementation of the platform contract."""
 
     platform_type = "torch"
     gaps = GAPS
@@ -157,7 +157,7 @@ class TorchPlatform(
 
     @cached_property
     def Function(self) -> Any:
-        """PyTorch's custom function, as it is without DTensors."""
+        """PyTorch's class of custom autograd functions, without support for DTensors."""
         from hyper_parallel.platform.torch.autograd import LocalFunction
 
         return LocalFunction
@@ -172,7 +172,7 @@ class TorchPlatform(
         return TorchDTensor
 
     def transport(self) -> Transport:
-        """The surrounding simulated rank, else torch.distributed where it is initialised, else a world of one."""
+        """Return the transport of the simulated rank, else of torch.distributed if initialised, else of one process."""
         active = active_transport_of("torch")
         if active is not None:
             return active
@@ -184,7 +184,7 @@ class TorchPlatform(
     _joined_world: tuple[Any, Transport | None] = (None, None)
 
     def _connected(self) -> Transport:
-        """The transport of the default group, whose ranks change where a process joins another world."""
+        """Return the transport of the default group; a new one if the process has joined another world."""
         from hyper_parallel.transport.real.c10d import C10dTransport
 
         with _JOINING:
@@ -206,7 +206,7 @@ class TorchPlatform(
         return dtensor.wrap
 
     def grad_enabled(self) -> bool:
-        """Grad mode of this thread."""
+        """Return the grad mode of this thread."""
         return torch.is_grad_enabled()
 
     def needs_grad(self, local: Any) -> bool:
@@ -319,7 +319,7 @@ def _has_hooks(local: Any) -> bool:
 
 
 def build() -> TorchPlatform:
-    """The platform, with the DTensor class completed for it."""
+    """Return the platform, after completing the DTensor class with it."""
     from hyper_parallel.platform.torch import autograd, dtensor, patches
 
     platform = TorchPlatform()

@@ -79,7 +79,7 @@ def rank_order_hook(group: Any, bucket: Any) -> torch.futures.Future[torch.Tenso
         bucket: DDP's flat gradients.
 
     Returns:
-        a future of the averaged gradients, in memory of their own.
+        a future of the averaged gradients, in new memory.
     """
     own = bucket.buffer()
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]

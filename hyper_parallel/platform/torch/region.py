@@ -104,7 +104,7 @@ class CompiledForward:
         return {name: vars(self)[name] for name in ("module", "_backend", "_forward", "__signature__")}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run forward: by its graph, or uncompiled where something observes its calls."""
+        """Run forward as a graph, or uncompiled where something observes single calls."""
         if is_observed():
             return self._uncompiled(*args, **kwargs)
         graphs = self._graphs
@@ -154,7 +154,7 @@ class CompiledForward:
         graph, first_call = (
             _Graph(tuple),
             np.zeros(2, np.int64),
-        )  # the memory of a tensor: PyTorch traces writes to tensors
+        )  # an array, because PyTorch would trace writes to a tensor
         own, name = len(self._tensors.places), type(self.module).__name__
 
         def function(stream: Any, *traced: Any) -> list[Any]:
@@ -217,7 +217,7 @@ class CompiledForward:
 
     @contextmanager
     def _holding(self, tensors: Sequence[Any]) -> Iterator[None]:
-        """Replace the parameters and buffers by ``tensors``."""
+        """Replace the parameters and buffers with ``tensors``."""
         tied = self._tensors.tied
         before = [home[name] for _, home, name in self._tensors.places]
         self._put(tensors)

@@ -109,7 +109,7 @@ def _halves(forward: fx.GraphModule, backward: fx.GraphModule | None = None, out
 
 
 def _fused(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a graph by Inductor with the traced strides and the numbers of PyTorch's generator."""
+    """Compile a graph with Inductor; keep the traced strides, and draw from PyTorch's generator."""
     from hyper_parallel.platform.torch.versions import compile_fx_inner, inductor_config
 
     (end,) = (node for node in graph.graph.nodes if node.op == "output")
@@ -172,7 +172,7 @@ def _extracted(
 
 
 def _check_random(backward: Sequence[fx.Node]) -> None:
-    """Refuse operators that draw from PyTorch's generator in backward: a recomputation would draw other numbers."""
+    """Refuse operators that draw from PyTorch's generator in backward: a recomputation would draw different numbers."""
     for node in backward:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             msg = (

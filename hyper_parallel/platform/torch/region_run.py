@@ -47,8 +47,8 @@ def single_node(halves: Halves, inputs: Sequence[Any], outputs: Sequence[Any]) -
 
     Args:
         halves: the traced forward and backward.
-        inputs: inputs of its first call.
-        outputs: outputs of its first call, from AOTAutograd's node.
+        inputs: inputs of the region's first call.
+        outputs: outputs of the first call, from AOTAutograd's node.
     """
     storages = {each.untyped_storage().data_ptr() for each in inputs}
     apart = len(storages) + len(outputs) == len(storages | {each.untyped_storage().data_ptr() for each in outputs})
@@ -131,7 +131,7 @@ class _FirstOrder(LocalFunction):
 
 _UNRECORDED = (
     "compile: gradients of gradients (create_graph=True) through a compiled module are not recorded; compute them with "
-    "the module as it is uncompiled"
+    "the uncompiled module"
 )
 
 

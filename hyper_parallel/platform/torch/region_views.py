@@ -28,7 +28,7 @@ def remove_idle_views(graph: fx.Graph, outputs: int, backward: Collection[fx.Nod
     Args:
         graph: graph of forward and backward; its outputs are those of forward, then the gradients.
         outputs: number of outputs of forward, which stay views.
-        backward: the nodes of backward; a gradient may become one of these instead of a view of it.
+        backward: the nodes of backward; a gradient that is a view of one of these may be replaced by the node itself.
     """
     first: dict[Any, fx.Node] = {}
     equal: dict[fx.Node, fx.Node] = {}
@@ -62,7 +62,7 @@ def _viewed(view: fx.Node) -> fx.Node | None:
 
 
 def _reshape_once(view: fx.Node) -> None:
-    """Make a reshape of a reshape read the original tensor, if that can be viewed like this."""
+    """Make a reshape of a reshape read the original tensor, if that can be viewed in the final shape."""
     base: Any = view.args[0]
     if view.target in _RESHAPES and base.target in _RESHAPES:
         shape, strides = _form(base.args[0])

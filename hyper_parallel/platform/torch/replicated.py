@@ -1,4 +1,4 @@
-"""Gradients of replicated parameters on PyTorch: averaged bucket by bucket, while backward computes."""
+"""Averages the gradients of replicated parameters on PyTorch, bucket by bucket, while backward computes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Bucket:
 
     @torch.no_grad()
     def row(self) -> torch.Tensor:
-        """Return all gradients, zeros for absent ones, then per parameter whether it has one, then flags of zero."""
+        """Return all gradients (zeros for absent ones), per parameter 1 if it has one, and a zero flag per rank."""
         first = self.leaves[0]
         gradients = [leaf.grad for leaf in self.leaves]
         parts = [
@@ -102,7 +102,7 @@ class ReplicatedGradients:
 
     Args:
         platform: PyTorch's platform.
-        module: the module, which is hooked.
+        module: the module; hooks are registered on it.
         options: the ranks to average over, and the buckets.
 
     Attributes:
@@ -185,8 +185,8 @@ class ReplicatedGradients:
             self._begin()
         if id(leaf) in bucket.ready:
             msg = (
-                "replicate: a parameter got a second gradient in one backward, which may be reduced already; use "
-                "torch.utils.checkpoint with use_reentrant=False"
+                "replicate: a parameter got a second gradient in one backward, but the first may be reduced already; "
+                "use torch.utils.checkpoint with use_reentrant=False"
             )
             raise PlanError(msg)
         bucket.ready.add(id(leaf))

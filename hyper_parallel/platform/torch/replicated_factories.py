@@ -1,4 +1,4 @@
-"""Constants and random numbers that PyTorch's own Python code makes next to DTensors: equal DTensors on every rank."""
+"""Makes constants and random numbers of PyTorch's own Python code replicated DTensors, if it computes with DTensors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RowCarrier:
         return rows
 
     def flags(self, step: Step, result: Any, ranks: Ranks) -> list[bool]:
-        """See :meth:`Carrier.flags`; without values there are no other ranks, and so no flags."""
+        """See :meth:`Carrier.flags`; on the meta device no other rank runs, so there are no flags."""
         if (result[0] if step.operation == "all_gather" else result).is_meta:
             return [False] * len(ranks)
         rows = result if step.operation == "all_gather" else [result]

@@ -66,8 +66,8 @@ def built_within_the_limit(new_group: Call) -> Call:
 def received_apart(first_messages: Call) -> Call:
     """``_get_init_p2p_neighbors_ops`` of a pipeline stage, with a tensor of its own for each receive.
 
-    A stage between two others receives from both at once, into one tensor that nothing reads. In a program that is an
-    error: which values the tensor gets is by chance.
+    A stage between two others receives from both at once, into one tensor that nothing reads. A program
+    that did so would be refused, since the values of the tensor depend on timing.
     """
 
     @wraps(first_messages)

@@ -43,7 +43,7 @@ class ShardedParameter:
     def _begin(self, owners: Any, slot: Slot, dtype: torch.dtype, original_layout: Any, sharded: Any) -> None:
         self.owners, self.slot, self._whole_dtype, self._original_layout = owners, slot, dtype, original_layout
         self.accumulated: torch.Tensor | None = None
-        """Gradient of passes without reduction."""
+        """Sum of the gradients of passes that did not reduce."""
         self._for_hooks: torch.Tensor | None = None
         """Reduced gradient of the running backward, kept for hooks, which are called at its end."""
         self._watched: torch.Tensor | None = None

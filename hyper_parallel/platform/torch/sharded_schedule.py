@@ -1,4 +1,4 @@
-"""The order in which the groups of one model gather and reduce, and gathering ahead of use."""
+"""Orders the gathers and reductions of the groups of one model, and gathers ahead of use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ShardedSchedule:
         group.schedule, group.name = self, name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy or a pickle has no groups until they are created."""
+        """Copy or pickle without groups; each group adds itself when it is copied or loaded."""
         return _without_groups, (self._carrier.device, self._ranks)
 
     def readopt(self, group: Any) -> None:
@@ -99,7 +99,7 @@ class ShardedSchedule:
         """End the backward of ``group``; the last one waits for all reductions, and calls the hooks of parameters."""
         self._in_backward.remove(group)
         if not self._in_backward:
-            self._run_no_more()
+            self._mark_ended()
             if self.sequence.window is not None and self.sequence.window[0] == "backward":
                 self._close()
             else:
@@ -116,10 +116,10 @@ class ShardedSchedule:
             for group in self._in_backward:
                 group.abandon_backward()
             self._in_backward.clear()
-            self._run_no_more()
+            self._mark_ended()
             self.sequence.forget_reductions()
 
-    def _run_no_more(self) -> None:
+    def _mark_ended(self) -> None:
         with _LOCK:
             _RUNNING.discard(self)
 

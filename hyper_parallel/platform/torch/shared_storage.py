@@ -72,7 +72,7 @@ class UncountedWrites:
         return self._noted + through_data + sum(counter._version - before for counter, before in self._takers.values())
 
 
-# Of local tensors, while they live; attributes of a tensor would be pickled with it.
+# By local tensor, while it lives; attributes of a tensor would be pickled with it.
 _WRITES: Any = WeakTensorKeyDictionary()
 _COUNTERS: Any = WeakTensorKeyDictionary()
 _LOCK = threading.Lock()
@@ -108,7 +108,7 @@ def check_unfollowed(what: str, source: Any) -> None:
     """Check that ``source`` is not read-only, like a copy of a part of another tensor.
 
     Raises:
-        UnsupportedOperatorError: it is: writes would reach one of the two only.
+        UnsupportedOperatorError: ``source`` is read-only; writes would reach only one of the two tensors.
     """
     if source._readonly is not None:
         msg = f"{what} would not share the storage of the value: {source._readonly}; use value.clone()"
@@ -120,7 +120,7 @@ def is_shared(tensor: Any) -> bool:
     local = tensor._local
     views = storage_use_count(storage_number(local)) > _USES_BY_ONE_TENSOR
     own = 1 + sum(value is local for value in vars(tensor).values())  # the slot of the local tensor, and attributes
-    return views or sys.getrefcount(local) > own + 2  # the variable here, and the one that counts
+    return views or sys.getrefcount(local) > own + 2  # the variable here, and the argument of getrefcount
 
 
 _USES_BY_ONE_TENSOR = 2  # by the local tensor itself, and by the Python object that asks

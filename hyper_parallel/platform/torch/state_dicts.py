@@ -1,7 +1,7 @@
 """``torch.distributed.checkpoint.state_dict`` over modules of this library: complete values, and shards of them.
 
-PyTorch's functions gather and distribute PyTorch's DTensors only. They would return DTensors of this library unchanged,
-and replace them by complete tensors.
+PyTorch's functions gather and distribute PyTorch's DTensors only. When they gather, they would return DTensors of this
+library unchanged; when they distribute, they would replace them with complete tensors.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _dtensors(state: Mapping[str, Any]) -> dict[str, DTensor]:
 
 
 def _shard(before: dict[str, DTensor], state: dict[str, Any], *, source: int | None) -> None:
-    """Distribute the complete tensors that replace DTensors now; loading refuses those of other shapes."""
+    """Distribute the complete tensors that have replaced DTensors; loading refuses those of the wrong shape."""
     for key, own in before.items():
         value = state.get(key)
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == own.shape:

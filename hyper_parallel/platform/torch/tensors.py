@@ -40,7 +40,7 @@ class TorchTensors(TensorsFacet):
         distinct = {id(part): part for part in parts}
         if len(distinct) == len(parts) or not parts[0].is_meta:
             return torch.cat(parts, dim)
-        # In a rehearsal, parts of many ranks are one object.
+        # Where one rank runs alone for a plan, the parts of several ranks are one object.
         lengths = {key: part.shape[dim] for key, part in distinct.items()}
         shape = list(parts[0].shape)
         shape[dim] = sum(lengths[id(part)] for part in parts)
@@ -134,7 +134,7 @@ class TorchTensors(TensorsFacet):
         return torch.arange(start, end, step, dtype=dtype, device=device)
 
     def is_floating(self, data: Any) -> bool:
-        """Floating or complex."""
+        """True for floating-point and complex dtypes."""
         return data.dtype.is_floating_point or data.dtype.is_complex
 
     def itemsize(self, data: Any) -> int:
@@ -142,12 +142,12 @@ class TorchTensors(TensorsFacet):
         return data.element_size()
 
     def tensor_to_numpy(self, tensor: Any) -> Any:
-        """Values on the host; dtypes that NumPy lacks become wider: bfloat16 float32, complex32 complex64."""
+        """Values on the host; bfloat16 becomes float32, and complex32 complex64, because NumPy lacks them."""
         plain = materialized(tensor.detach()).cpu()
         return plain.to(_OF_NUMPY.get(plain.dtype, plain.dtype)).numpy()
 
     def from_numpy(self, array: Any, device: Any = None) -> Any:
-        """A copy; that of an empty array is made contiguous, because PyTorch gives it strides of an expanded one."""
+        """A copy, contiguous also for an empty array, to which PyTorch gives the strides of an expanded tensor."""
         if isinstance(array, RecordedArray):
             return array.tensor(device)
         tensor = torch.tensor(array, device=device)
@@ -185,7 +185,7 @@ class TorchTensors(TensorsFacet):
         return input_tensor.requires_grad_()
 
     def power_sum(self, data: Any, p: float) -> Any:
-        """Computed in f32 or wider."""
+        """Return the sum of powers, computed in float32 or wider."""
         size = data.detach().abs()
         size = size.to(torch.promote_types(size.dtype, torch.float32))
         if p == float("inf"):
@@ -215,7 +215,7 @@ class TorchTensors(TensorsFacet):
         return input_data.to(self.str_to_dtype(cast_type) if not isinstance(cast_type, torch.dtype) else cast_type)
 
     def is_real_floating(self, data: Any) -> bool:
-        """Floating."""
+        """True for floating-point dtypes that are not complex."""
         return data.dtype.is_floating_point
 
     def get_tensor_storage_size(self, tensor: Any) -> int:
@@ -252,9 +252,9 @@ class TorchTensors(TensorsFacet):
     def _unwritable(self, data: Any) -> str:
         """Return why a tensor cannot be received into: it is sparse, nested, or an inference tensor."""
         if data.layout is not torch.strided or data.is_nested:
-            return f"its layout is {'nested' if data.is_nested else data.layout}; give a dense one"
+            return f"its layout is {'nested' if data.is_nested else data.layout}; pass a dense tensor"
         if data.is_inference() and not torch.is_inference_mode_enabled():
-            return "it was made in inference mode, which this is not; give its clone()"
+            return "it was made in inference mode, which is off now; pass its clone()"
         return ""
 
     def list_to_size(self, size_list: Sequence[int]) -> Any:
@@ -277,18 +277,18 @@ def _stored(data: Any, order: Sequence[int]) -> Any:
 
 
 _Source = tuple[tuple[int, ...], "tuple[tuple[int, ...], tuple[int, ...]] | None"]
-"""Shape of a whole operand, and shape and strides of its local tensor; None if the global one is contiguous."""
+"""Global shape of an operand, and shape and strides of its local tensor; None if the global one is contiguous."""
 
 
 @lru_cache(maxsize=4096)
 def _order_to_store(
     part: tuple[int, ...], strides: tuple[int, ...], operands: tuple[_Source, ...]
 ) -> tuple[int, ...] | None:
-    """The order of dims, outermost in memory first, in which to store an elementwise result; None if it is stored so.
+    """The order of dims, outermost in memory first, in which to store an elementwise result; None if it has that order.
 
     Args:
         part: shape of the local result.
-        strides: its strides.
+        strides: strides of the local result.
         operands: every operand.
     """
     order = _elementwise_order(

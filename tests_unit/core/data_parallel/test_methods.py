@@ -455,7 +455,7 @@ def test_gathering_that_a_parameter_brings_along_is_refused():
             fully_shard(module, mesh=mesh)
         assert str(info.value) == (
             "fully_shard: parameter weight has fsdp_pre_all_gather, which would not be called, since collectives of "
-            "fully_shard are not replaced; leave the parameter out by ignored_params"
+            "fully_shard are not replaced; exclude the parameter with ignored_params"
         )
         assert all(each is before[name] for name, each in module.named_parameters())
         fully_shard(module, mesh=mesh, ignored_params={module.weight})

@@ -237,8 +237,8 @@ def test_a_dtensor_between_stages_is_refused():
     error = error_of(body, 2)
     if not hasattr(_utils, "TensorMeta"):  # as in PyTorch 2.10, which sends the output itself, without data
         assert str(error) == (
-            "a pickled DTensor says f32[2, 5], on a mesh without rank 1, with a local tensor [2, 5]; load the file "
-            "that this rank wrote, or send the result of full_tensor(): pipeline stages return plain tensors"
+            "a pickled DTensor has layout f32[2, 5], on a mesh without rank 1, with a local tensor [2, 5]; load the "
+            "file that this rank wrote, or send the result of full_tensor(): pipeline stages return plain tensors"
         )
         return
     assert isinstance(error, MixedTensorError)

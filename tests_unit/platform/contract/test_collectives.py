@@ -501,9 +501,9 @@ def test_tensors_that_cannot_be_received_into_are_refused():
     windows, ragged = torch.zeros(4).as_strided((3, 2), (1, 1)), [torch.ones(1), torch.ones(2)]
     reasons = {
         "elements of [3, 2] overlap in memory (strides [1, 1]); receive into its contiguous()": windows,
-        "its layout is torch.sparse_coo; give a dense one": torch.eye(2).to_sparse(),
-        "its layout is nested; give a dense one": torch._nested_tensor_from_tensor_list(ragged),
-        "it was made in inference mode, which this is not; give its clone()": inference,
+        "its layout is torch.sparse_coo; pass a dense tensor": torch.eye(2).to_sparse(),
+        "its layout is nested; pass a dense tensor": torch._nested_tensor_from_tensor_list(ragged),
+        "it was made in inference mode, which is off now; pass its clone()": inference,
     }
 
     def rank():

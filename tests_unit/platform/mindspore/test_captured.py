@@ -184,4 +184,4 @@ def test_integers_and_booleans_keep_their_semantics(world):
         for name, (actual, expected) in compared.items():
             assert actual.dtype == expected.dtype, name
             np.testing.assert_array_equal(actual, expected, err_msg=name)
-        assert refused == "operator Inv: of Int64 it has no sharding rule; cast to a floating-point dtype first"
+        assert refused == "operator Inv has no sharding rule for Int64; cast to a floating-point dtype first"

@@ -185,13 +185,13 @@ def test_a_hostile_file_makes_no_dtensor():
     kinds = "a pickled DTensor must be a local tensor, its layout, and attributes that others attached; load another"
     assert on_ranks(on_rank, 2)[1] == [
         (
-            "a pickled DTensor says f32[5@0, 4], of which rank 1 holds [2, 4], but its local tensor is [9, 4]; "
+            "a pickled DTensor has layout f32[5@0, 4], of which rank 1 holds [2, 4], but its local tensor is [9, 4]; "
             "load the file that this rank wrote"
         ),
         kinds, kinds, kinds,
         (
-            "a pickled DTensor says f32[5, 4], on a mesh without rank 1, with a local tensor [9, 4]; load the file "
-            "that this rank wrote, or send the result of full_tensor(): pipeline stages return plain tensors"
+            "a pickled DTensor has layout f32[5, 4], on a mesh without rank 1, with a local tensor [9, 4]; load the "
+            "file that this rank wrote, or send the result of full_tensor(): pipeline stages return plain tensors"
         ),
     ]  # fmt: skip
 
@@ -464,12 +464,12 @@ def test_forward_mode_differentiation_is_refused_with_an_alternative():
 
     messages = [
         (
-            "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know DTensors, and met "
-            "f32[5@0]; use torch.autograd.functional.jvp, which goes backward twice"
+            "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not support DTensors "
+            "(f32[5@0]); use torch.autograd.functional.jvp, which runs backward twice"
         ),
         (
             "operator aten.tanh_backward.default has no sharding rule (layouts: f32[5@0], f32[5@0]), and torch.func "
-            "differentiates by it; use torch.autograd.grad instead of torch.func.grad and torch.func.vjp, or run "
+            "differentiates with it; use torch.autograd.grad instead of torch.func.grad and torch.func.vjp, or run "
             "it replicated: hyper_parallel.ReplicatedOp('aten.tanh_backward.default')"
         ),
     ]
@@ -576,7 +576,7 @@ def test_unsafe_parts_are_read_only(name, world):
         return texts
 
     for texts in on_ranks(on_rank, world):
-        reason = f"it is a part by unsafe_{alternative}, whose writes autograd does not see; use {alternative}"
+        reason = f"it is a part by unsafe_{alternative}, and autograd does not see writes to it; use {alternative}"
         assert set(texts) == {f"{reason}, or write to a clone()"}
 
 

@@ -164,8 +164,8 @@ def refusal():
 def test_a_graph_that_may_not_end_is_refused():
     """``fullgraph=True`` on a DTensor names its layout and what to write; local functions may be one graph."""
     assert (
-        "a graph of torch.compile cannot hold a DTensor, and met f32[2, 3@tp]; leave out fullgraph=True, and calls on "
-        "DTensors run between the graphs, or compile functions of local tensors: "
+        "a graph of torch.compile cannot hold a DTensor, but the traced code uses one (f32[2, 3@tp]); leave out "
+        "fullgraph=True, and calls on DTensors run between the graphs, or compile functions of local tensors: "
         "hyper_parallel.local_map(torch.compile(function, fullgraph=True), ...)"
     ) in simulate(refusal, 2, "torch", timeout=600)[0]
 

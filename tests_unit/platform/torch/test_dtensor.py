@@ -74,7 +74,7 @@ def test_facts_are_global():
         assert isinstance(x.shape, torch.Size)
         assert repr(x).startswith("DTensor(f32[5@tp, 3] on DeviceMesh(cpu, tp=2, ranks=[0, 1]), local=tensor(")
         assert text_of(TypeError, lambda: len(x.sum())) == (
-            "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)"
+            "len() of a 0-d tensor (to make one tensor of several DTensors, call torch.stack)"
         )
         assert {x: 1}[x] == 1
 

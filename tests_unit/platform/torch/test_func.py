@@ -70,7 +70,7 @@ def test_gradients_by_operators_of_their_own_are_refused(name):
     """PyTorch differentiates below the functions that have rules; the message names the way that works."""
     for message in on_ranks(lambda a, x: _refusal(torch.func.grad(REFUSED[name], argnums=1), a, x)):
         assert message.startswith(f"operator aten.{name}.default has no sharding rule (layouts: ")
-        assert "and torch.func differentiates by it; use torch.autograd.grad instead of torch.func.grad" in message
+        assert "and torch.func differentiates with it; use torch.autograd.grad instead of torch.func.grad" in message
 
 
 @pytest.mark.parametrize("transform", [torch.func.jacfwd, torch.func.hessian])

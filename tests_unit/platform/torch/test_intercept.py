@@ -259,7 +259,7 @@ def test_arrays_and_lists_are_not_guessed():
             "__rmul__: a ndarray [3] was mixed with DTensors; convert it to a tensor of the framework, and distribute "
             "it: hyper_parallel.distribute_tensor(tensor, mesh, placements)"
         ),
-        "len() of a 0-d tensor (to make one tensor of several DTensors, say torch.stack)",
+        "len() of a 0-d tensor (to make one tensor of several DTensors, call torch.stack)",
     )
 
 

@@ -155,7 +155,8 @@ def test_vectors_that_do_not_fit_are_refused():
 
 SHARED = (
     "vector_to_parameters: the vector shares its storage with another tensor (a view, its local tensor, or what a "
-    "backward keeps), of which the parameters would be parts on one device, and are copies here; use vec.clone()"
+    "backward keeps). On one device the parameters would be views of that storage, but here they are copies; use "
+    "vec.clone()"
 )
 
 

@@ -436,7 +436,7 @@ def test_gradients_of_gradients():
                 torch.autograd.grad((gradient**2).sum(), [x])
             assert str(caught.value) == (
                 "compile: gradients of gradients (create_graph=True) through a compiled module are not recorded; "
-                "compute them with the module as it is uncompiled"
+                "compute them with the uncompiled module"
             )
 
     simulate(main, 2)

@@ -316,7 +316,10 @@ def test_other_sources_are_refused():
         for call in (lambda: x.set_(x, 0, (2,), (1,)), lambda: x.set_(x, storage_offset=0, size=(2,), stride=(1,))):
             with pytest.raises(UnsupportedOperatorError, match=f"^{re.escape(text)}$"):
                 call()
-        text = "torch.Tensor.set_(x, y) of DTensors (f32[4@a, 3], f32[4@a, 3]) would set what has no storage"
+        text = (
+            "torch.Tensor.set_(x, y) of DTensors (f32[4@a, 3], f32[4@a, 3]) would act on wrappers, which have no "
+            "storage"
+        )
         with pytest.raises(UnsupportedOperatorError, match=rf"^{re.escape(text)}; write x.set_\(y\)$"):
             torch.Tensor.set_(x, x)
 

@@ -1,7 +1,7 @@
 """Attention, rotary positions and recurrent layers of MindSpore.
 
-Its fused operators have kernels on NPU only. Here they are composed of operators that every device has, so that values
-and placements can be verified; they have never run on a device, and their kernels are not called.
+MindSpore's fused operators have kernels on NPU only. Here they are composed of operators that every device has, so that
+values and placements can be verified. The fused kernels are not called, and nothing here has run on an NPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _attention(
     enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
-    """Softmax attention; ``first_query`` is the position of the first query, if causal, among all queries."""
+    """Softmax attention; ``first_query``, the position of the first query among all, makes it causal."""
     if enable_gqa and q.shape[-3] != k.shape[-3]:
         k, v = (_repeated_heads(heads, q.shape[-3] // heads.shape[-3]) for heads in (k, v))
     scores = matmul(q, mint.transpose(k, -2, -1)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
@@ -63,7 +63,7 @@ LAYOUTS = {0: "BSH", 1: "BNSD", 2: "SBH", 3: "BSND"}
 UNLIMITED = 2147483647
 # Sparse modes: the mask of the call, all keys, and causal from the first or the last key.
 DEFAULT, WHOLE, CAUSAL = 0, 1, 2
-# Per layout: the order of dims that brings it to BNSD, once its last dim is heads and width.
+# Per layout: the order of dims that brings it to BNSD, once H is split into heads and width.
 TO_HEADS = {"BSH": (0, 2, 1, 3), "BSND": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BNSD": (0, 1, 2, 3)}
 FROM_HEADS = {"BSH": (0, 2, 1, 3), "BSND": (0, 2, 1, 3), "SBH": (2, 0, 1, 3), "BNSD": (0, 1, 2, 3)}
 
@@ -189,7 +189,7 @@ def _rotary(ops: Any, _: Any, x: Any, cos: Any, sin: Any, mode: int = 0) -> Any:
 
 
 def with_states(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``construct`` of recurrent layers, whose first states are plain tensors of the global batch size."""
+    """Wrap ``construct`` of recurrent layers, whose initial states would be plain tensors of the global batch size."""
 
     @wraps(plain)
     def construct(self: Any, x: Any, hx: Any = None, seq_length: Any = None) -> Any:

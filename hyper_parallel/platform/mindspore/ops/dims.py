@@ -219,7 +219,7 @@ def _slice_dims(ops: Any, _: Any, x: Any, begin: Sequence[int], size: Sequence[i
 def _strided_slice(
     ops: Any, primitive: Any, x: Any, begin: Sequence[int], end: Sequence[int], strides: Sequence[int], *masks: int
 ) -> Any:
-    """``x[begin:end:strides]`` with bit masks for open ends, an ellipsis, new dims and numbers."""
+    """``x[begin:end:strides]`` with bit masks for open ends, an ellipsis, new dims and dropped dims."""
     names = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     bits = masks or [primitive.init_attrs[name] for name in names]
     return ops.getitem(
@@ -275,7 +275,7 @@ def _diag(ops: Any, primitive: Any, x: Any, offset: int = 0) -> Any:
     if len(x.shape) == 1:
         return on_diagonals(ops, x, offset)
     expect("Diag", "the number of dims", len(x.shape), 1 if primitive is not None else MATRIX)
-    return ops.clone(ops.diagonal(x, offset, 0, 1))  # a copy, as MindSpore's own is
+    return ops.clone(ops.diagonal(x, offset, 0, 1))  # MindSpore's operator copies, too
 
 
 @decomposition(METHOD + "DiagExt")

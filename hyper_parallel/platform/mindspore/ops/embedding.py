@@ -28,7 +28,10 @@ def _embedding(
     sparse: bool = False,
     window: Window | None = None,
 ) -> Tensor:
-    """Rows of ``weight``, or the contribution of rows ``window`` of a larger table; padding rows get no gradient."""
+    """Look up rows; padding rows get no gradient.
+
+    With ``window``, ``weight`` has only these rows of the table, and the result is zero where another row is looked up.
+    """
     if max_norm is not None or scale_grad_by_freq or sparse:
         msg = "embedding: max_norm, scale_grad_by_freq and sparse are not supported on MindSpore"
         raise NotImplementedError(msg)

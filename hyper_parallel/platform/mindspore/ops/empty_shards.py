@@ -2,7 +2,7 @@
 
 MindSpore's CPU kernels return uninitialised memory when they reduce over no elements: a sum, a contraction, and the
 gradient of anything that was broadcast. This file wraps them to return the mathematically defined result. Special
-properties of an operator are attributes of its ``kernel`` line.
+properties of an operator are arguments of its ``kernel`` decorator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OnEmpty:
         unchanged: writing no element returns the first operand.
         no_gradient: positions of the operands that no gradient reaches. The results are on the graph all the same, as
             MindSpore's are. All ranks must run the same collectives in backward, so an empty shard must not have a
-            gradient where the others have none, nor lack one.
+            gradient where the other shards have none, nor lack one that they have.
         off_graph: whether the results are off the graph, whatever the operands are; or a function of the keyword
             arguments that returns it.
         handled_with: a keyword; a call that passes it is handled by the kernel itself.
@@ -69,9 +69,10 @@ class _Zeros(Function):
 
 
 class _Results(NamedTuple):
-    """Results over no element, and the same call on other operands, or None where it is linear in each operand.
+    """Results over no element.
 
-    ``no_gradient`` has the positions of operands that get none.
+    ``rerun`` is the same call on other operands, or None if the call is linear in each operand. ``no_gradient`` has the
+    positions of the operands that get no gradient.
 
     A second backward runs the collectives behind all inputs of the first, on every rank. So the gradients of an empty
     shard must depend on the same inputs as on other ranks, which is found by the call on shards of one element.
@@ -149,7 +150,7 @@ def _sources_by_rerun(
 
 
 class _Unchanged(Function):
-    """The first operand: nothing was written into it."""
+    """Returns the first operand, into which nothing was written."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Any:
@@ -195,7 +196,7 @@ def empty_safe(op: str, compute: Callable[..., Any], special: OnEmpty | None = N
     return run
 
 
-# Kernels that are correct on empty shards, with equivalent functions for others; filled while families are imported.
+# Per kernel that is correct on empty shards, an equivalent function for other shards; filled by imports of families.
 _ON_ELEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 

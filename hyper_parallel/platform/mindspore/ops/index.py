@@ -1,7 +1,7 @@
-"""Reading by index, gathering and one-hot of MindSpore.
+"""MindSpore's reads by index, gathers and one-hot encoding.
 
-MindSpore would index the local tensor without calling ``__fallback__``. The values of a mask determine the size of the
-result, so a mask is gathered and converted to positions.
+Reads by index are overridden, because MindSpore would index the local tensor without calling ``__fallback__``. The
+values of a mask determine the size of the result, so a mask is gathered and converted to positions.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ kernel("index")(lambda x, index: x[index])
 
 
 def table_window(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the table, indices into it, and where they are inside; an empty table gets one row of zeros.
+    """Return the table, indices into it, and a mask of those in the window; an empty table gets one row of zeros.
 
     Raises:
-        IndexError: an index outside of the whole dim.
+        IndexError: an index is outside of the dim of the complete table.
     """
     start, stop, size = window
     _check_range(index, size)
@@ -104,7 +104,7 @@ def normalized_index(x: Any, index: Any) -> tuple[Any, bool]:
     """Return the index with lists, arrays and masks turned into integer tensors, and whether it has tensors at all."""
     if type(index) in (int, slice) or index is None or index is Ellipsis:
         return index, False
-    if index is True:  # a view with a new dim, which a mask would not be
+    if index is True:  # here MindSpore returns a view with a new dim
         return None, False
     items = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(item, (Tensor, list, bool, np.ndarray)) for item in items):
@@ -156,7 +156,7 @@ def _getitem(dispatcher: Any, _: Any, x: Any, index: Any) -> Any:
 
 @decomposition("Gather", "DeprecatedGather")
 def _gather_rows(ops: Any, _: Any, x: Any, index: Any, axis: int, batch_dims: int = 0) -> Any:
-    """Return rows along ``axis``; ``nn.Embedding`` looks up its table by this operator."""
+    """Return rows along ``axis``; ``nn.Embedding`` looks up its table with this operator."""
     if batch_dims:
         msg = f"Gather: batch_dims={batch_dims} has no sharding rule; use mint.gather"
         raise UnsupportedOperatorError(msg)

@@ -54,7 +54,7 @@ _BY_KIND = {
 _COMPLEX = {mindspore.complex64: np.complex64, mindspore.complex128: np.complex128}
 _FLOATING = (mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16)
 HALF = (mindspore.float16, mindspore.bfloat16)
-"""Half precision: its squares overflow, or lose most of their digits."""
+"""Half-precision dtypes, whose squares overflow or lose most of their digits."""
 _ROUNDED_ALIKE = (mindspore.float32, mindspore.float64)
 
 
@@ -87,12 +87,12 @@ def filled(size: Sequence[int], value: Any, dtype: Any = None) -> Any:
     """Return a tensor of ``size`` with ``value`` everywhere.
 
     Args:
-        size: its shape.
+        size: shape of the tensor.
         value: a number, or a tensor of one element.
         dtype: the dtype; None for that of the Python number: bool, int64, float32 or complex64.
 
     Raises:
-        ValueError: ``dtype`` has no such value.
+        ValueError: ``dtype`` cannot represent ``value``.
     """
     if isinstance(value, Tensor):
         return ops.full(tuple(size), value, dtype=value.dtype if dtype is None else dtype)
@@ -101,7 +101,7 @@ def filled(size: Sequence[int], value: Any, dtype: Any = None) -> Any:
         return Tensor.from_numpy(np.full(tuple(size), value, _COMPLEX[dtype]))
     lost = np.iscomplexobj(value) or not (np.isfinite(value) or dtype in _FLOATING or dtype == mindspore.bool_)
     if lost:
-        msg = f"full: {value} is not a {dtype}; give a dtype that has it"
+        msg = f"full: {value} is not a {dtype}; pass a dtype that can represent it"
         raise ValueError(msg)
     if dtype == mindspore.bfloat16:
         return ops.full(tuple(size), value, dtype=mindspore.float32).astype(dtype)
@@ -112,7 +112,7 @@ def write_over(target: Any, values: Any) -> Any:
     """Write ``values``, of the same shape and dtype, into ``target`` and into the tensor that it is a part of.
 
     Raises:
-        UnsupportedOperatorError: gradients would have to flow through the write, and MindSpore's do not.
+        UnsupportedOperatorError: gradients would have to flow through the write, which MindSpore does not support.
     """
     if 0 in target.shape or _owns_storage(target):
         return target.copy_(values)
@@ -168,7 +168,7 @@ def two_operands(func: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, y: func(x, y)
 
 
-@lru_cache(maxsize=None, typed=True)  # 1 is not True here
+@lru_cache(maxsize=None, typed=True)  # typed, because 1 == True
 def _common_dtype(first: Any, second: Any) -> Any:
     return (Tensor(1, first) + (Tensor(1, second) if isinstance(second, mindspore.Type) else second)).dtype
 

@@ -32,7 +32,7 @@ def _cross(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
     def rotated(operand: Tensor, by: int) -> Tensor:
         return mint.cat([mint.narrow(operand, dim, by, 3 - by), mint.narrow(operand, dim, 0, by)], dim)
 
-    if x is y:  # so that the gradients of the two factors, which cancel, are each added up first
+    if x is y:  # the gradients of the two factors cancel once each is added up, so they are kept apart
         x, y = copied(x), copied(x)
     return rotated(x, 1) * rotated(y, 2) - rotated(x, 2) * rotated(y, 1)
 

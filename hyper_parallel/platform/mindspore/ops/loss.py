@@ -21,7 +21,7 @@ FLOOR = -100.0  # binary cross entropy clamps logarithms at this value
 
 
 def _local_classes(target: Tensor, start: int, count: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Which targets are among this rank's classes, and their local indices (0 for the others)."""
+    """Return which targets are among this rank's classes, and their local indices (0 for the others)."""
     known = mint.logical_and(target >= 0, target < classes).asnumpy()
     if not known.all():
         msg = f"Target {int(target.asnumpy()[~known].reshape(-1)[0])} is out of bounds."
@@ -200,7 +200,7 @@ def _legacy_with_logits(ops: Any, _: Any, x: Any, target: Any) -> Any:
 
 @decomposition("SoftmaxCrossEntropyWithLogits")
 def _softmax_cross_entropy(ops: Any, _: Any, x: Any, target: Any) -> Any:
-    """Return the loss and, as the primitive does, its derivative by ``x``, which backward uses as well.
+    """Return the loss and, as the primitive does, its derivative with respect to ``x``, which backward uses, too.
 
     The derivative is as MindSpore defines it: for targets that do not add up to 1 it differs from that of the loss. In
     a second derivative, the target and the second output are constants.
@@ -214,7 +214,7 @@ def _softmax_cross_entropy(ops: Any, _: Any, x: Any, target: Any) -> Any:
 
 @decomposition("SparseSoftmaxCrossEntropyWithLogits")
 def _sparse_softmax_cross_entropy(ops: Any, primitive: Any, x: Any, target: Any) -> Any:
-    """Return the mean loss of rows, or with ``is_grad`` its derivative by ``x``."""
+    """Return the mean loss of rows, or with ``is_grad`` its derivative with respect to ``x``."""
     if not primitive.init_attrs.get("is_grad", False):
         return ops.cross_entropy(x, target)
     classes = ops.cast(ops.one_hot(target, x.shape[-1]), dtype=x.dtype)

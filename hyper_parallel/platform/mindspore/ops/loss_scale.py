@@ -65,8 +65,8 @@ def _unscaled(scale: Tensor, values: Any) -> Any:
 def overflow_by_values(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the overflow check, so that it reads gradients where it cannot read the status registers of an NPU.
 
-    These are DTensors on any device, and all gradients on CPU. Ranks get the same result: it is reduced over the meshes
-    of DTensors and, if the parallel mode is distributed, over all ranks.
+    That is so for DTensors on any device, and for all gradients on CPU. Ranks get the same result: it is reduced over
+    the meshes of DTensors and, if the parallel mode is distributed, over all ranks.
     """
 
     @wraps(plain)

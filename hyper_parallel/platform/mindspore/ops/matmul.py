@@ -1,4 +1,4 @@
-"""Matrix products of MindSpore, ``einsum`` among them, whose own implementation has no CPU kernel."""
+"""Matrix products of MindSpore, and ``einsum``, for which MindSpore itself has no CPU kernel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _matmul_on_elements(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("matmul", "mm", "bmm", "mv", reliable_on_empty=True, on_elements=_matmul_on_elements)
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """Return matrix products by kernels of two or three dims: the general one fails in backward on batches of one."""
+    """Return matrix products, with kernels for 2 or 3 dims: the general one fails in backward on batches of one."""
     if x.ndim == 1:
         return matmul(x.reshape((1, -1)), y).reshape((*y.shape[:-2], *y.shape[-1:] * (y.ndim > 1)))
     if y.ndim == 1:
@@ -118,10 +118,10 @@ def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
-    """The sum of products; letters only.
+    """Return the sum of products; each dim must be a letter.
 
     Raises:
-        LayoutError: (a ValueError) an ellipsis, a repeated label, or labels that do not fit the operands.
+        LayoutError: (a ValueError) an ellipsis, a repeated label, or labels that do not match the operands.
     """
     inputs, arrow, wanted = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")

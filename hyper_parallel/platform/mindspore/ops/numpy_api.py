@@ -106,7 +106,7 @@ def _flip(ops: Any, m: Any, axis: Any = None) -> Any:
 
 @replacement("take", functions)
 def _take(ops: Any, a: Any, indices: Any, axis: int | None = None, mode: str = "clip") -> Any:
-    """Return elements along ``axis``; positions outside are the nearest inside."""
+    """Return elements along ``axis``; positions out of range are clipped."""
     expect("numpy.take", "mode", mode, "clip")
     x, axis = (ops.view(a, (-1,)), 0) if axis is None else (a, axis % len(a.shape))
     index = indices if isinstance(indices, DTensor) else replicated(Tensor(indices), a)

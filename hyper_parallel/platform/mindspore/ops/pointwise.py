@@ -1,4 +1,4 @@
-"""Pointwise operators of MindSpore, dtypes and constants of a tensor's shape among them."""
+"""Pointwise operators of MindSpore, with casts, and constants of a tensor's shape."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ kernel("leaky_relu")(lambda x, negative_slope=0.01: mint.where(x > 0, x, x * neg
 kernel("threshold")(lambda x, threshold, value: mint.where(x > threshold, x, ops.full_like(x, value)))
 kernel("deg2rad")(lambda x: x * (math.pi / 180))
 kernel("rad2deg")(lambda x: x * (180 / math.pi))
-# Its kernel refuses the sizes 1 and 2, from which the shapes of other operators' empty results are found.
+# The kernel of mvlgamma refuses the sizes 1 and 2, with which other operators' empty results are extrapolated.
 kernel("mvlgamma", empty_shape=COMPUTED)(lambda x, p: ops.mvlgamma(x, p))
 kernel("polygamma")(lambda x, n: ops.polygamma(Tensor(n, mindspore.int32), x))
 kernel("real")(lambda x: ops.real(x) if x.is_complex() else copied(x))
@@ -403,7 +403,7 @@ def _inverse(ops: Any, _: Any, x: Any) -> Any:
         UnsupportedOperatorError: ``x`` is not floating-point or complex.
     """
     if not (x.is_floating_point() or x.is_complex()):
-        msg = f"operator Inv: of {x.dtype} it has no sharding rule; cast to a floating-point dtype first"
+        msg = f"operator Inv has no sharding rule for {x.dtype}; cast to a floating-point dtype first"
         raise UnsupportedOperatorError(msg)
     return ops.reciprocal(x)
 
@@ -455,7 +455,7 @@ def _safe_product(ops: Any, _: Any, x: Any, y: Any) -> Any:
 
 @decomposition(METHOD + "Select")
 def _where(ops: Any, _: Any, x: Any, condition: Any, y: Any) -> Any:
-    """``x.where(condition, y)``: a method has its own tensor first, and the function ``where`` has the condition."""
+    """``x.where(condition, y)``: the method's first operand is ``x``, that of the function is the condition."""
     return ops.where(condition, x, y)
 
 
@@ -552,7 +552,7 @@ def _npu_gelu(ops: Any, _: Any, x: Any, approximate: str = "none") -> Any:
 @decomposition("Swiglu")
 def _swiglu(ops: Any, _: Any, x: Any, dim: int = -1) -> Any:
     """Return SwiGLU: the SiLU of the first half of ``dim`` times the second half."""
-    expect("Swiglu", f"the rest of size {x.shape[dim]} in halves", x.shape[dim] % 2, 0)
+    expect("Swiglu", f"size {x.shape[dim]} modulo 2", x.shape[dim] % 2, 0)
     gate, value = ops.chunk(x, 2, dim)
     return ops.mul(ops.silu(gate), value)
 
@@ -602,7 +602,7 @@ def _assign(ops: Any, primitive: Any, x: Any, value: Any) -> Any:
     """
     local = x._local if isinstance(x, DTensor) else x
     if requires_grad(local) and not is_leaf(local):
-        msg = f"operator {primitive.name}: MindSpore's derivative of it is none; use the in-place methods of tensors"
+        msg = f"operator {primitive.name}: MindSpore does not differentiate it; use the in-place methods of tensors"
         raise UnsupportedOperatorError(msg)
     with no_grad():
         result = {

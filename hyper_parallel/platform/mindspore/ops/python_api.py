@@ -68,7 +68,7 @@ def _randint_like(ops: Any, x: Any, low: int, high: int, seed: Any = None, *, dt
 
 @replacement("bernoulli")
 def _bernoulli(ops: Any, x: Any, p: Any = 0.5, seed: Any = None) -> Any:
-    """Return a tensor of the shape of ``x``; its values are not used."""
+    """Draw 0 or 1 for each element of ``x``; the values of ``x`` are not used."""
     del seed
     if not isinstance(p, (int, float)):
         msg = "operator ops.bernoulli: a tensor as p has no sharding rule; pass a number, or use mint.bernoulli"
@@ -148,14 +148,14 @@ def _min(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, initial:
 
 @replacement("count_nonzero")
 def _count_nonzero(ops: Any, x: Any, axis: Any = (), keep_dims: bool = False, dtype: Any = mindspore.int32) -> Any:
-    """Count nonzero elements; sums of 32-bit numbers are wider, so the result is cast."""
+    """Count nonzero elements; the sum of 32-bit numbers has 64 bits, so it is cast."""
     counts = ops.sum(ops.cast(ops.ne(x, 0), dtype=dtype), None if axis == () else axis, keep_dims)
     return ops.cast(counts, dtype=dtype)
 
 
 @replacement("nanmean")
 def _nanmean(ops: Any, x: Any, axis: Any = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
-    """Return the mean without NaN, composed: MindSpore's own gradient would count the elements of one rank."""
+    """Return the mean without NaN, composed: MindSpore's gradient would count the elements of one rank only."""
     count = ops.sum(ops.cast(ops.eq(x, x), dtype=x.dtype), axis, keepdims)
     return ops.div(ops.nansum(x, axis, keepdims, dtype=dtype), count)
 
@@ -226,7 +226,7 @@ def _clip_by_norm(ops: Any, xs: Any, max_norm: float, norm_type: float = 2.0, er
     """Scale one tensor or several so that their norm of order ``norm_type`` is below ``max_norm``.
 
     Raises:
-        UnsupportedOperatorError: ``norm_type`` is neither 2 nor infinite; MindSpore's others leave out absolute values.
+        UnsupportedOperatorError: ``norm_type`` is neither 2 nor infinite; MindSpore omits absolute values in others.
         RuntimeError: the norm is not finite and ``error_if_nonfinite`` is set.
     """
     if norm_type != float("inf"):
@@ -298,7 +298,7 @@ METHODS = (
     "chunk", "expand_as", "flatten", "index_select", "isclose", "matmul", "nansum", "narrow", "remainder", "select",
     "split", "sub", "tile", "unsqueeze", "view_as", "where",
 )  # fmt: skip
-"""Names of the methods."""
+"""Methods with an older form, which MindSpore dispatches under a name that begins with ``Deprecated``."""
 
 
 def _run(function: Callable[..., Any], ops: Any, primitive: Any, *args: Any, **kwargs: Any) -> Any:

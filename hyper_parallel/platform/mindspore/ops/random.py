@@ -1,4 +1,4 @@
-"""Random operators of MindSpore: numbers depend on the global index of an element only."""
+"""Random operators of MindSpore; each number depends only on the global index of its element."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ spelling("bernoulli_fill", "InplaceBernoulliScalar", signature="x, p=0.5, seed=N
     "randint_like", "bernoulli", reliable_on_empty=True, writes=True,
 )  # fmt: skip
 def _sampled_by_rule(*_: Any, **__: Any) -> Any:
-    """Raise: the rules of these operators sample by the kernels below."""
+    """Raise an error: the rules of these operators sample with the kernels below."""
     msg = "random operators are sampled by their rule, which needs a DTensor"
     raise UnsupportedOperatorError(msg)
 
@@ -49,7 +49,7 @@ def _write(x: Tensor, numbers: LocalRandomNumbers, dtype: Any) -> Tensor:
 
 @kernel("pick", reliable_on_empty=True)
 def _pick(x: Tensor, drawn: Tensor, num_samples: int, replacement: bool) -> Tensor:
-    """Sample indices by weight: without replacement by exponential races, else in the weights' running sum."""
+    """Sample indices by weight: without replacement by exponential races, else by the running sum of weights."""
     weights, numbers = x.asnumpy().astype(np.float64), drawn.asnumpy()
     positive = weights > 0
     if (weights < 0).any() or not np.isfinite(weights).all() or not positive.any(-1).all():

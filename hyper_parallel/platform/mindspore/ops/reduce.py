@@ -104,7 +104,7 @@ kernel("amin")(_over_dims(mint.amin))
 
 
 def _of_booleans(func: Callable[..., Tensor], *kept: Any) -> Callable[..., Tensor]:
-    """Adapt ``func``, which reduces booleans over one dim; results are boolean, but dtypes ``kept`` are kept."""
+    """Adapt ``func``, which reduces booleans over one dim; results are boolean unless the dtype is in ``kept``."""
 
     def compute(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         truth = x if x.dtype == mindspore.bool_ else single_precision(x) != 0
@@ -139,7 +139,7 @@ kernel("count_nonzero", empty=0)(lambda x, dim=None: _sum(ops.cast(x != 0, minds
 
 
 def _variance(x: Tensor, dim: Any, correction: float, keepdim: bool) -> Tensor:
-    """Return the variance, that of half precision in float32; integers have a mean without fraction in MindSpore."""
+    """Return the variance, for half precision in float32; the mean of integers is an integer in MindSpore."""
     dims = normalized_dims(x, dim)
     count = math.prod(x.shape[index] for index in dims)
     if _is_integral(x):
@@ -205,7 +205,7 @@ def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = Fal
 
 @kernel("renorm")
 def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    return ops.renorm(x, int(p) if p == int(p) else p, dim, float(maxnorm))  # the kernel takes whole exponents only
+    return ops.renorm(x, int(p) if p == int(p) else p, dim, float(maxnorm))  # the kernel accepts integers only
 
 
 kernel("max_along")(lambda x, dim, keepdim=False: tuple(mint.max(x, dim, keepdim)))
@@ -365,7 +365,7 @@ _SMALL = (mindspore.bool_, mindspore.int8, mindspore.uint8, mindspore.int16)
 
 @decomposition("DeprecatedCumsum", METHOD + "CumsumExt")
 def _cumsum(ops: Any, _: Any, x: Any, axis: int | None = None, dtype: Any = None) -> Any:
-    """Return the cumulative sum, without an axis of the flattened ``x``; booleans and small integers become int32."""
+    """Return the cumulative sum, of the flattened ``x`` if axis is None; booleans and small integers become int32."""
     dtype = mindspore.int32 if dtype is None and x.dtype in _SMALL else dtype
     x = x if dtype is None else ops.cast(x, dtype=dtype)
     return ops.cumsum(ops.view(x, (-1,)), 0) if axis is None else ops.cumsum(x, axis)
@@ -391,7 +391,7 @@ def _median(ops: Any, primitive: Any, x: Any) -> Any:
 
 @decomposition("LpNorm")
 def _norm(ops: Any, primitive: Any, x: Any) -> Any:
-    """Return the norm, at least ``epsilon``."""
+    """Return the norm, or ``epsilon`` if that is larger."""
     p, keep, epsilon = (getattr(primitive, name) for name in ("p", "keep_dims", "epsilon"))
     dims = primitive.axis if isinstance(primitive.axis, (list, tuple)) else (primitive.axis,)
     return ops.clamp(ops.vector_norm(x, p, tuple(dims), keep), min=epsilon)
@@ -450,7 +450,7 @@ def _only_dim(name: str, dim: Any) -> Any:
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
-# MindSpore picks the meaning of some methods by device: on CPU it falls back to older ones, with other defaults.
+# MindSpore picks the meaning of some methods by device: on CPU it falls back to older ones, with different defaults.
 
 
 @decomposition(METHOD + "Std")

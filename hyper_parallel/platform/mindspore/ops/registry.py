@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 METHOD = "Tensor."
-"""The prefix of methods that differ from the function of their name."""
+"""The prefix of tensor methods that differ from the function of the same name."""
 
 Handler = Callable[[Dispatcher, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Handles an intercepted operator: ``handler(dispatcher, primitive, args, kwargs)``."""
@@ -137,7 +137,7 @@ def kernel(
         empty: the result of a reduction over no element.
         empty_shape: see :attr:`OnEmpty.shape`.
         empty_unchanged: writing no element returns the first operand.
-        empty_handled_with: a keyword; a call that passes it is right on empty tensors.
+        empty_handled_with: a keyword; a call that passes it is correct on empty tensors.
         on_elements: an equivalent function for calls without empty operands, if there is one.
         no_gradient: positions of the operands that no gradient reaches; see :attr:`OnEmpty.no_gradient`.
         off_graph: see :attr:`OnEmpty.off_graph`.
@@ -279,7 +279,7 @@ def write_back(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Spelling:
-    """One spelling: brings the arguments into the rule's names and dispatches.
+    """One spelling: converts MindSpore's arguments to those of the rule, and dispatches the call.
 
     Attributes:
         entry: the dispatcher's entry of the canonical operator.
@@ -331,9 +331,9 @@ class Spelling:
 
     @property
     def as_written(self) -> OpEntry | None:
-        """The entry, if it has plans and positional arguments are the rule's as they were written.
+        """The entry, if its calls can be cached by MindSpore's positional arguments, which are then those of the rule.
 
-        Arguments that are converted first, such as the number of a dtype, never have a plan as written.
+        Arguments that must be converted, such as the number of a dtype, never match a cached call.
         """
         return None if self.own is not None or self.entry.composed is not None else self.entry
 
@@ -400,7 +400,7 @@ def expect(operator: str, name: str, value: Any, served: Any) -> None:
     """Refuse an option that has no rule.
 
     Raises:
-        UnsupportedOperatorError: ``value`` is not the one that is ``served``.
+        UnsupportedOperatorError: ``value`` is not ``served``, the only value with a rule.
     """
     if value != served:
         msg = (

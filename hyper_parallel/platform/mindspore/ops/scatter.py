@@ -1,4 +1,4 @@
-"""Scattering and writing by index of MindSpore."""
+"""MindSpore's scatter operators, and writes by index."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _scatter(
         raise UnsupportedOperatorError(msg)
     if not str(x.device).upper().startswith("CPU") or not x.ndim:
         return mint.scatter(x, dim, index, value if src is None else src)
-    # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes out of place.
+    # The CPU kernel behind mint.scatter uses the sizes of an earlier call for a vector, and writes to wrong positions.
     source = value if src is None else src
     updates = source if isinstance(source, Tensor) else ops.full(tuple(index.shape), source, dtype=x.dtype)
     if x.is_complex():  # not supported by the kernel
@@ -54,7 +54,7 @@ def _scatter(
 
 @kernel("scatter_add", empty_unchanged=True)
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return ``x`` with ``src`` added, by full indices: the kernel along a dim has a race on CPU and loses sums."""
+    """Return ``x`` with ``src`` added, by full indices: the kernel along a dim has a data race on CPU."""
     if not x.ndim:
         return scatter_add(x.reshape((1,)), 0, index.reshape((-1,)), src.reshape((-1,))).reshape(())
     axis, shape = dim % x.ndim, tuple(index.shape)
@@ -200,7 +200,7 @@ def _rows_replaced(ops: Any, _: Any, x: Any, index: Any, updates: Any) -> Any:
     """
     local = x._local if isinstance(x, DTensor) else x
     if requires_grad(local) and not is_leaf(local):
-        msg = "operator ScatterUpdate: MindSpore's derivative by the rows that are replaced is wrong; "
+        msg = "operator ScatterUpdate: MindSpore's gradient of the replaced rows is wrong; "
         raise UnsupportedOperatorError(msg + "write x[index] = updates")
     rows = ops.view(updates, (-1, *tuple(x.shape)[1:]))
     places = _along(ops, x, 0, ops.view(index, (-1,)), tuple(rows.shape))

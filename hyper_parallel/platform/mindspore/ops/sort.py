@@ -1,4 +1,4 @@
-"""Sorting and counting of MindSpore; indices are found on the host, since its CPU kernels for them are few."""
+"""MindSpore's sorting and counting operators; indices are found on the host, since few CPU kernels find them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ spellings("SortExt sort  ArgSort argsort  TopkExt topk  Kthvalue kthvalue")
 
 
 def _order(x: Tensor, dim: int, *, descending: bool) -> Tensor:
-    """Indices in order, found on the host; equal elements keep theirs, and NaN is the greatest."""
+    """Return the indices that sort ``x``, stably, found on the host; NaN is the greatest."""
     values = x.asnumpy()
     if not x.ndim:
         return Tensor(np.zeros((), np.int64))
@@ -40,7 +40,7 @@ def _order(x: Tensor, dim: int, *, descending: bool) -> Tensor:
 
 @kernel("sort")
 def _sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:
-    del stable  # always
+    del stable  # the sort is always stable
     indices = _order(x, dim, descending=descending)
     return (mint.gather(x, dim, indices) if x.ndim else x * 1), indices
 
@@ -50,7 +50,7 @@ kernel("argsort")(lambda x, dim=-1, descending=False, stable=False: _order(x, di
 
 @kernel("topk")
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    del sorted  # always
+    del sorted  # the results are always sorted
     indices = mint.narrow(_order(x, dim, descending=largest), dim, 0, k)
     return mint.gather(x, dim, indices), indices
 
@@ -117,9 +117,9 @@ def _method_topk(ops: Any, _: Any, x: Any, k: int, dim: int = -1, largest: bool 
 
 @decomposition("Unique")
 def _unique(_ops: Any, _: Any, x: Any) -> Any:
-    """Values in the order of their first appearance, and where each element is among them; ``x`` is gathered.
+    """Return values in order of first appearance, and each element's position among them; ``x`` is gathered.
 
-    MindSpore has no gradient of it on CPU. Its kernel returns values of an earlier call for a tensor without elements.
+    MindSpore has no gradient of this on CPU. For an empty tensor, its kernel returns values of an earlier call.
     """
     whole = x.full_tensor()
     if whole.size:
@@ -141,7 +141,7 @@ def _side(right: bool, side: str | None = None) -> str:
 
 
 def _bisected(edges: Any, values: Any, side: str) -> Any:
-    """Bisect per element: NumPy's search starts from its neighbour's result, which differs on unsorted edges."""
+    """Bisect per element: NumPy starts from the previous element's result, which matters for unsorted edges."""
     low, high = np.zeros(values.shape, np.int64), np.full(values.shape, len(edges))
     while (low < high).any():
         middle = (low + high) // 2
@@ -195,7 +195,7 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
     low, high = (min, max) if min != max or not values.size else (values.min(), values.max())
     low, high = (low - 1, high + 1) if low == high else (low, high)
     inside = values[(values >= low) & (values <= high)]
-    # As the kernels do it: the bin by division, in the dtype of the values.
+    # As in the kernels, the bin is found by division in the dtype of the values.
     indices = np.minimum(((inside - low) / (high - low) * bins).astype(np.int64), bins - 1)
     return Tensor(np.bincount(indices.reshape(-1), minlength=bins).astype(values.dtype))
 

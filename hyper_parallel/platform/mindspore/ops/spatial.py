@@ -1,4 +1,4 @@
-"""Convolution, pooling, padding, resizing and patches of images of MindSpore."""
+"""MindSpore's operators for convolution, pooling, padding, resizing and image patches."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _convolution_of_batches(
 
 @decomposition("Conv2D", "Conv3D")
 def _legacy_convolution(ops: Any, primitive: Any, x: Any, weight: Any) -> Any:
-    """Options are attributes of the primitive; padding may differ from side to side."""
+    """Return the convolution; options are attributes of the primitive, and paddings of two sides may differ."""
     count = len(x.shape) - 2
     expect(primitive.name, "mode", primitive.init_attrs.get("mode", 1), 1)
     expect(primitive.name, "data_format", primitive.init_attrs.get("data_format", "NCHW")[:2], "NC")
@@ -79,7 +79,7 @@ def _legacy_convolution(ops: Any, primitive: Any, x: Any, weight: Any) -> Any:
 def _padding_sides(
     primitive: Any, sizes: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Padding before and after each dim."""
+    """Return the paddings before and after each dim."""
     mode = str(primitive.attrs.get("pad_mode", "valid")).lower()
     if mode == "valid":
         return [(0, 0)] * len(sizes)
@@ -222,7 +222,7 @@ def _legacy_max_pool(ops: Any, primitive: Any, x: Any) -> Any:
 
 
 def _same(x: Any, kernel: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """Paddings for as many results as there are strides in ``x``, those of the last dim first."""
+    """Return paddings, last dim first, for which the result's size is the size over the stride, rounded up."""
     pads = []
     for size, width, step in zip(reversed(x.shape), reversed(kernel), reversed(stride), strict=False):
         missing = max((-(-size // step) - 1) * step + width - size, 0)
@@ -242,14 +242,14 @@ def _max_pool_of_padded_layer(ops: Any, primitive: Any, x: Any) -> Any:
 @decomposition("MaxPool", "AvgPool")
 def _pool_of_layer(ops: Any, primitive: Any, x: Any, *repeated: Any) -> Any:
     """Return the pool of ``nn.MaxPool2d`` or ``nn.AvgPool2d``."""
-    del repeated  # the attributes once more
+    del repeated  # MindSpore passes the attributes as arguments, too
     attrs = primitive.init_attrs
     kernel, stride = (spread(attrs[name], 2)[-2:] for name in ("kernel_size", "strides"))
     if str(attrs["pad_mode"]).lower() == "same":
         pads = _same(x, kernel, stride)
         if primitive.name == "MaxPool":
             return ops.max_pool2d(ops.pad(x, pads, -math.inf), kernel, stride)[0]
-        # Only elements inside count: of zeros and ones padded alike, the averages have the same divisor.
+        # Padding must not count: the average of ones, padded in the same way, is the share of elements inside.
         total, share = (ops.avg_pool2d(ops.pad(each, pads, 0), kernel, stride) for each in (x, ops.ones_like(x)))
         return ops.div(total, share)
     return ops.avg_pool2d(x, kernel, stride) if primitive.name == "AvgPool" else ops.max_pool2d(x, kernel, stride)[0]
@@ -358,7 +358,7 @@ def _nearest(ops: Any, _: Any, x: Any, size: Sequence[int] | None = None, scales
         exact = [length * scale for length, scale in zip(x.shape[2:], scales or (), strict=True)]
         if any(length != int(length) for length in exact):
             shape = list(x.shape[2:])
-            msg = f"interpolate: scale_factor {list(scales or ())} of {shape} gives no whole sizes; give size="
+            msg = f"interpolate: scale_factor {list(scales or ())} of {shape} gives no integer sizes; pass size="
             raise UnsupportedOperatorError(msg)
         size = [int(length) for length in exact]
     return ops.upsample(x, tuple(size))

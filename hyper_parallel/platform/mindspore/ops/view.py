@@ -60,7 +60,7 @@ def _unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(select(x, dim, index) for index in range(x.shape[dim]))
 
 
-# By narrow: on the local tensors of a transformer's encoder layer, MindSpore's own split gives other gradients.
+# With narrow: on local tensors of a transformer's encoder layer, MindSpore's own split gives different gradients.
 @kernel("split", empty_shape=COMPUTED)
 def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     total = x.shape[dim]
@@ -95,7 +95,7 @@ def _stack(ops: Any, primitive: Any, tensors: Any, *__: Any) -> Any:
 def _split_equally(ops: Any, primitive: Any, x: Any, *args: Any) -> Any:
     """Split into equal parts; reject sizes that are not divisible, as ``ops.Split(axis, output_num)`` does."""
     axis, count = args if len(args) == MATRIX else (primitive.axis, primitive.output_num)
-    expect("Split", f"the rest of size {x.shape[axis]} in {count} parts", x.shape[axis] % count, 0)
+    expect("Split", f"size {x.shape[axis]} modulo {count}", x.shape[axis] % count, 0)
     return ops.split(x, x.shape[axis] // count, axis)
 
 

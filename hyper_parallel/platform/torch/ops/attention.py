@@ -42,7 +42,7 @@ def _attention(
     enable_gqa: bool = False,
     first_query: int | None = None,
 ) -> Tensor:
-    """``F.scaled_dot_product_attention``; ``first_query`` is the position of the first query, if causal, among all."""
+    """``F.scaled_dot_product_attention``; ``first_query``, the position of the first query, makes it causal."""
     if first_query is not None:
         visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
         attn_mask = visible.tril(first_query)
@@ -56,9 +56,9 @@ def _recurrent(op: str) -> None:
     @decomposition(function, signature=signature_of(op))
     def run(ops: Any, x: Any, hx: Any, params: Any = None, **rest: Any) -> Any:
         """Call the operator; plain states of zero, which modules make, count as replicated."""
-        # Packed sequences come with batch sizes in place of states, or with states in place of parameters.
+        # Packed sequences pass batch sizes as the states, or states as the parameters.
         if params is not None and isinstance(hx if op == "lstm" else params, Tensor):
-            msg = f"{op}: packed sequences of DTensors are not supported; pad them, and mask what the padding gives"
+            msg = f"{op}: packed sequences of DTensors are not supported; pad them, and mask the results of the padding"
             raise UnsupportedOperatorError(msg)
         weights = [*(params or ()), *rest.values()]
         mesh = next(tensor.layout.mesh for tensor in (x, *as_list(hx), *weights) if isinstance(tensor, DTensor))

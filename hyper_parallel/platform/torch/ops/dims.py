@@ -47,7 +47,7 @@ def _expand(x: Tensor, shape: Any, **_: Any) -> Tensor:
 
 @decomposition(torch.meshgrid, signature="*tensors, indexing=None")
 def _meshgrid(ops: Any, tensors: Any, indexing: str | None) -> Any:
-    """Return one grid per vector, each stretched along the others' dims."""
+    """Return one grid per vector, each vector expanded along the dims of the others."""
     vectors = [ops.view(tensor, (-1,)) for tensor in tensors]
     swapped = indexing == "xy" and len(vectors) > 1
     order = [1, 0, *range(2, len(vectors))] if swapped else list(range(len(vectors)))

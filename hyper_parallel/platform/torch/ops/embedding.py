@@ -26,7 +26,7 @@ def _embedding(
     sparse: bool = False,
     window: Window | None = None,
 ) -> Tensor:
-    """``F.embedding``, or the contribution of the rows ``window`` of a larger table."""
+    """``F.embedding``; with ``window``, ``weight`` has only these rows of the table, and other rows give zeros."""
     if not x.numel() and not sparse:
         return _without_ids(x, weight)
     if window is None:
@@ -38,7 +38,7 @@ def _embedding(
 
 
 def _sparse_embedding(x: Tensor, weight: Tensor, padding_idx: int | None, window: Window) -> Tensor:
-    """A look-up whose gradient has only the rows of this rank's ids, so that optimizers leave other rows alone."""
+    """A look-up whose gradient has only the rows of this rank's ids, so that optimizers do not change other rows."""
     _, local, inside = within(weight, 0, x, window)
     rows = F.embedding(local[inside], weight, _local_padding(padding_idx, window), sparse=True)
     return rows.new_zeros(*x.shape, weight.shape[1]).index_put((inside,), rows)
@@ -73,7 +73,7 @@ def _embedding_with_options(
     scale_grad_by_freq: bool,
     sparse: bool,
 ) -> Any:
-    """A look-up; ``max_norm`` shortens the rows looked up, and frequent ids may have their gradient scaled down."""
+    """Look rows up, after scaling them to ``max_norm``; gradients of frequent ids may be scaled down."""
     if max_norm is None and not scale_grad_by_freq:
         return ops.embedding(x, weight, padding_idx, sparse=sparse)
     with torch.no_grad():

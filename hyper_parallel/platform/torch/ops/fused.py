@@ -97,7 +97,7 @@ _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
 @decomposition(_UNSCALE, signature="x, found_inf, inv_scale")
 def _unscale(ops: Any, x: Sequence[Any], found_inf: Any, inv_scale: Any) -> None:
-    """Scale this rank's shards in place; ``found_inf`` becomes that of all ranks of the gradients' meshes."""
+    """Scale this rank's shards in place; ``found_inf`` becomes the maximum over all ranks of the gradients' meshes."""
     grads = [grad for grad in x if isinstance(grad, DTensor)]
     for index, grad in enumerate(x):
         if isinstance(grad, DTensor):

@@ -1,6 +1,7 @@
-"""PyTorch's indexing, and the functions whose result's size depends on values.
+"""PyTorch's indexing, and functions with results whose size depends on values.
 
-Those gather the tensor that determines the size (a mask, class numbers); then an operator with known sizes runs.
+These functions gather the tensor that determines the size (a mask, class numbers), then run an operator with known
+sizes.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def within(x: Tensor, dim: int, index: Tensor, window: Window) -> tuple[Tensor, 
 
 
 def with_zeros(x: Tensor, dim: int) -> Tensor:
-    """Return ``x`` with one row of zeros more along ``dim``.
+    """Return ``x`` with one more row, of zeros, along ``dim``.
 
-    Not by ``torch.cat``: it ignores an empty vector, so that a second backward would lack collectives on this rank.
+    ``torch.cat`` would ignore an empty vector, which would not be on the graph: this rank would miss collectives that
+    the other ranks run in a second backward.
     """
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim % x.ndim) + [0, 1])
 
@@ -127,7 +129,7 @@ def _combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
 @decomposition("nonzero", signature="x, *, as_tuple=False")
 @decomposition("argwhere", aten.nonzero.default, signature="x", op="nonzero")
 def _nonzero(ops: Any, x: Any, as_tuple: bool = False) -> Any:
-    """The indices of what is not zero; ``x`` is gathered."""
+    """The indices of elements that are not zero; ``x`` is gathered."""
     layout = x._layout
     values = gathered(x, "nonzero")
     if as_tuple:
@@ -141,7 +143,7 @@ def _nonzero(ops: Any, x: Any, as_tuple: bool = False) -> Any:
     unless=("where", lambda arguments: arguments["x"] is None or arguments["y"] is None),
 )
 def _where(ops: Any, condition: Any, x: Any = None, y: Any = None) -> Any:
-    """Elements of ``x`` or ``y``; without them the places where ``condition`` is true."""
+    """Elements of ``x`` or ``y``; without them, the indices where ``condition`` is true."""
     if x is None and y is None:
         return _nonzero(ops, condition, as_tuple=True)
     return ops.where(condition, x, y)
@@ -179,7 +181,7 @@ def _allclose(_ops: Any, x: Any, y: Any, rtol: float, atol: float, equal_nan: bo
 
 
 def dispatch(ops: Any, op: str, *args: Any, in_place: bool = False) -> Any:
-    """Dispatch canonical operator ``op``, of which this module's functions are made."""
+    """Dispatch canonical operator ``op``."""
     return ops.platform.dispatcher.dispatch(plain_entry(op, in_place=in_place), args, {})
 
 
@@ -214,7 +216,7 @@ def normal_index(ops: Any, x: Any, index: Any, op: str) -> tuple[Any, bool]:
             msg = f"{op}: the mask is a plain tensor {list(item.shape)}; make it a DTensor first"
             raise MixedTensorError(msg)
         if getattr(item, "dtype", None) in _MASK_DTYPES and not item.ndim:
-            msg = f"{op}: a mask without dims is supported as the only index, as a DTensor"
+            msg = f"{op}: a mask without dims must be the only index, and a DTensor"
             raise LayoutError(msg)
         if is_mask(item):
             indices = torch.nonzero(gathered(item, op), as_tuple=True)

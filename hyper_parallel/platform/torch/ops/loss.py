@@ -154,7 +154,7 @@ def _take_weight(x: Tensor, target: Tensor, dim: int = 0, start: int = 0, classe
 
 
 def _local_classes(target: Tensor, start: int, count: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Which targets are among this rank's classes, and their index there (0 for the others)."""
+    """Return which targets are among this rank's classes, and their local index (0 for the others)."""
     known = (target >= 0) & (target < classes)
     if target.device.type == "cpu":
         if not bool(known.all()):

@@ -1,4 +1,4 @@
-"""PyTorch's spellings of normalisations; batch and instance norm are statistics, then a normalisation by them."""
+"""PyTorch's spellings of normalisations; batch and instance norm compute statistics, then normalise by them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _gelu(x: Tensor, approximate: str) -> Tensor:
 
 spelling("glu", F.glu)
 
-# Second names of the same functions.
+# Aliases of the same functions.
 spelling("acos", *functions_named("arccos"))
 spelling("acosh", *functions_named("arccosh"))
 spelling("asin", *functions_named("arcsin"))
@@ -177,7 +177,7 @@ spelling("dropout_backward", aten.native_dropout_backward.default)
 
 @decomposition(torch.fill, *overloads_named("fill"), signature="x, value")
 def _filled(_ops: Any, x: Any, value: Any) -> Any:
-    """A copy of ``x``, filled."""
+    """Return a copy of ``x`` that is filled with ``value``."""
     return x.clone().fill_(value)
 
 

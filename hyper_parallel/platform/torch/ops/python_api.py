@@ -1,4 +1,4 @@
-"""Runs PyTorch functions that are implemented in Python: the functions that they call are intercepted."""
+"""Runs functions of PyTorch that are written in Python, so that the functions they call are intercepted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["unwrapped"]
 
 @lru_cache(maxsize=4096)
 def unwrapped(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a function that PyTorch wrote in Python, without its own call of ``__torch_function__``; or None."""
+    """Return a Python function of PyTorch without its call of ``__torch_function__``; None for other functions."""
     return _unwrap(cast("FunctionType", function), {}) if _python_written(function) else None
 
 

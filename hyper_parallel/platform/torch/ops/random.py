@@ -117,7 +117,7 @@ def _cast_as(x: Tensor, other: Tensor) -> Tensor:
 
 @kernel("pick")
 def _pick(x: Tensor, sampled: Tensor, num_samples: int, replacement: bool) -> Tensor:
-    """Sample indices by weight: without replacement by exponential races, else in the weights' running sum."""
+    """Sample indices by weight: without replacement by exponential races, else by the running sum of weights."""
     weights = x.double()
     positive = weights > 0
     if bool((weights < 0).any()) or not bool(weights.isfinite().all()) or not bool(positive.any(-1).all()):
@@ -158,12 +158,12 @@ def _dropout_in_place(ops: Any, x: Any, p: float, train: bool) -> Any:
     return x.copy_(ops.dropout(x, p, train)) if train else x
 
 
-# A factor and a term to apply to a tensor, where probability p drops.
+# Returns a factor and a term for a tensor, of which each element is dropped with probability p.
 FactorAndTerm = Callable[[Any, float], tuple[Any, Any]]
 
 
 def _affine_dropout(name: str) -> Callable[[FactorAndTerm], FactorAndTerm]:
-    """Let ``torch.<name>`` and ``torch.<name>_`` be ``x`` times the factor plus the term that the function samples."""
+    """Define ``torch.<name>`` and ``torch.<name>_`` as ``x`` times the factor plus the term that a function samples."""
 
     def declare(sample: FactorAndTerm) -> FactorAndTerm:
         @decomposition(getattr(torch, name), signature="x, p, train")
@@ -188,11 +188,11 @@ def _affine_dropout(name: str) -> Callable[[FactorAndTerm], FactorAndTerm]:
 
 @_affine_dropout("feature_dropout")
 def _feature_dropout(x: Any, p: float) -> tuple[Any, Any]:
-    """Whole channels: one number per sample and channel."""
+    """Drop complete channels: one number per sample and channel."""
     return _keep_mask(x, p, channels=True) * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), None
 
 
-SATURATION = 1.7580993408473766  # SELU tends to minus this value, by which alpha dropout replaces elements
+SATURATION = 1.7580993408473766  # SELU tends to minus this value, with which alpha dropout replaces elements
 
 
 def _saturating(x: Any, p: float, *, channels: bool) -> tuple[Any, Any]:
@@ -251,7 +251,7 @@ def _rrelu_in_place(_ops: Any, x: Any, lower: float, upper: float, training: boo
 
 @decomposition(F.gumbel_softmax, signature="logits, tau=1, hard=False, eps=1e-10, dim=-1")
 def _gumbel_softmax(_ops: Any, logits: Any, tau: float, hard: bool, eps: float, dim: int) -> Any:
-    """Softmax of logits with noise; hard results are one-hot and have the soft ones' gradient."""
+    """Softmax of logits with noise; hard results are one-hot and have the gradient of soft results."""
     del eps  # PyTorch does not use it either
     # The smallest number keeps the logarithm finite.
     sampled = torch.empty_like(logits).uniform_(torch.finfo(logits.dtype).tiny, 1.0)

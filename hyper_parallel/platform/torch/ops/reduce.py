@@ -48,7 +48,7 @@ spelling("prod", "prod", aten.prod.default, aten.prod.dim_int, canonical=True)
 
 @kernel("prod")
 def _prod(x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    """For one factor, the product is computed as its first power.
+    """Return the product; the product of one factor is computed as the first power of the factor.
 
     The gradient of PyTorch's product depends on the factor only if the factor is not zero, so in a second backward,
     ranks with different factors would run different collectives. The gradient of the power always depends on it.

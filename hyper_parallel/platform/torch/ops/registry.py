@@ -1,7 +1,7 @@
 """Registry of PyTorch's operators: spellings, kernels and decompositions.
 
-``spelling`` names the calls that are one canonical operator, ``kernel`` gives the operator on plain local tensors,
-``decomposition`` defines a call in terms of canonical operators. Each family's file states its own; the tables are
+``spelling`` names the calls that are one canonical operator, ``kernel`` defines the operator on plain local tensors,
+``decomposition`` defines a call in terms of canonical operators. Each family's file registers its own; the tables are
 built once, with the platform.
 
 A call is a function, a method, an operator overload, or a name: ``"mm"`` stands for ``torch.mm`` and ``Tensor.mm``,
@@ -79,10 +79,10 @@ def spelling(
     Args:
         op: the canonical name.
         calls: functions, methods or overloads; by default those named ``op``.
-        signature: their parameters in canonical names; None if they are those of the rule.
+        signature: parameters of the calls, in canonical names; None if they are those of the rule.
         canonical: run the operator's kernel on local tensors, because the calls do not work there.
         in_place: whether a call without a trailing underscore writes its first operand (``__iadd__``).
-        copies_back: ``Tensor.<name>_`` has no rule of its own: it computes this and copies the result into ``self``.
+        copies_back: ``Tensor.<name>_`` has no rule: it runs the first call and copies the result into ``self``.
 
     Raises:
         ValueError: the operator has no rule.
@@ -127,11 +127,11 @@ def decomposition(
 
     Args:
         calls: the calls, as users may write them.
-        signature: their parameters, in the names by which the function takes them.
-        op: the name of the operation where it differs from that of the call.
+        signature: parameters of the calls, with the names that ``run`` uses.
+        op: the name of the operation, if it differs from that of the call.
         copies_back: as for :func:`spelling`.
-        unless: a canonical operator that the calls are equal to, and a predicate on bound arguments that says when they
-            are not; only then the function runs. The calls take the operator's arguments by its own names.
+        unless: a canonical operator that the calls are equal to, and a predicate on bound arguments that is true when
+            they are not; only then ``run`` is called. The calls have the operator's parameters, with the same names.
     """
 
     def declare(run: Call) -> Call:
@@ -166,7 +166,7 @@ def signature_of(op: str) -> str:
 
 
 def functions_named(name: str) -> list[Call]:
-    """Every function and method of that name, and those with an underscore after it, which write."""
+    """Every function and method of that name, and those with an underscore at the end, which write."""
     plain = [getattr(home, name, None) for home in (torch, Tensor, torch.special, F, nn)]
     writing = [getattr(home, f"{name}_", None) for home in (torch, Tensor, nn)]
     # The Python functions of torch.nn.functional take inplace=; they are decompositions.
@@ -231,7 +231,7 @@ def local_op(op: str) -> Call:
 
 @cache
 def _kernels() -> dict[str, Call]:
-    """The kernels, and of operators without one the first spelling that takes the rule's arguments."""
+    """The kernels; for an operator without one, the first spelling that takes the rule's arguments."""
     kernels = dict(_KERNELS)
     for line in _SPELLINGS:
         rule = find_rule(line.op)
@@ -278,7 +278,7 @@ def _build(kernels: dict[str, Call]) -> dict[Call, OpEntry]:
 
 def _add(table: dict[Call, OpEntry], call: Call, entry: OpEntry) -> None:
     if call in table:
-        msg = f"{entry.name} is stated twice: as {table[call].rule.op!r} and as {entry.rule.op!r}"
+        msg = f"{entry.name} is registered twice: as {table[call].rule.op!r} and as {entry.rule.op!r}"
         raise ValueError(msg)
     table[call] = entry
 
@@ -287,7 +287,7 @@ def _copy_back(plain: OpEntry, ops: Any, **arguments: Any) -> Any:
     """Compute, then copy the result into the first operand: its shape and dtype stay.
 
     Raises:
-        LayoutError: the result has another shape or dtype.
+        LayoutError: the result has a different shape or dtype.
     """
     del ops
     parameters = plain.binder.parameters
@@ -295,7 +295,7 @@ def _copy_back(plain: OpEntry, ops: Any, **arguments: Any) -> Any:
         name: arguments.pop(name) for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
     }
     x, *rest = arguments.values()
-    # Backward may need what is overwritten.
+    # Backward may need the values that are overwritten.
     source = x.clone() if x.requires_grad and torch.is_grad_enabled() else x
     result = plain.func(source, *rest, **keywords)
     if result.shape != x.shape or result.dtype != x.dtype:

@@ -1,4 +1,4 @@
-"""PyTorch's writes into parts of tensors, by an index or along dims."""
+"""PyTorch's writes to parts of tensors, at an index or along dims."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 
 
 @decomposition(Tensor.__setitem__, signature="x, index, value", op="setitem")
 def _setitem(ops: Any, x: Any, index: Any, value: Any) -> None:
-    """``x[index] = value``; a number is written by a mask element by element, without computing positions."""
+    """``x[index] = value``; a number is written where a mask is true without computing positions."""
     if is_mask(index) and isinstance(value, (int, float)):
         x.masked_fill_(index.reshape(*index.shape, *(1,) * (x.ndim - index.ndim)), value)
         return

@@ -1,4 +1,4 @@
-"""PyTorch's spellings of views, of the copies that it makes of views, of concatenation and splits."""
+"""PyTorch's spellings of views, of copies of views, of concatenation and of splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ spelling("view_as_complex", torch.view_as_complex, aten.view_as_complex.default)
 
 @decomposition("ravel", signature="x")
 def _ravel(_ops: Any, x: Any) -> Any:
-    """A copy where the elements are not contiguous, also for a vector with gaps, of which ``reshape`` makes a view."""
+    """Return a copy if the elements are not contiguous, also of a vector with gaps, which ``reshape`` would view."""
     return x.contiguous().view(-1)
 
 
@@ -68,7 +68,7 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
     return x.split(split_size_or_sections, dim)
 
 
-# -- parts of which autograd does not know that they share memory ------------------------------------------------------
+# -- parts that share memory without autograd knowing it ---------------------------------------------------------------
 
 
 @decomposition(
@@ -92,6 +92,6 @@ def _read_only(parts: Any, safe: str) -> Any:
     """Refuse writes to ``parts``: neither gradients nor earlier redistributed copies would follow them."""
     for part in parts:
         part._readonly = part._readonly or (
-            f"it is a part by unsafe_{safe}, whose writes autograd does not see; use {safe}, or write to a clone()"
+            f"it is a part by unsafe_{safe}, and autograd does not see writes to it; use {safe}, or write to a clone()"
         )
     return parts

@@ -1,4 +1,4 @@
-"""PyTorch's private names, and the differences between its versions, each once; transports import it, too.
+"""PyTorch's private names, and the differences between its versions, each once; transports import this module, too.
 
 ``from hyper_parallel.platform.torch.versions import name`` looks up the name in the installed version. Attributes that
 are replaced are in ``patches.py``, with the versions that need them.
@@ -193,7 +193,7 @@ def inside_forward_ad() -> bool:
 
 
 def function_apply() -> Any:
-    """Return ``torch.autograd.Function.apply`` as a function of the class: Python's to 2.13, native from 2.14 on."""
+    """Return ``torch.autograd.Function.apply`` as a function of the class; it is native from 2.14 on."""
     apply = vars(torch.autograd.Function)["apply"]
     return getattr(apply, "__func__", apply)
 
@@ -253,7 +253,7 @@ def not_dispatched() -> tuple[str, ...]:
 
 
 def group_resolvers() -> tuple[str, ...]:
-    """Return the names of the functions by which functional collectives read a group: the first is new in 2.12."""
+    """Return the names of the functions with which functional collectives read a group; one is renamed in 2.12."""
     new = hasattr(NAMES.find("functional_collectives"), "_resolve_group")
     return ("_resolve_group" if new else "_resolve_group_name", "_expand_group")
 
@@ -285,22 +285,22 @@ def register_group(group: Any, tag: str | None, **facts: Any) -> None:
         register(group, pg_tag=f"user:{tag}", **facts)
     elif "add_to_default_tag" in signature(register).parameters:
         register(group, add_to_default_tag=True, **facts)
-    else:  # before 2.13 its callers did that
+    else:  # before 2.13 the callers of register did that
         NAMES.find("c10d_world").tags_to_pg.setdefault("", []).append(group)
         register(group, **facts)
 
 
 def mesh_readers(module: Any) -> tuple[str, ...]:
-    """Return the names of functions by which PyTorch's ``fully_shard`` reads the mesh: one from 2.11 on."""
+    """Return the names of functions with which PyTorch's ``fully_shard`` reads the mesh; one function from 2.11 on."""
     return ("_get_mesh_info",) if hasattr(module, "_get_mesh_info") else ("FSDPMeshInfo", "HSDPMeshInfo")
 
 
 def call_compile(compile_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, simulated: bool) -> Any:
-    """Call ``torch.compile``, on simulated ranks with code of their own.
+    """Call ``torch.compile``; each simulated rank gets its own compiled code.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) ranks would share compiled code: before 2.13 nothing keeps it
-            apart.
+        UnsupportedOnBackend: (a NotImplementedError) simulated ranks would share compiled code; only 2.13 and newer can
+            separate it.
     """
     if not simulated:
         return compile_(*args, **kwargs)
@@ -315,6 +315,6 @@ def call_compile(compile_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *
 
 
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
-    # Where a build for CUDA finds no driver, the first fake tensor mode sets a guard. If a thread did that which has
-    # ended since, such as a rank, the next mode can be a segmentation fault; this thread, which imports, stays.
+    # If a build for CUDA finds no driver, the first fake tensor mode sets a guard. If that happens in a thread that
+    # ends, such as a rank, the next mode can cause a segmentation fault. The thread that imports this does not end.
     NAMES.find("ensure_device_guard")()

@@ -90,8 +90,8 @@ def test_zero_dim_masks(holds, ranks):
         ranks(2, run)
         == [
             [
-                "__getitem__: a mask without dims is supported as the only index, as a DTensor",
-                "__getitem__: a mask without dims is supported as the only index, as a DTensor",
+                "__getitem__: a mask without dims must be the only index, and a DTensor",
+                "__getitem__: a mask without dims must be the only index, and a DTensor",
             ]
         ]
         * 2

@@ -40,7 +40,7 @@ def test_a_value_that_the_dtype_lacks_is_refused(value, dtype):
     platform = platform_named("mindspore")
     with pytest.raises(ValueError, match="full: ") as caught:
         platform.full((2,), value, platform.str_to_dtype(dtype.lower()))
-    assert str(caught.value) == f"full: {value} is not a {dtype}; give a dtype that has it"
+    assert str(caught.value) == f"full: {value} is not a {dtype}; pass a dtype that can represent it"
 
 
 def _constants():

@@ -139,5 +139,5 @@ def _rows_replaced(shape, grid):
 def test_rows_are_replaced_in_place(shape, placements):
     """``scatter_update`` replaces rows of tensors and parameters by several indices, without communication."""
     messages = simulate(_rows_replaced, int(np.prod(shape)), "mindspore", args=(shape, placements))
-    wanted = "operator ScatterUpdate: MindSpore's derivative by the rows that are replaced is wrong; "
+    wanted = "operator ScatterUpdate: MindSpore's gradient of the replaced rows is wrong; "
     assert {message.partition("\n")[0] for message in messages} == {f"{wanted}write x[index] = updates"}

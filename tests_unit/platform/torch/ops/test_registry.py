@@ -60,7 +60,7 @@ def test_faults_are_refused(empty):
         empty.kernel("t")(torch.t)
     empty.spelling("abs", torch.abs)
     empty.spelling("neg", torch.abs)
-    with pytest.raises(ValueError, match="abs is stated twice: as 'abs' and as 'neg'"):
+    with pytest.raises(ValueError, match="abs is registered twice: as 'abs' and as 'neg'"):
         build(empty)
 
 
