@@ -387,7 +387,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         ((torch.autograd.graph, "_get_grad_fn_or_grad_acc"),),
         node_of,
-        "register_multi_grad_hook asks whether the engine will run the node of a tensor, which is that of its local tensor",
+        "register_multi_grad_hook asks whether the engine will run a tensor's node, and a DTensor's is its local tensor's",
     ),
     Patch(
         ((torch.autograd.graph, "get_gradient_edge"),),
