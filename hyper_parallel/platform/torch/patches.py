@@ -387,7 +387,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         ((torch.autograd.graph, "_get_grad_fn_or_grad_acc"),),
         node_of,
-        "register_multi_grad_hook asks whether the engine will run a tensor's node, and a DTensor's is its local tensor's",
+        "register_multi_grad_hook asks whether the engine will run a node, and the node of a DTensor is a local one",
     ),
     Patch(
         ((torch.autograd.graph, "get_gradient_edge"),),
