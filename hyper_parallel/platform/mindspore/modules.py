@@ -141,7 +141,7 @@ class MindSporeModules(ModulesFacet):
 
         if isinstance(module, (list, tuple)):
             raise UnsupportedOnBackend(
-                "fully_shard: on MindSpore, module must be one cell, not a list; call it per cell"
+                "fully_shard: on MindSpore, module must be one cell, not a list; call fully_shard for each cell"
             )
         return FullyShardedGroup(self, module, options, parameters)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["GRAPH_FUNCTIONS", "RECORDED", "Interception", "function", "interception", "operator", "start"]
 
 RECORDED = "_hyper_parallel_recorded"
-"""Attribute that is the original of a function with which the recording of a program replaces one of PyTorch's."""
+"""Attribute in which a replacement of a function of PyTorch keeps the original while a program is recorded."""
 
 _disabled = DisableTorchFunctionSubclass  # documented in PyTorch's extending guide
 

@@ -1,8 +1,8 @@
 """Every patch of PyTorch, with its reason and the versions that need it.
 
 ``PATCHES`` is the list to check when PyTorch is upgraded: a test fails on a version for which the reasons have not been
-checked. Where no DTensor is involved, each patch calls the original. If a version lacks the
-attribute, nothing is replaced, and a warning names the feature that is lost.
+checked. Where no DTensor is involved, each patch calls the original. If a version lacks the attribute, nothing is
+replaced, and a warning names the feature that is lost.
 """
 
 from __future__ import annotations
