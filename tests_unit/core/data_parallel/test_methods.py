@@ -173,7 +173,7 @@ def test_methods_change_when_parameters_are_gathered_and_not_what_is_computed(wo
             assert model[0].weight.placements == (Shard(0),)
         assert model.unshard() is None
         early = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(PlanError, match=r"it is what unshard\(\) has gathered"):
+        with pytest.raises(PlanError, match=r"the parameter is the gathered one of unshard\(\)"):
             early.step()
         model.reshard()
         assert_trains(model, dense, world, mesh.rank)

@@ -439,8 +439,8 @@ def _apart(platform_name):
 
 def _compare_apart(results, groups):
     pending = (
-        "destroy_process_group: rank 1 has pending receives from rank 0 with tag 9 in the group [0, 1]; wait for what "
-        "irecv returned first"
+        "destroy_process_group: rank 1 has pending receives from rank 0 with tag 9 in the group [0, 1]; first call "
+        "wait() on the handles that irecv returned"
     )
     again = [pending, 40, pending, 41, "after 2 destroyed"]
     assert results == [[30, 30, again[-1]], [None, (0, 1), 20, 21, *range(groups), *again], []]

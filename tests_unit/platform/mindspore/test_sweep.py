@@ -169,7 +169,7 @@ def test_what_would_work_on_local_tensors_is_refused(dtensor):
 
     x = dtensor(np.ones((2, 3), np.float32))
     what = "it would see this rank's shards as if they were complete; "
-    rule = "use hyper_parallel.DFunction, whose rule says how its results are placed"
+    rule = "use hyper_parallel.DFunction, whose rule declares how its results are placed"
     calls = {
         f"_Function.apply: {what}{rule}": lambda: Doubled.apply(x),
         f"a Cell with a bprop of its own: {what}{rule}": lambda: mindspore.grad(lambda y: Own()(y).sum())(x),

@@ -78,9 +78,9 @@ def test_forward_mode_is_refused(transform):
     """It would need a tangent beside each local tensor."""
     for message in on_ranks(lambda a, x: _refusal(transform(RIGHT["product"]), a, x)):
         assert message.startswith(
-            "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not know "
+            "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) does not support "
         )
-        assert message.endswith("; use torch.autograd.functional.jvp, which goes backward twice")
+        assert message.endswith("; use torch.autograd.functional.jvp, which runs backward twice")
 
 
 def _refusal(call, *args):
