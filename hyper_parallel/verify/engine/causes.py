@@ -33,6 +33,7 @@ CAUSES = {
     "padding": "rows that pad a parameter take part in the computation",
     "backward": "the forward is right, but gradients are wrong from one module back to the first",
     "loss": "every output is right, but the loss is not: its formula or its targets",
+    "auxiliary-loss": "auxiliary loss of the rank's own tokens: its mean over the ranks is not the loss of all tokens",
     "targets": "the targets that enter the loss are not the single device's",
     "hidden": "a mask hides other attention scores than on the single device",
     "no-gradient": "a parameter has no gradient on some ranks",

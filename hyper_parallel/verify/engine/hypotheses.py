@@ -16,6 +16,7 @@ from hyper_parallel.verify.engine.losses import explain_loss
 from hyper_parallel.verify.engine.matching import find_part
 from hyper_parallel.verify.engine.norms import explain_clipping, explain_norm
 from hyper_parallel.verify.engine.optimizer_steps import another_step, part_not_updated, scaled_update
+from hyper_parallel.verify.engine.own_tokens import own_tokens
 from hyper_parallel.verify.engine.pairing import PairedRuns
 from hyper_parallel.verify.engine.part_statistics import (
     at_boundaries,
@@ -61,9 +62,10 @@ def find_cause(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference]) -> C
     elif kind == "mask":
         tests += [_random_mask]
     elif kind == "loss" or (kind == "output" and key in runs.bounds.reference and _is_scalar(runs, key)):
-        tests += [other_targets_applied, weighted_by_targets, _loss, _unsummed_output, other_targets]
+        tests += [other_targets_applied, weighted_by_targets, _loss, _unsummed_output, own_tokens, other_targets]
     elif kind == "gradient":
         tests += [_missing, untied, _clipped, weighted_by_rows, _scaled, _stale, kept_value, _misplaced, unequal_rows]
+        tests += [own_tokens]
     elif kind == "rate":
         tests += [_rate_of_another_step, _scaled]
     elif kind in {"weight", "buffer"} and key[2] < 0:
