@@ -26,7 +26,7 @@ from hyper_parallel.verify.engine.noise import (
 )
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.engine.store import largest
-from hyper_parallel.verify.frameworks.contract.records import DECISIONS, Record, Run
+from hyper_parallel.verify.frameworks.contract.records import DECISIONS, HALF_BITS, Record, Run
 
 __all__ = ["DISPLACED", "ROUNDED", "Bounds", "Key", "WholeBound", "index_records"]
 
@@ -94,6 +94,7 @@ class Bounds:
         self.movements = Movements(self.records, scratch)
         self._allowed: OrderedDict[Key, Any] = OrderedDict()
         self._double: bool | None = None
+        self._half: float | None = None
         self._last_gradients: dict[tuple[str, int], Key] | None = None
         self._others: list[Bounds] = []
         for run in perturbed:
@@ -189,7 +190,21 @@ class Bounds:
                 (moved.norm, rounded.norm, displaced.norm),
             )
         )
-        return WholeBound(scale, norm)
+        alike = self._rounded_alike(key) if rounded.norm else 0.0
+        return WholeBound(scale + alike, norm + alike)
+
+    def _rounded_alike(self, key: Key) -> float:
+        """Return the relative error of a gradient all of whose terms are rounded to half precision in one direction.
+
+        The gradient of a mean is the same number in many elements, and another one on ranks with other numbers of rows:
+        half a unit each for the reference and the parallel run. Repeats move elements in all directions, and do not
+        show this. States may have squares of the gradient.
+        """
+        factor = {"gradient": 1.0, "state": 2.0}.get(key[0], 0.0)
+        if factor and self._half is None:
+            names = {record.dtype or str(np.asarray(record.value).dtype) for record in self.records.values()}
+            self._half = _SINGLE_UNIT * max((2.0 ** HALF_BITS[name] for name in names & set(HALF_BITS)), default=0.0)
+        return factor * (self._half or 0.0)
 
     def _measured(self, key: Key, kinds: Sequence[MovementKind]) -> Any:
         record = self.records[key]

@@ -7,9 +7,10 @@ import pickle
 import numpy as np
 import pytest
 
-from hyper_parallel.verify.engine.bounds import Bounds
+from hyper_parallel.verify.engine.bounds import ROUNDED, Bounds
 from hyper_parallel.verify.engine.distance import energy_of, share_of_movement, whole_distance
 from hyper_parallel.verify.engine.movement import Movements, decode, encode, exponent_of, whole_movement
+from hyper_parallel.verify.engine.noise import ROUNDED_MULTIPLE
 from hyper_parallel.verify.engine.scratch import Scratch
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Run
 
@@ -131,6 +132,24 @@ def test_a_scale_that_no_element_shows_is_found():
     assert 0.5 < part.ratio < found.ratio
     right = (value * (1 + 1e-7 * RNG.standard_normal(value.shape))).astype(np.float32)
     assert whole_distance(right, value, bounds.whole(key), energy).ratio < 0.1
+
+
+@pytest.mark.parametrize("dtype, unit", [("bfloat16", 2.0**-7), ("float16", 2.0**-10), ("", 0.0)])
+def test_a_gradient_whose_terms_are_rounded_in_one_direction_may_be_off_by_one_unit(dtype, unit):
+    """A float32 gradient through half precision has one unit more as a whole, a state two, other values none."""
+    value, names = RNG.standard_normal((8, 9)).astype(np.float32), ("gradient", "state", "weight")
+
+    def run(scale, perturbation):
+        records = [Record("output", "half", "", 0, 0, np.ones(3, np.float32), dtype=dtype)]
+        records += [Record(kind, "w", "", 0, 0, (value * scale).astype(np.float32)) for kind in names]
+        return Run([RankRecords(0, records)], settings={"perturbation": perturbation})
+
+    moved, rounded = run(1.0, None), run(1.001, ROUNDED)
+    with_half, without = Bounds(moved, [moved, rounded]), Bounds(moved, [moved])
+    for kind, units in zip(names, (1, 2, 0), strict=True):
+        key = (kind, "w", 0, 0)
+        measured = ROUNDED_MULTIPLE * with_half.movements.whole("rounded", key).scale
+        assert with_half.whole(key).scale - without.whole(key).scale == pytest.approx(measured + units * unit)
 
 
 def test_a_part_with_all_the_noise_moves_more_along_itself():
