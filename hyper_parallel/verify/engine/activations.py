@@ -9,7 +9,7 @@ ranks sum to the reference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class ActivationPlacements:
         self.bounds, self.ranks, self.axes, self.declared = bounds, ranks, axes, declared
         self.unplaced: dict[tuple[str, str], str] = {}
         self.rows: list[dict[_Sizes, Counter[tuple[int, ...]]]] = [{} for _ in ranks]
-        self._rows_without_grad: list[dict[_Sizes, Counter[tuple[int, ...]]]] = [{} for _ in ranks]
+        self._alike: list[dict[tuple[bool, bool, _Sizes], Counter[tuple[int, ...]]]] = [{} for _ in ranks]
         self._placements: dict[tuple[Key, int], Placement] = {}
         self._possible: dict[tuple[Key, int], Placement] = {}
         keys = [key for key in bounds.reference if key[0] in KINDS]
@@ -74,6 +74,7 @@ class ActivationPlacements:
                 self._vote(key)
         for key in partly:
             self._place_again(key)
+        self._vote_possibly()
         for key in later:
             self._place_rest(key)
 
@@ -163,15 +164,15 @@ class ActivationPlacements:
     def _vote(self, key: Key) -> None:
         """Count the rows of each rank for a value whose shards were recognised."""
         for rank in range(len(self.ranks)):
-            placement = self._placements.get((key, rank))
-            if placement is None or placement.positions is None:
-                continue
-            rows = rows_of(placement.positions, placement.shape)
-            for dim, (line, total) in enumerate(zip(rows or (), placement.shape, strict=False)):
-                if line.size != total:
-                    for known in (self.rows, self._rows_without_grad)[: 1 + (EVALUATION in key[1])]:
-                        votes = known[rank].setdefault((dim, line.size, total), Counter())
-                        votes[tuple(int(row) for row in line)] += 1
+            for sizes, own in _sharded_rows(self._placements.get((key, rank))):
+                self.rows[rank].setdefault(sizes, Counter())[own] += 1
+                self._alike[rank].setdefault((EVALUATION in key[1], True, sizes), Counter())[own] += 1
+
+    def _vote_possibly(self) -> None:
+        """Count the rows of values that fit several positions."""
+        for (key, rank), placement in self._possible.items():
+            for sizes, own in _sharded_rows(placement):
+                self._alike[rank].setdefault((EVALUATION in key[1], False, sizes), Counter())[own] += 1
 
     def _place_again(self, key: Key) -> None:
         """If elements of a value are on no rank, place it by the rows of other values instead."""
@@ -230,14 +231,12 @@ class ActivationPlacements:
         return Placement(total, positions, words=describe(positions, total))
 
     def _votes(self, key: Key, rank: int, sizes: _Sizes) -> Counter[tuple[int, ...]] | None:
-        """Return how often rows of these sizes were recognised, in values of the same grad mode if there are any.
+        """Return how often rows of these sizes were recognised, or are possible, in values of this value's grad mode.
 
         A model that is called under ``no_grad`` in a training step may have another batch.
         """
-        every, other = self.rows[rank].get(sizes), self._rows_without_grad[rank].get(sizes)
-        if every is None or other is None:
-            return every
-        return other if EVALUATION in key[1] else every - other or every
+        alike = (self._alike[rank].get((EVALUATION in key[1], sure, sizes)) for sure in (True, False))
+        return next(filter(None, alike), None) or self.rows[rank].get(sizes)
 
     def _in_order(self, key: Key, dim: int, rank: int, *, trusted: bool) -> Any | None:
         """Return the rank's rows of ``dim`` if the shards of a group are consecutive blocks of the dim.
@@ -326,6 +325,16 @@ class ActivationPlacements:
             return bool(np.array_equal(value, expected))
         with np.errstate(invalid="ignore"):
             return bool(((np.abs(value - expected) <= allowed) | (value == expected)).all())
+
+
+def _sharded_rows(placement: Placement | None) -> Iterator[tuple[_Sizes, tuple[int, ...]]]:
+    """Yield each sharded dim with its local and global size, and the rows of the shard."""
+    if placement is None or placement.positions is None:
+        return
+    rows = rows_of(placement.positions, placement.shape)
+    for dim, (line, total) in enumerate(zip(rows or (), placement.shape, strict=False)):
+        if line.size != total:
+            yield (dim, line.size, total), tuple(int(row) for row in line)
 
 
 def are_padded_rows(placements: Sequence[Placement]) -> bool:

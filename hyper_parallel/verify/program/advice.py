@@ -59,12 +59,16 @@ _INSTEAD = {
     "has no attribute '_nccl_": "--pretend cuda does not support this query of the device: leave it out on a CPU",
     "libcuda.so cannot found": _OF_TRITON,
     "0 active drivers": _OF_TRITON,
-    "requires NumPy 2": "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore",
+    "requires NumPy 2": "the package needs NumPy 2, on which MindSpore cannot convert bfloat16: use an "
+    "environment without MindSpore",
 }
 """Advice by a part of the error's text, for errors where a stand-in device is already used or does not help."""
 
 _OF_FUNCTIONS = {"notebook_launcher", "Process"}
 """Functions that may run another function on each rank but may also do other work; ``launches.py`` has the others."""
+
+_OF_POOLS = {"apply", "apply_async", "map", "map_async", "starmap", "starmap_async", "submit"}
+"""Methods of pools of processes; they start ranks if the function that they run joins a process group."""
 
 
 def advice_on_error(text: str, pretended: str = "") -> str:
@@ -106,14 +110,15 @@ def advice_on_launches(program: Program) -> str:
 
 def _launches(tree: ast.Module, file: str) -> Iterator[str]:
     """Yield advice on each call that starts ranks."""
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func).partition("(")[0]
         last, place = called.rpartition(".")[2], f"{file}:{node.lineno}"
-        if last in _OF_FUNCTIONS:
-            given = [leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and leaf.id in functions]
+        given = [leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name) and leaf.id in functions]
+        joins = any("init_process_group" in ast.unparse(functions[name]) for name in given)
+        if last in _OF_FUNCTIONS or (joins and last in _OF_POOLS):
             target = f"{file}:{given[0]}" if given else "FILE:function"
             yield f"{place} starts ranks itself, by {called}: verify the function that they run, as in {target}"
     for line, words in _commands(tree):

@@ -86,7 +86,7 @@ class _Forks:
         write, leave = self._write, self._exit
 
         def tell(*_: Any) -> NoReturn:
-            os.write(write, site.encode())
+            os.write(write, f"{site}\n".encode())
             leave(0)
 
         from hyper_parallel.transport.simulated import threads as simulated_threads
@@ -123,7 +123,7 @@ class _Forks:
         os.close(self._write)
         with _default_child_signal():
             self._end_children()
-        self.continued = os.read(self._read, 1 << 12).decode()
+        self.continued = os.read(self._read, 1 << 12).decode().partition("\n")[0]
         os.close(self._read)
 
     def _end_children(self) -> None:

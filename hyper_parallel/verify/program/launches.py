@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib
 import inspect
+import multiprocessing.process
 import os
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,8 +35,11 @@ def refused_launches() -> Iterator[None]:
         replace(stack, os, "system", functools.partial(_checked, "command"))
         for name in ("execv", "execve"):
             replace(stack, os, name, functools.partial(_checked, "argv"))
+        replace(stack, multiprocessing.process.BaseProcess, "start", _started)
         for module, name, refuse in _OF_TORCH if "torch" in sys.modules else ():
             replace(stack, importlib.import_module(module), name, functools.partial(_instead, refuse))
+        for module in ("torch.distributed", "torch.distributed.distributed_c10d") if "torch" in sys.modules else ():
+            replace(stack, importlib.import_module(module), _JOINS, functools.partial(_in_rank, os.getpid()))
         yield
 
 
@@ -83,6 +89,77 @@ def command_words(command: Any) -> list[str]:
         return []
 
 
+def _started(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Process.start``, but refuse to start a function, or a method ``run``, that joins a process group."""
+
+    @functools.wraps(plain)
+    def start(process: Any) -> Any:
+        fn = getattr(process, "_target", None) or type(process).run
+        fn = getattr(fn, "func", fn)  # of functools.partial
+        if _joins(fn, set()):
+            _refuse_function(fn)
+        return plain(process)
+
+    return start
+
+
+def _joins(value: Any, seen: set[Any]) -> bool:
+    """Return whether a function or method of the program calls ``init_process_group``, or another one that does.
+
+    What it calls is read from its code: global functions, functions of the program's modules, and of classes their
+    ``__init__`` and the methods that have the name of one that is called.
+    """
+    fn = inspect.unwrap(getattr(value, "__func__", value))
+    fn = fn if isinstance(fn, types.FunctionType) else getattr(type(fn), "__call__", None)  # noqa: B004 - of an object
+    if not isinstance(fn, types.FunctionType) or fn in seen or not _is_users(fn.__code__.co_filename):
+        return False
+    seen.add(fn)
+    loaded, attributes = _names(fn.__code__)
+    closed = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ()), strict=True))
+    found = [closed.get(name, fn.__globals__.get(name)) for name in loaded]
+    owners = [each for each in found if isinstance(each, (type, types.ModuleType))]
+    members = [vars(owner).get(name) for owner in owners for name in attributes | {"__init__"}]
+    called = [each for each in (*found, *members) if isinstance(each, types.FunctionType)]
+    return _JOINS in loaded | attributes or any(_joins(each, seen) for each in called)
+
+
+def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Return the names of variables, and of attributes, that a function and the functions in it load."""
+    loaded, attributes = set[str](), set[str]()
+    for step in dis.get_instructions(code):
+        if step.opname in {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "IMPORT_FROM"}:
+            loaded.add(step.argval)
+        elif step.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
+            attributes.add(step.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = _names(constant)
+            loaded, attributes = loaded | inner[0], attributes | inner[1]
+    return loaded, attributes
+
+
+def _in_rank(owner: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``init_process_group``, but refuse it in processes that a rank, the process ``owner``, has forked."""
+
+    @functools.wraps(plain)
+    def join(*args: Any, **kwargs: Any) -> Any:
+        if os.getpid() != owner:
+            _refuse_function(_forked_function())
+        return plain(*args, **kwargs)
+
+    return join
+
+
+def _forked_function() -> Any:
+    """Return the code of the outermost function of the program that a process of ``multiprocessing`` runs."""
+    frame: Any = inspect.currentframe()
+    own = None
+    while frame is not None and frame.f_code.co_name != "_bootstrap":
+        own = frame.f_code if _is_users(frame.f_code.co_filename) else own
+        frame = frame.f_back
+    return own if frame is not None else None
+
+
 def _refuse_command(words: Sequence[str]) -> NoReturn:
     _refuse(INSTEAD_OF_COMMAND.format(shlex.join(words)))
 
@@ -98,9 +175,12 @@ def _refuse_agent(config: Any, entrypoint: Any, args: Sequence[Any], **_: Any) -
 def _refuse_function(fn: Any, *_: Any, **__: Any) -> NoReturn:
     """Refuse to run ``fn`` on ranks."""
     fn = getattr(fn, "launcher", fn)  # accelerate's notebook_launcher wraps the function
-    file = getattr(getattr(fn, "__code__", None), "co_filename", "")
+    code = getattr(fn, "__code__", fn)
+    file = getattr(code, "co_filename", "")
     if _is_users(file):
-        _refuse(f"starts ranks itself: verify the function that they run, as in {Path(file).name}:{fn.__name__}")
+        inside = "." in getattr(fn, "__qualname__", "")  # a method, or a function in another
+        name = "function, which must be at the top level of the file" if inside else code.co_name
+        _refuse(f"starts ranks itself: verify the function that they run, as in {Path(file).name}:{name}")
     _refuse(
         "starts ranks itself: verify the function that they run, as in FILE:function; or let the stack take its ranks "
         'from torchrun, as strategy="ddp" does in Lightning'
@@ -114,6 +194,9 @@ def _refuse_rpc(*_: Any, **__: Any) -> NoReturn:
         "torch.distributed, such as send and recv"
     )
 
+
+_JOINS = "init_process_group"
+"""The function of PyTorch that a rank calls."""
 
 _OF_TORCH: tuple[tuple[str, str, Callable[..., NoReturn]], ...] = (
     ("torch.multiprocessing", "spawn", _refuse_function),

@@ -77,7 +77,10 @@ NO_DEVICE = ("AttributeError: module 'torch._C' has no attribute '_cuda_", "Runt
         (
             "ImportError: pyarrow requires NumPy 2.0 or newer",
             "",
-            "the package needs NumPy 2, and MindSpore NumPy 1: use an environment without MindSpore (docs/stacks.md)",
+            (
+                "the package needs NumPy 2, on which MindSpore cannot convert bfloat16: use an environment without "
+                "MindSpore (docs/stacks.md)"
+            ),
         ),
         (
             "RuntimeError: Unsupported op [LARSUpdate] on CPU",
@@ -173,6 +176,11 @@ if __name__ == "__main__":
                 "FILE:function"
             ),
         ),
+        (
+            "def work(rank): dist.init_process_group()\nwith Pool(2) as pool:\n    pool.map(work, range(2))",
+            "train.py:3 starts ranks itself, by pool.map: verify the function that they run, as in train.py:work",
+        ),
+        ("def work(rank): pass\nwith Pool(2) as pool:\n    pool.map(work, range(2))", ""),
         (
             "import sys\ncommand = (sys.executable, '-m', 'torch.distributed.run', f'-n={2}', 'train.py')",
             (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from hyper_parallel.cli import main
@@ -124,6 +126,13 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
             "'mpirun' is not supported here: `hyper-parallel verify program --world-size N -- bin/python3 train.py`",
         ),
         (
+            "bash -c 'torchrun --nproc-per-node 2 train.py 7'",
+            (
+                "'bash -c' is not supported here: `hyper-parallel verify program -- torchrun --nproc-per-node 2 "
+                "train.py 7`"
+            ),
+        ),
+        (
             "uv run train.py 7",
             "'uv' is not supported here: `hyper-parallel verify program --world-size N -- python train.py 7`",
         ),
@@ -132,7 +141,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
 def test_commands_that_cannot_be_followed_are_refused(command, message):
     """An option that would change the run is named, and what to do."""
     with pytest.raises(InputError) as caught:
-        read_launch_line(command.split())
+        read_launch_line(shlex.split(command))
     assert str(caught.value) == message
 
 

@@ -1,5 +1,7 @@
 """A program that starts ranks itself, or RPC, is refused at the call, with what to verify instead."""
 
+import functools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -85,6 +87,91 @@ def test_functions_are_refused():
     assert refusal(lambda: torchrun.main(["--nproc-per-node", "3", "train.py", "--steps", "2"])) == (
         f"{COMMAND}torchrun --nproc-per-node 3 train.py --steps 2 (docs/stacks.md)"
     )
+
+
+def joins(rank):
+    """What ranks run, in a function of its own."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+
+def calls_joins(rank):
+    """What ranks run, which calls a function that joins."""
+    return joins(rank)
+
+
+class Trainer:
+    """Joins when it is made."""
+
+    def __init__(self, rank):
+        joins(rank)
+
+    @staticmethod
+    def prepare(rank):
+        """Return what is no rank."""
+        return rank
+
+
+def makes_trainer(rank):
+    """What ranks run, with a class that joins."""
+    return Trainer(rank)
+
+
+class Ranks(multiprocessing.Process):
+    """A process that joins in its method."""
+
+    def run(self):
+        """Join."""
+        joins(0)
+
+
+INSIDE = f"{FUNCTION}test_launches.py:function, which must be at the top level of the file (docs/stacks.md)"
+
+
+@pytest.mark.platforms("torch")
+def test_processes_that_join_a_group_are_refused():
+    """A process whose function joins a process group is a rank, however it is started; others start."""
+
+    def inner(rank):
+        joins(rank)
+
+    named = f"{FUNCTION}test_launches.py:calls_joins (docs/stacks.md)"
+    assert refusal(lambda: multiprocessing.Process(target=calls_joins, args=(0,)).start()) == named
+    spawn = multiprocessing.get_context("spawn")
+    assert refusal(lambda: spawn.Process(target=calls_joins, args=(0,)).start()) == named
+    assert refusal(lambda: multiprocessing.Process(target=inner, args=(0,)).start()) == INSIDE
+    assert refusal(lambda: Ranks().start()) == INSIDE
+    made = f"{FUNCTION}test_launches.py:makes_trainer (docs/stacks.md)"
+    assert refusal(lambda: multiprocessing.Process(target=makes_trainer, args=(0,)).start()) == made
+    assert refusal(lambda: multiprocessing.Process(target=functools.partial(calls_joins, 0)).start()) == named
+    with refused_launches():
+        for other in (worker, print, functools.partial(print, end=""), Recursive(), Trainer.prepare):
+            process = multiprocessing.get_context("fork").Process(target=other, args=(0,))
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+
+
+class Recursive:
+    """An object that is called, and whose name of a method is that of a function that joins."""
+
+    def __call__(self, rank):
+        """Call what is no rank."""
+        return Recursive().joins(rank)
+
+    def joins(self, rank):
+        """Return what is no rank, or call again."""
+        return rank if rank == 0 else self(rank)
+
+
+@pytest.mark.platforms("torch")
+def test_workers_that_join_a_group_are_refused():
+    """A pool's worker that joins a group raises in the caller; in the process itself, the function is as before."""
+    with refused_launches(), multiprocessing.get_context("fork").Pool(1) as pool:
+        with pytest.raises(InputError) as caught:
+            pool.map(calls_joins, [0])
+        assert str(caught.value).endswith(f" {FUNCTION}test_launches.py:calls_joins (docs/stacks.md)")
 
 
 @pytest.mark.platforms("torch")
