@@ -73,6 +73,7 @@ STACKS = {
     "nano_gpt": Stack((), "norm.*", others={"--summed": "norm.weight"}),
     "olmo_fsdp2": Stack(("olmo_core",), "*.weight"),
     "trl_sft": Stack(("trl", "transformers", "accelerate"), "*"),
+    "trl_dpo": Stack(("trl", "transformers", "accelerate"), "LlamaForCausalLM.model.* (no_grad)"),
     "torchtitan_llama": Stack(("torchtitan",), "output.weight", "cuda"),
     "torchtitan_tensor": Stack(
         ("torchtitan",), "layers.1.ffn_norm.weight", "cuda", "torchtitan_llama", ("tensor",), ranks=4

@@ -250,14 +250,22 @@ class _Search:
             yield positions, True
 
     def _vote(self, dim: int, sure: Any, positions: Any) -> Any | None:
-        """Return, for each row of ``part``, the row of ``whole`` with most of its elements; None without votes."""
+        """Return, for each row of ``part``, the row of ``whole`` with most of its elements; None if that is unknown.
+
+        Rows without votes, such as tokens that several texts begin with, are known if the others form a block.
+        """
         count, total = self.part.shape[dim], self.whole.shape[dim]
         if count * total > _SIDE:
             return None
         votes = np.zeros((count, total), dtype=np.int64)
         found = np.unravel_index(positions[sure], self.whole.shape)[dim]
         np.add.at(votes, (np.nonzero(sure)[dim], found), 1)
-        return votes.argmax(axis=1) if votes.any(axis=1).all() else None
+        rows, known = votes.argmax(axis=1), votes.any(axis=1)
+        if known.all():
+            return rows
+        block = np.arange(count) + (rows - np.arange(count))[known][0] if known.any() else rows
+        fits = known.any() and np.array_equal(block[known], rows[known]) and 0 <= block[0] <= block[-1] < total
+        return block if fits else None
 
 
 def _progressions(own: Any, rows: Any, starts: Any, tolerance: float) -> Iterator[Any]:

@@ -62,7 +62,7 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
     Raises:
         InputError: (a ValueError) the command does not start a Python script, or has an unsupported option.
     """
-    if words[1:2] == ["-c"] and words[2:] and Path(words[0]).name in {"bash", "sh", "zsh"}:
+    if "-c" in words[1:2] and words[2:] and Path(words[0]).name in {"bash", "sh", "zsh"}:
         raise InputError(f"'{words[0]} -c' is not supported here: `hyper-parallel verify program -- {words[2]}`")
     launcher, rest = _launcher(words)
     options, target, arguments = _parts(rest, shlex.join(words))

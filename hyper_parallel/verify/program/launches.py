@@ -36,10 +36,8 @@ def refused_launches() -> Iterator[None]:
         for name in ("execv", "execve"):
             replace(stack, os, name, functools.partial(_checked, "argv"))
         replace(stack, multiprocessing.process.BaseProcess, "start", _started)
-        for module, name, refuse in _OF_TORCH if "torch" in sys.modules else ():
-            replace(stack, importlib.import_module(module), name, functools.partial(_instead, refuse))
-        for module in ("torch.distributed", "torch.distributed.distributed_c10d") if "torch" in sys.modules else ():
-            replace(stack, importlib.import_module(module), _JOINS, functools.partial(_in_rank, os.getpid()))
+        for module, name, changed in _OF_TORCH if "torch" in sys.modules else ():
+            replace(stack, importlib.import_module(module), name, changed)
         yield
 
 
@@ -138,8 +136,9 @@ def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
     return loaded, attributes
 
 
-def _in_rank(owner: int, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``init_process_group``, but refuse it in processes that a rank, the process ``owner``, has forked."""
+def _in_rank(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``init_process_group``, but refuse it in processes that this one, which is a rank, has forked."""
+    owner = os.getpid()
 
     @functools.wraps(plain)
     def join(*args: Any, **kwargs: Any) -> Any:
@@ -198,14 +197,16 @@ def _refuse_rpc(*_: Any, **__: Any) -> NoReturn:
 _JOINS = "init_process_group"
 """The function of PyTorch that a rank calls."""
 
-_OF_TORCH: tuple[tuple[str, str, Callable[..., NoReturn]], ...] = (
-    ("torch.multiprocessing", "spawn", _refuse_function),
-    ("torch.multiprocessing", "start_processes", _refuse_function),
-    ("torch.multiprocessing.spawn", "start_processes", _refuse_function),
-    ("torch.distributed.launcher.api", "launch_agent", _refuse_agent),
-    ("torch.distributed.rpc", "init_rpc", _refuse_rpc),
+_OF_TORCH: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("torch.multiprocessing", "spawn", functools.partial(_instead, _refuse_function)),
+    ("torch.multiprocessing", "start_processes", functools.partial(_instead, _refuse_function)),
+    ("torch.multiprocessing.spawn", "start_processes", functools.partial(_instead, _refuse_function)),
+    ("torch.distributed.launcher.api", "launch_agent", functools.partial(_instead, _refuse_agent)),
+    ("torch.distributed.rpc", "init_rpc", functools.partial(_instead, _refuse_rpc)),
+    ("torch.distributed", _JOINS, _in_rank),
+    ("torch.distributed.distributed_c10d", _JOINS, _in_rank),
 )
-"""Functions of PyTorch, and their replacements."""
+"""Functions of PyTorch, and what replaces each."""
 
 
 def _refuse(words: str) -> NoReturn:

@@ -87,3 +87,13 @@ def test_rows_are_told_apart_where_their_sums_are_not(rows):
     match = find_part(part, whole, np.full(whole.shape, 0.15))
     assert match is not None
     assert rows_of(match.positions, whole.shape)[0].tolist() == rows
+
+
+def test_texts_that_begin_alike_are_found_if_they_are_padded_to_another_width():
+    """Pairs of texts share their first tokens, whose values fit both; the other columns form a block."""
+    whole = np.random.default_rng(3).standard_normal((6, 5, 4))
+    whole[3:, :2] = whole[:3, :2]
+    rows = [0, 1, 3, 4]
+    match = find_part(whole[rows, :4], whole, np.full(whole.shape, 1e-9))
+    assert [line.tolist() for line in rows_of(match.positions, whole.shape)] == [rows, [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert find_part(whole[rows][:, [0, 2, 4]], whole, np.full(whole.shape, 1e-9)) is None
