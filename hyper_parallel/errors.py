@@ -108,7 +108,7 @@ class StyleError(HyperParallelError, ValueError, AssertionError):
 
 
 class PlanError(HyperParallelError, ValueError):
-    """A parallel plan that does not fit the module."""
+    """A parallel plan that does not match the module."""
 
 
 class UnsupportedModuleError(PlanError, NotImplementedError):

@@ -151,7 +151,7 @@ def fully_shard(
 
     def place(parameter: Any) -> tuple[DataAxes, int]:
         if id(parameter) in kept_whole:
-            return DataAxes(mesh, shares=False), 0
+            return DataAxes(mesh, shards_parameters=False), 0
         return placed(shard_placement_fn, axes, parameter)
 
     shard_group(module, axes, reshard_after_forward, mp_policy, ignored, place)

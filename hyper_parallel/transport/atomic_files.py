@@ -17,10 +17,10 @@ def atomic_write_text(path: Path, text: str) -> None:
 
     Args:
         path: path of the file, in a folder that exists.
-        text: all of it.
+        text: the complete text.
 
     Raises:
-        OSError: it cannot be written; the error names the file. The earlier one, if any, is unchanged, and no partial
+        OSError: the file cannot be written; the error names it. An earlier file, if any, is unchanged, and no partial
             file is left.
     """
     atomic_write_all({path: text})
@@ -30,10 +30,11 @@ def atomic_write_all(texts: Mapping[Path, str]) -> None:
     """Write several files as :func:`atomic_write_text` does; none is replaced before all new ones are on the disk.
 
     Args:
-        texts: per path its text.
+        texts: the text for each path.
 
     Raises:
-        OSError: one cannot be written; the error names it. All earlier ones are unchanged, and no partial file is left.
+        OSError: a file cannot be written; the error names it. All earlier files are unchanged, and no partial file is
+            left.
     """
     partials = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts if _is_plain(path)}
     try:
@@ -56,7 +57,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _write(path: Path, to: Path, text: str) -> None:
-    """Write the text of ``path`` to a file; an error names ``path``: that of a full disk has no name otherwise."""
+    """Write the text of ``path`` to a file; an error names ``path``, which that of a full disk lacks."""
     try:
         with to.open("w", encoding="utf-8") as file:
             file.write(text)

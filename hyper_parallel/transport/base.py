@@ -85,7 +85,7 @@ class HostOps(Protocol):
     """The operations on local tensors that a transport needs from a framework, or from NumPy.
 
     Attributes:
-        framework: its name, or empty for NumPy.
+        framework: name of the framework; empty for NumPy.
     """
 
     framework: str
@@ -422,7 +422,7 @@ def check_reduction(op: str, *, inexact: bool) -> None:
         ReductionError: ``op`` is unknown, or ``avg`` of integers or booleans.
     """
     if op not in REDUCTIONS:
-        msg = f"unknown reduction {op!r}; there are {', '.join(REDUCTIONS)}"
+        msg = f"unknown reduction {op!r}; known: {', '.join(REDUCTIONS)}"
         raise ReductionError(msg)
     if op == "avg" and not inexact:
         msg = "the average of integers or booleans is not an integer: use 'sum', or convert to a float first"
@@ -441,12 +441,12 @@ def active_transport_of(framework: str) -> Transport | None:
     """Return :func:`active_transport` for tensors of ``framework``.
 
     Raises:
-        ArgumentTypeError: it carries those of another framework.
+        ArgumentTypeError: the current transport carries tensors of another framework.
     """
     active = _ACTIVE.get()
     if active is not None and active.framework not in ("", framework):
         msg = (
-            f"a tensor of {framework} came to a rank of {active.framework}, which cannot send it to other ranks: "
+            f"a rank of {active.framework} got a tensor of {framework}, which it cannot send to other ranks; "
             f'write platform="{framework}" in simulate or launch, or @pytest.mark.platforms("{framework}") for a test'
         )
         raise ArgumentTypeError(msg)

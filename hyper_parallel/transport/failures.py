@@ -77,7 +77,7 @@ def starting(what: str) -> Iterator[None]:
         what: name of the process or thread, for the message.
 
     Raises:
-        RankFailedError: there is no room for another one, or the fork server has ended.
+        RankFailedError: no memory is left for the process or thread, or the fork server has ended.
     """
     try:
         yield
@@ -93,7 +93,9 @@ def starting(what: str) -> Iterator[None]:
         raise RankFailedError(msg) from error
 
 
-NEEDS_GLOO = "on CPU, real processes of MindSpore talk over PyTorch's gloo: pip install torch (a CPU build will do)"
+NEEDS_GLOO = (
+    "on CPU, real processes of MindSpore communicate over PyTorch's gloo: pip install torch (a CPU build will do)"
+)
 """Why a real world of MindSpore cannot be started, and the fix."""
 
 

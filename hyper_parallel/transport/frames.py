@@ -91,7 +91,7 @@ _LIBRARY = re.compile(r".*/hyper_parallel/(?:core|platform|transport)/")
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback without the frames of the modules that run ranks, and with folded ones of packages.
+    """Return the traceback without the frames of the modules that run ranks, and with frames of packages folded.
 
     Every frame of a package is shown if ``HP_FULL_TRACEBACK`` is set to anything but an empty text.
     """

@@ -1,4 +1,4 @@
-"""Which files belong to installed packages, wherever those are: the one rule for ranks, pickles and tracebacks.
+"""Decides whether a file belongs to an installed package; module copies of ranks, pickles and tracebacks use this rule.
 
 A file is installed if it is in the standard library, in a folder named ``site-packages`` or ``dist-packages``, in an
 installer's record in a folder on ``sys.path`` (``pip install --target``), or in a framework, even one built in a

@@ -44,7 +44,7 @@ class OwnedFolder:
         new.rename(self.path / _LOCK)
 
     def close(self) -> None:
-        """Remove the folder and what is in it; a process that was forked from the owner leaves it alone."""
+        """Remove the folder with its files; in a process that was forked from the owner, do nothing."""
         if os.getpid() == self._owner:
             shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ Shapes = tuple[tuple[int, ...], ...]
 class Parts:
     """Parts of one tensor that follow each other in memory, one for each member of a collective.
 
-    A caller that repeats a collective keeps them: a call then computes nothing for each member.
+    A caller that repeats a collective keeps them, so that later calls compute nothing for each member.
 
     Attributes:
         shapes: shapes of the parts, as the caller sees them; checks compare them between members.

@@ -1,4 +1,4 @@
-"""Random draws of both runs: plain tensors draw like DTensors, and each program's own masks are checked.
+"""Random numbers of both runs: plain tensors get those of DTensors, and the states of ranks' generators are checked.
 
 A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
 run draws the numbers of a single device. In both runs of a verification, plain tensors draw by the same rule: the
@@ -171,7 +171,7 @@ def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]
 
 
 def _layouts(shape: Shape, whole: Shape, mesh: DeviceMesh) -> Iterator[Layout]:
-    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; each dim with another size has one axis."""
+    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; each dim whose size differs has an axis."""
     if len(shape) != len(whole):
         return
     cut = [dim for dim in range(len(whole)) if shape[dim] != whole[dim]]

@@ -169,8 +169,8 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
         (
             ["--plan", "WRONG_KEY", "--mesh", "3"],
             (
-                "the plan does not fit the module (1 problem); no parameter was changed:\n"
-                "  - 'fc3' (ColwiseParallel) matches no module; children of the module: fc1, fc2"
+                "the plan does not match the module (1 problem); no parameter was changed:\n  - 'fc3' "
+                "(ColwiseParallel) matches no module; children of the module: fc1, fc2"
             ),
         ),
         (["--plan", "PLAN", "--mesh", "3", "--scenario", "3-rms-untied"],

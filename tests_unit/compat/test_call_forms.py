@@ -205,7 +205,7 @@ def wrong_plans():
 def test_wrong_entries_of_a_plan_are_named():
     """A path that names nothing and placements that do not fit are refused by name, in plans and of activations."""
     (*plans, dim, count, nothing), *_ = simulate(wrong_plans, 3, platform="mindspore")
-    head = "shard_module: the plan does not fit the module (1 problem); no parameter was changed:\n  - plan: "
+    head = "shard_module: the plan does not match the module (1 problem); no parameter was changed:\n  - plan: "
     assert plans == [head + text for _, text in PLANS.values()]
     assert dim == "placements: Shard(2) names dim 2, the tensor has 2 dims"
     assert count == (

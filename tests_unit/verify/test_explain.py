@@ -243,8 +243,8 @@ def test_what_only_other_ranks_know_is_not_guessed(spec, capsys):
     command = ["explain", f"{spec}:asking", "--plan", f"{spec}:plan", "--platform", "torch"]
     assert main([*command, "--mesh", "2x2"]) == 2
     assert capsys.readouterr().err == (
-        "hyper-parallel: error: all_gather_object(): only the other ranks know its result, and in a rehearsal there "
-        "are none; run the program in a simulated world: hyper-parallel verify model\n"
+        "hyper-parallel: error: all_gather_object(): only the other ranks know its result, but this fake world has "
+        "none; run the program in a simulated world: hyper-parallel verify model\n"
     )
     assert main(command) == 2
     assert "give --mesh, such as 2x2, or --world-size" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def code_of(name: str, dtype: Any) -> str:
     """Return the safetensors name of a framework's ``dtype``.
 
     Raises:
-        CheckpointError: (a ValueError) the format does not have it.
+        CheckpointError: (a ValueError) the format does not have this dtype.
     """
     short = str(dtype).rpartition(".")[2].lower()
     if short not in _CODES:
@@ -102,10 +102,11 @@ class DataFile:
 
     @classmethod
     def existing(cls, path: Path) -> DataFile:
-        """Return a file that any program has written.
+        """Return the data file of an existing safetensors file, which any program may have written.
 
         Raises:
-            CheckpointError: (a ValueError) it is missing, is not a complete safetensors file, or has unknown dtypes.
+            CheckpointError: (a ValueError) the file is missing, is not a complete safetensors file, or has unknown
+                dtypes.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -148,7 +149,7 @@ class DataFile:
             raise CheckpointError(msg)
 
     def write(self, parts: Sequence[tuple[str, Box, np.ndarray[Any, Any]]]) -> list[tuple[str, Piece]]:
-        """Write parts, named and at their boxes, to the disk; return them with their checksums."""
+        """Write parts to the disk, each given as name, box and values; return name, box and checksum of each."""
         written: list[tuple[str, Piece]] = []
         if not parts:
             return written
@@ -290,7 +291,7 @@ def read_index(folder: Path) -> Index:
     if ours is None:
         _check_names(path, names)
         if any(_OWN_FILE.fullmatch(name) for name in names):
-            msg = f"load: {path} is damaged: it names a data file of save, and says nothing about its tensors"
+            msg = f"load: {path} is damaged: it names a data file of save, but does not list its tensors"
             raise CheckpointError(msg)
         files = tuple(DataFile.existing(folder / name) for name in names)
         counts = Counter(name for file in files for name in file.entries)
@@ -345,7 +346,7 @@ def _box_in(name: str, box: Any, shape: Sequence[int]) -> Box:
     edges = tuple((low, high) for low, high in box)
     for (low, high), size in zip(edges, shape, strict=True):
         if type(low) is not int or type(high) is not int or not 0 <= low <= high <= size:
-            msg = f"a piece of {name} is {box}, of a tensor of shape {list(shape)}"
+            msg = f"the piece {box} of {name} is not within its shape {list(shape)}"
             raise ValueError(msg)
     return edges
 

@@ -52,7 +52,7 @@ class Compatibility:
         if not present:
             self.problems.append(f"{name} is not in the checkpoint")
         elif len(set(present.values())) > 1:
-            self.problems.append(f"{', '.join(present)} are tied in the state, and not in the checkpoint")
+            self.problems.append(f"{', '.join(present)} are tied in the state, but not in the checkpoint")
         else:
             self.stored[name] = next(iter(present.values()))
 
@@ -64,7 +64,7 @@ class Compatibility:
         return [
             *[f"{name} is only in the checkpoint" for name in [*self._saved, *self._ties] if name not in known],
             *[
-                f"{', '.join(names)} are tied in the checkpoint, and not in the state"
+                f"{', '.join(names)} are tied in the checkpoint, but not in the state"
                 for names in users.values()
                 if names[1:]
             ],
@@ -84,8 +84,8 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
     from those that saved. Everything is checked before anything is changed. Tied parameters stay tied. Apart from the
     state, memory holds one shard at a time.
 
-    Safetensors files that another program has written, with an index or a single one, load as well: without checksums,
-    and plain values of the state are unchanged.
+    Safetensors files that another program has written load as well, a single file or several with an index. They have
+    no checksums, and plain values of the state stay unchanged.
 
     Args:
         state: a state like the one that was saved. Tensors are written in place, objects with ``load_state_dict`` load
@@ -98,7 +98,7 @@ def load(state: Any, folder: str | Path, *, names: Names | None = None) -> Any:
 
     Raises:
         CheckpointError: (a ValueError) there is no complete checkpoint in ``folder``, it is damaged, or names, shapes
-            or dtypes do not fit ``state``. One message has all differences, on every rank.
+            or dtypes do not match ``state``. One message has all differences, on every rank.
     """
     platform, folder = platform_of_state(state), Path(folder)
     indices: list[Index] = []
@@ -159,7 +159,7 @@ def _without_states(problems: list[str], unstepped: list[str]) -> list[str]:
 def _check(problems: list[str], folder: Path) -> None:
     """Raise CheckpointError with all differences, if there are any."""
     if problems:
-        msg = f"load: the checkpoint in {folder} does not fit the state: {'; '.join(problems)}"
+        msg = f"load: the checkpoint in {folder} does not match the state: {'; '.join(problems)}"
         raise CheckpointError(msg)
 
 

@@ -1,4 +1,4 @@
-"""Names in a folder that differ from those in the state: renamed tensors, and tensors that are fused on one side."""
+"""Maps names of the state to different names in the folder: renamed tensors, and tensors that are fused on one side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Blocks:
 
     Attributes:
         names: names of the tensors in the folder, in the order in which the fused tensor holds them.
-        sizes: sizes of the blocks, in proportion: elements along ``dim``, heads, or 1 for each of equal blocks.
+        sizes: relative sizes of the blocks, such as elements along ``dim``, numbers of heads, or 1 for each of equal
+            blocks.
         dim: the dim along which the fused tensor holds them one after another.
         groups: number of times the blocks alternate along ``dim``: 1 for [q, k, v], the number of groups of heads for
             [q0, k0, v0, q1, k1, v1, ...], the number of rows for gate and up in alternating rows.
@@ -42,7 +43,7 @@ class Blocks:
         """
         _check_blocks(self.sizes, self.groups)
         if len(self.names) != len(self.sizes):
-            msg = f"Blocks: {len(self.names)} names need as many sizes, got {self.sizes}"
+            msg = f"Blocks: {len(self.names)} names need {len(self.names)} sizes, got {self.sizes}"
             raise CheckpointError(msg)
 
 
@@ -106,7 +107,7 @@ class FolderNames:
         links: per tensor of the state, the parts of tensors in the folder that make it up.
         entries: tensors of the folder.
         ties: tied names of the folder.
-        problems: reasons why the map does not fit, empty if it does.
+        problems: reasons why the map does not match the state; empty if it does.
     """
 
     def __init__(self, names: Names | None, entries: Mapping[str, Entry], ties: Mapping[str, str]) -> None:
@@ -145,7 +146,7 @@ class FolderNames:
     def _fill(self, key: str, target: str, texts: tuple[str, ...], rest: str) -> str:
         pieces = target.split("*")
         if len(pieces) - 1 != len(texts):
-            self.problems.append(f"names: {key!r} and {target!r} do not have equally many *")
+            self.problems.append(f"names: {key!r} and {target!r} do not have the same number of *")
             return target
         filled = "".join(text for pair in zip(pieces, (*texts, ""), strict=True) for text in pair)
         rest = rest.removeprefix(".")
@@ -197,14 +198,14 @@ class FolderNames:
         )
         if not is_whole:
             states = ", ".join(user for user, _ in users)
-            self.problems.append(f"{states} do not make up {name} in the folder, each element of it exactly once")
+            self.problems.append(f"{states} do not cover each element of {name} in the folder exactly once")
 
     def _tie(self, alias: str, first: str) -> None:
         target, links = self._target(alias), self.links.get(first, ())
         if not isinstance(target, str) or len(links) != 1 or target == links[0].name:
             return
         if target in self.entries:
-            self.problems.append(f"{alias} is tied to {first}, and another tensor is {target} in the folder")
+            self.problems.append(f"{alias} is tied to {first}, but names maps {target} to another tensor")
             return
         self.ties[target] = links[0].name
 

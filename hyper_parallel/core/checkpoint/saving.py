@@ -49,8 +49,8 @@ def save(state: Any, folder: str | Path, *, names: Names | None = None) -> None:
             several, with :class:`Block` several become one. The first key that matches a name applies.
 
     Raises:
-        CheckpointError: (a ValueError) the state holds something else, or differs between ranks, or ``names`` do not
-            fit it.
+        CheckpointError: (a ValueError) the state holds a value of another type, or differs between ranks, or ``names``
+            does not match it.
         CheckpointWriteError: (an OSError) the disk cannot be written; an earlier checkpoint is unchanged.
     """
     writing = _Writing(state, Path(folder), names)
@@ -105,7 +105,7 @@ class PendingSave:
 
 
 class _Writing:
-    """A checkpoint whose data file is created, and not in the index yet.
+    """A checkpoint whose data file exists but is not in the index yet.
 
     Args:
         state: as in :func:`save`.
@@ -134,7 +134,7 @@ class _Writing:
         proposals = self._platform.transport().all_gather_object((digest, uuid.uuid4().hex), everyone)
         differing = [rank for rank, (other, _) in enumerate(proposals) if other != proposals[0][0]]
         if differing:
-            msg = f"save: the tensors of ranks {differing} have other names, dtypes or shapes than those of rank 0"
+            msg = f"save: the tensors of ranks {differing} differ from those of rank 0 in names, dtypes or shapes"
             raise CheckpointError(msg)
         name: str = proposals[0][1]
         return name

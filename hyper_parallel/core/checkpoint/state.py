@@ -40,7 +40,7 @@ class Flat:
         unstepped: names of state dicts of optimizers that have not stepped, given without their optimizer.
 
     Raises:
-        CheckpointError: (a ValueError) the state holds something else, or two tensors have one name.
+        CheckpointError: (a ValueError) the state holds a value of another type, or two tensors have one name.
     """
 
     def __init__(self, state: Any, platform: Platform, saved: Mapping[str, Entry] | None = None) -> None:
@@ -104,7 +104,7 @@ class Flat:
         return self._add(_join(name, key), (*path, key), value)
 
     def _completed(self, name: str, owner: Any) -> Any:
-        """Return the state of ``owner``, with entries of a checkpoint for parameters of which it has none yet."""
+        """Return the state of ``owner``, completed from the checkpoint for parameters that have no state yet."""
         state = owner.state_dict()
         if not hasattr(owner, "param_groups") or not isinstance(state, dict) or not _has_not_stepped(state):
             return state
@@ -163,7 +163,7 @@ def _has_tensors(tree: Any) -> bool:
 
 
 def subtree(tree: Any, path: Path) -> Any:
-    """Return the part of ``tree`` at ``path``, or at its name if the keys differ; None if there is none."""
+    """Return the part of ``tree`` at ``path``, or the part of the same name if the keys differ; None without one."""
     exact = tree
     for key in path:
         exact = dict(_pairs(exact)).get(key)
@@ -183,7 +183,7 @@ def _named_subtree(tree: Any, name: str) -> Any:
 
 
 def _pairs(tree: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the keys, or indices, and content of a tree; none of a tensor or value."""
+    """Return pairs of key (or index) and content of a tree; no pairs for a tensor or a plain value."""
     kind, content = _node(tree)
     return content if kind == "items" else enumerate(content) if kind in {"list", "tuple"} else ()
 

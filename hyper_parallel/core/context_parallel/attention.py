@@ -180,9 +180,9 @@ def _layout(query: Any, key: Any, value: Any, axis: str) -> Layout:
                 for other, placement in enumerate(layout.placements if not wrong else placements)
             ]
             msg = (
-                f"{_NAME}: {name} is placed {placements}; query, key and value must be sharded by dim {_SEQUENCE} over "
-                f"axis {axis!r}, and alike by batch or heads, or replicated, over the others; call "
-                f"{name}.redistribute(placements={wanted})"
+                f"{_NAME}: {name} is placed {placements}; query, key and value must be sharded by dim {_SEQUENCE} "
+                f"over axis {axis!r}, and have the same placements over every other axis (sharded by batch or heads, "
+                f"or replicated); call {name}.redistribute(placements={wanted})"
             )
             raise LayoutError(msg)
     return layout
@@ -204,7 +204,9 @@ def _check_shapes(query: Any, key: Any, value: Any) -> None:
         raise PlanError(msg)
     dtypes = {str(tensor.dtype) for tensor in (query, key, value)}
     if len(dtypes) > 1:
-        raise PlanError(f"{_NAME}: query, key and value have dtypes {', '.join(sorted(dtypes))}; they must have one")
+        raise PlanError(
+            f"{_NAME}: query, key and value have dtypes {', '.join(sorted(dtypes))}; they must have the same dtype"
+        )
 
 
 def _check_heads(query: Any, key: Any) -> None:
@@ -214,8 +216,9 @@ def _check_heads(query: Any, key: Any) -> None:
     heads = int(key.shape[_HEADS])
     if int(query.shape[_HEADS]) != heads and heads % parts:
         msg = (
-            f"{_NAME}: {int(query.shape[_HEADS])} query heads share {heads} key/value heads, and {parts} ranks do not "
-            f"divide {heads}; use form='gather', or redistribute so that heads are not sharded"
+            f"{_NAME}: {int(query.shape[_HEADS])} query heads share {heads} key/value heads, and {heads} is not "
+            f"divisible by the {parts} ranks that shard the heads; use form='gather', or redistribute so that heads "
+            "are not sharded"
         )
         raise LayoutError(msg)
 

@@ -52,7 +52,7 @@ class RingPlan:
         ranks: ranks of the axis that shards the sequence, in order: each sends to the next, the last one to the first.
         index: index of this rank among them.
         runs: runs of each rank's shard.
-        causal: a query sees keys up to its own position only.
+        causal: whether a query sees only the keys up to its own position.
     """
 
     ranks: tuple[int, ...]
@@ -107,7 +107,7 @@ def _runs(positions: Any, tile: int) -> tuple[Run, ...]:
 
 
 def balanced_order(length: int, parts: int) -> list[int]:
-    """Return an order of positions in which all shards have equally many visible pairs under a causal mask.
+    """Return an order in which all shards have the same number of visible pairs of query and key under a causal mask.
 
     The sequence is cut into ``2 * parts`` chunks; shard ``i`` holds the chunks ``i`` and ``2 * parts - 1 - i``, one
     from the front and one from the back. Reorder tokens, position embeddings and labels by it, shard them, and give it

@@ -1,4 +1,4 @@
-"""Ring attention on local tensors: keys and values travel around; each rank merges its queries' results."""
+"""Ring attention on local tensors: keys and values go from rank to rank; each rank merges its queries' results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Ring:
         return self.platform.cat(parts, len(empty.shape) - 2) if parts else empty
 
     def _visible(self, queries: list[Any], keys: Any, member: int) -> Iterator[tuple[int, Any, int]]:
-        """Yield the scores of each run of queries by each run of ``member``'s keys that it sees, with their indices."""
+        """Yield the scores of each run of queries and each run of ``member``'s keys that it sees, with both indices."""
         for place, own in enumerate(self.plan.own):
             for index, run in enumerate(self.plan.runs[member]):
                 if not self.plan.causal or own.sees(run):
@@ -224,7 +224,7 @@ def _grouped(tensor: Any, k: Any) -> Any:
 
 
 def _finite(largest: Any) -> Any:
-    """Return maxima, 0 for queries that see no key and whose scores are all minus infinity."""
+    """Return the maxima, with 0 for queries that see no key, whose scores are all minus infinity."""
     return largest.masked_fill(largest == -math.inf, 0.0)
 
 

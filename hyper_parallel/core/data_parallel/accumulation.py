@@ -102,7 +102,7 @@ def global_mean(loss_sum: Any, count: Any, mesh: DeviceMesh | None = None) -> An
         msg = f"global_mean: loss_sum is a DTensor {layout}; pass loss_sum.full_tensor()"
         raise PlanError(msg)
     if tuple(loss_sum.shape):
-        msg = f"global_mean: loss_sum has the shape {list(loss_sum.shape)}; pass a sum, of no dims"
+        msg = f"global_mean: loss_sum has the shape {list(loss_sum.shape)}; pass a 0-d sum"
         raise PlanError(msg)
     ranks = tuple(mesh.ranks)
     counts = platform.transport().all_gather_object(_number(count), ranks)

@@ -75,7 +75,7 @@ def _names(field: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FSDPMeshInfo:
-    """A mesh with a data axis, over which ``fully_shard`` shards some of its parameters.
+    """A mesh with the data axes of some of a module's parameters, over one of which ``fully_shard`` shards them.
 
     Attributes:
         mesh: the mesh.
@@ -111,10 +111,10 @@ class FSDPMeshInfo:
 
 @dataclass(frozen=True)
 class HSDPMeshInfo(FSDPMeshInfo):
-    """A mesh with an axis of replicas and a data axis; see :class:`FSDPMeshInfo`.
+    """A mesh with a replicating axis and a sharding axis; see :class:`FSDPMeshInfo`.
 
     Raises:
-        PlanError: (a ValueError) no axis of replicas is given, or for a reason of :class:`FSDPMeshInfo`.
+        PlanError: (a ValueError) no replicating axis is given, or for a reason of :class:`FSDPMeshInfo`.
     """
 
     def __post_init__(self) -> None:
@@ -126,11 +126,11 @@ class HSDPMeshInfo(FSDPMeshInfo):
 
 @dataclass(frozen=True)
 class ShardPlacementResult:
-    """Result of ``shard_placement_fn`` for a parameter with other data axes than the rest of its module.
+    """Result of ``shard_placement_fn`` for a parameter whose data axes differ from those of the rest of its module.
 
     Attributes:
         placement: ``Shard(dim)``; None is dim 0.
-        mesh_info: its data axes. Its gradients are averaged over these, and no others.
+        mesh_info: the parameter's data axes. Its gradients are averaged over these axes only.
     """
 
     placement: Shard | None
@@ -142,26 +142,28 @@ class DataAxes:
     """The data axes of a group of parameters.
 
     Attributes:
-        mesh: the axis of replicas, if there is one, and the data axis; without a data axis, only the axes of replicas.
-        shares: whether the last axis of ``mesh`` shards each parameter.
+        mesh: the replicating axis, if there is one, and the sharding axis; without a sharding axis, only replicating
+            axes.
+        shards_parameters: whether the last axis of ``mesh`` shards each parameter.
         given: the mesh whose axes ``DataParallelMeshDims`` names; None if ``mesh`` itself was passed.
         joined: ``given`` with the data axes flattened.
     """
 
     mesh: DeviceMesh
-    shares: bool = True
+    shards_parameters: bool = True
     given: DeviceMesh | None = None
     joined: DeviceMesh | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Global ranks over which each parameter is sharded."""
-        return self.mesh.ranks_along((self.mesh.ndim - 1,)) if self.shares else (self.mesh.rank,)
+        return self.mesh.ranks_along((self.mesh.ndim - 1,)) if self.shards_parameters else (self.mesh.rank,)
 
     @property
     def replicas(self) -> tuple[int, ...]:
         """Global ranks that hold the same shards as this one, itself included."""
-        return self.mesh.ranks_along(tuple(range(self.mesh.ndim - 1))) if self.shares else tuple(self.mesh.ranks)
+        replicating = tuple(range(self.mesh.ndim - 1))
+        return self.mesh.ranks_along(replicating) if self.shards_parameters else tuple(self.mesh.ranks)
 
     def data_names(self, mesh: DeviceMesh) -> set[str]:
         """Return those axes of ``mesh``, a slice of ``given``, that are data axes."""
@@ -174,7 +176,7 @@ class DataAxes:
         """Return the mesh of the data axes and of the other axes of ``own``, a parameter's mesh.
 
         Raises:
-            MeshError: ``own`` is not of the same mesh.
+            MeshError: ``own`` is not a slice of the same mesh.
         """
         if self.given is None or self.joined is None:
             return common_mesh(self.mesh, own)
@@ -189,13 +191,13 @@ def data_axes(mesh: DeviceMesh, dims: DataParallelMeshDims | None) -> DataAxes:
     """Return the data axes of ``mesh``.
 
     Args:
-        mesh: if ``dims`` is None, the data axis, or the axis of replicas and the data axis.
-        dims: names of those axes.
+        mesh: if ``dims`` is None, a mesh of the sharding axis, or of the replicating axis and the sharding axis.
+        dims: names of those axes, if ``mesh`` has other axes too.
 
     Raises:
         MeshError: (a ValueError) ``mesh`` has too many axes or no names, or ``dims`` names an axis that does not exist,
             or one twice.
-        ArgumentTypeError: (a TypeError) ``dims`` is of another class.
+        ArgumentTypeError: (a TypeError) ``dims`` is not a ``DataParallelMeshDims``.
     """
     if dims is None:
         if mesh.ndim > _MOST_AXES:
@@ -253,8 +255,8 @@ def placed(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -
         problem = (
             "it must be Shard(dim) of one of its dims, None, or ShardPlacementResult(placement, FSDPMeshInfo(...))"
         )
-    elif not axes.shares:
-        problem = "dp_mesh_dims has no axis to shard over, so it must be None"
+    elif not axes.shards_parameters:
+        problem = "dp_mesh_dims has no axis to shard over, so shard_placement_fn must return None"
     if problem is not None:
         shape = list(parameter.shape)
         msg = f"fully_shard: shard_placement_fn returned {returned!r} for a parameter of shape {shape}; {problem}"
@@ -265,14 +267,14 @@ def placed(place: Callable[[Any], Any] | None, axes: DataAxes, parameter: Any) -
 def sharded_layout(path: str, parameter: Any, axes: DataAxes, dim: int = 0) -> Layout:
     """Return the layout of the shards of ``parameter``, a DTensor, over the data axis as well.
 
-    The dim is split by tensor parallelism first, if at all, and each of those parts over the data axis: a data group
-    holds the tensor-parallel shard.
+    If tensor parallelism splits the dim, it does so first. The data axis then splits each of these shards, so the ranks
+    of one data group together hold one tensor-parallel shard.
 
     Args:
         path: name of the parameter.
         parameter: a DTensor on a mesh of other axes; replicated along data axes that its mesh has.
         axes: the data axes.
-        dim: dim that the data axis splits, if there is one.
+        dim: dim that the sharding axis splits, if there is one.
 
     Raises:
         PlanError: (a ValueError) the parameter is partial or split along a data axis, or its mesh and that of ``axes``
@@ -304,6 +306,6 @@ def sharded_layout(path: str, parameter: Any, axes: DataAxes, dim: int = 0) -> L
             )
             raise PlanError(msg)
         dim_axes.append(tuple(whole.axis(name) for name in names))
-    if axes.shares:
+    if axes.shards_parameters:
         dim_axes[dim] = (*dim_axes[dim], whole.axis(axes.mesh.names[-1]))
     return Layout.of(whole, dim_axes, (), layout.shape)

@@ -33,7 +33,7 @@ class FSDPModule:
         return made
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gather this module's own group, until ``reshard()`` or the end of a forward; all ranks call it.
+        """Gather the parameters of this module's group, until ``reshard()`` or the end of a forward; all ranks call it.
 
         A gradient reaches the gathered parameters only through forward.
         """
@@ -55,11 +55,11 @@ class FSDPModule:
         set_requires_gradient_sync(self, requires_gradient_sync, recurse=recurse)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Reduce over the replicas in later passes, or keep the sums over the data axis until a pass does."""
+        """Reduce over the replicas in later passes, or keep the sums over the sharding axis until a pass does."""
         self._set("reduces_over_replicas", requires_all_reduce, recurse=recurse)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Accepted: every backward waits for its reductions."""
+        """Has no effect: every backward waits for its reductions."""
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Free the gathered parameters after forward, or keep them until backward."""
@@ -91,33 +91,33 @@ class FSDPModule:
         self.set_gradient_divide_factor(factor)
 
     def set_modules_to_forward_prefetch(self, modules: Sequence[Any]) -> None:
-        """Accepted for modules under ``fully_shard``: the order of prefetches is learned from the last forward."""
+        """Only check that the modules are under ``fully_shard``: prefetches follow the order of the last forward."""
         _require_sharded("set_modules_to_forward_prefetch", modules)
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[Any]) -> None:
-        """Accepted for modules under ``fully_shard``: the order of prefetches is learned from the last backward."""
+        """Only check that the modules are under ``fully_shard``: prefetches follow the order of the last backward."""
         _require_sharded("set_modules_to_backward_prefetch", modules)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Accepted: backward gathers whatever forward has freed."""
+        """Has no effect: backward gathers whatever forward has freed."""
 
     def set_post_optim_event(self, event: Any) -> None:
-        """Accepted: gathers run after the optimizer, on its stream."""
+        """Has no effect: gathers run after the optimizer, on its stream."""
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Accepted: reductions are sums, which are divided afterwards."""
+        """Has no effect: reductions are sums, which are divided afterwards."""
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
-        """Accepted: PyTorch allocates all memory, for every transport."""
+        """Has no effect: PyTorch allocates all memory, for every transport."""
 
     def set_symm_mem_for_comm(self, *args: Any, **options: Any) -> None:
-        """Accepted, as :meth:`set_allocate_memory_from_process_group_for_comm`."""
+        """Has no effect, like :meth:`set_allocate_memory_from_process_group_for_comm`."""
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        """Accepted: all collectives of the data axis are of one group."""
+        """Has no effect: all collectives of a data axis use one group."""
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """Accepted: at most two collectives are in flight.
+        """Only check the number: at most two collectives are in flight.
 
         Raises:
             PlanError: it is not a positive integer.
@@ -129,10 +129,10 @@ class FSDPModule:
             raise PlanError(msg)
 
     def reset_iter_state(self) -> None:
-        """Accepted: the state of a pass that raises is reset at once."""
+        """Has no effect: the state of a pass that raises is reset at once."""
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
-        """Ranks may use different parameters; one that no rank uses has no gradient.
+        """Accept only False: ranks may use different parameters, and a parameter that no rank uses has no gradient.
 
         Raises:
             PlanError: True is given, which asks for gradients of zeros for such parameters.
@@ -173,8 +173,8 @@ class FSDPModule:
 
 def _refused(method: str) -> PlanError:
     return PlanError(
-        f"{method}: collectives of fully_shard are not replaced, since all ranks agree on them beforehand; change "
-        "gradients by hooks of the parameters, which are called with the reduced ones"
+        f"{method}: collectives of fully_shard are not replaced, since all ranks agree on them beforehand; to change "
+        "gradients, use hooks of the parameters, which get the reduced gradients"
     )
 
 
@@ -195,8 +195,8 @@ class _ForwardMethod:
 def register_fsdp_forward_method(module: Any, method_name: str) -> None:
     """Let a method of a module under ``fully_shard`` gather parameters as its forward does, such as ``generate``.
 
-    A module that ``fully_shard`` was not applied to is left alone. The module's own forward, called inside the method,
-    frees what it has gathered: read parameters before.
+    A module that ``fully_shard`` was not applied to is unchanged. If the method calls the module's own forward, the
+    gathered parameters are freed at its end: read them before that call.
 
     Args:
         module: the module.
@@ -216,10 +216,10 @@ def register_fsdp_forward_method(module: Any, method_name: str) -> None:
 
 
 def share_comm_ctx(modules: Sequence[Any]) -> None:
-    """Accepted for modules under ``fully_shard``, such as stages of a pipeline: their order of collectives is learned.
+    """Only check that the modules are under ``fully_shard``: the order of their collectives is learned.
 
     Args:
-        modules: the modules.
+        modules: the modules, such as stages of a pipeline.
     """
     _require_sharded("share_comm_ctx", modules)
 

@@ -14,9 +14,10 @@ class MixedPrecisionPolicy:
 
     Attributes:
         param_dtype: dtype of the gathered parameters, in which forward and backward compute; None keeps it.
-        reduce_dtype: dtype in which gradients are accumulated without reduction, and reduced; None: ``param_dtype``.
+        reduce_dtype: dtype in which gradients are accumulated without reduction, and reduced; None stands for
+            ``param_dtype``.
         output_dtype: dtype of floating outputs; None leaves them as they are.
-        cast_forward_inputs: cast floating inputs to ``param_dtype``, if there is one.
+        cast_forward_inputs: whether to cast floating inputs to ``param_dtype``, if that is given.
     """
 
     param_dtype: Any = None
@@ -35,7 +36,7 @@ class CPUOffloadPolicy(OffloadPolicy):
     """Shards are kept in host memory; has no effect if the CPU computes.
 
     Attributes:
-        pin_memory: accepted for PyTorch's signature.
+        pin_memory: accepted as in PyTorch's signature, without effect.
     """
 
     pin_memory: bool = True

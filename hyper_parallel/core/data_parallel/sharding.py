@@ -122,7 +122,7 @@ def _reshard(reshard: Any, axes: DataAxes) -> bool | None:
         return reshard
     size = len(axes.ranks)
     if not isinstance(reshard, int) or reshard < 1 or size % reshard:
-        ranks = f"the {size} ranks of {axes.mesh.names[-1]}" if axes.shares else "1"
+        ranks = f"the {size} ranks of {axes.mesh.names[-1]}" if axes.shards_parameters else "1"
         msg = f"fully_shard: reshard_after_forward={reshard!r} must be true, false or a divisor of {ranks}"
         raise PlanError(msg)
     return reshard != 1
@@ -179,7 +179,7 @@ def _listed(platform: Platform, ignored: Iterable[Any] | None) -> list[Any]:
     """Return the parameters in ``ignored``.
 
     Raises:
-        PlanError: it is one parameter, or holds something else.
+        PlanError: ``ignored`` is a single parameter, or holds something that is not a parameter.
     """
     if platform.is_tensor(ignored):
         raise PlanError("fully_shard: ignored_params is a parameter; pass a list of parameters")
@@ -263,12 +263,15 @@ def _check(module: Any) -> None:
     platform = platform_of_argument(module, "fully_shard: module", module=True)
     if platform.is_container(module):
         msg = (
-            f"fully_shard: this {type(module).__name__} is never called, so nothing would gather its parameters; apply "
-            "it to each module inside, or to the module around"
+            f"fully_shard: this {type(module).__name__} is never called, so nothing would gather its parameters; "
+            "apply fully_shard to each module inside, or to the module that contains it"
         )
         raise PlanError(msg)
     if any(hasattr(child, REPLICATED) for _, child in platform.get_cells_and_names(module)):
-        msg = f"fully_shard: replicate was applied to this {type(module).__name__} or a submodule of it; use one"
+        msg = (
+            f"fully_shard: replicate was applied to this {type(module).__name__} or a submodule of it; use only one "
+            "of the two"
+        )
         raise PlanError(msg)
 
 
@@ -329,10 +332,11 @@ def _check_parameter(path: str, parameter: Any, axes: DataAxes, dim: int, *, tak
     if hasattr(parameter, MADE_BY_FULLY_SHARD):
         msg = (
             f"fully_shard: parameter {path} was sharded before, by fully_shard of another module that holds it, such "
-            "as one around this; apply fully_shard to inner modules first, and then to the modules around them"
+            "as one that contains this module; apply fully_shard to inner modules first, and then to the modules "
+            "that contain them"
         )
         raise PlanError(msg)
-    if axes.shares and not len(parameter.shape):
+    if axes.shards_parameters and not len(parameter.shape):
         msg = f"fully_shard: parameter {path} has no dim to shard; give it the shape (1,)"
         raise PlanError(msg)
     if isinstance(parameter, DTensor):
@@ -360,7 +364,7 @@ def _sharded(
 def _shard(platform: Platform, path: str, parameter: Any, axes: DataAxes, dim: int) -> Any:
     """Return this rank's shard of ``parameter``, in storage of its own."""
     if not isinstance(parameter, DTensor):
-        placements = [*[Replicate()] * (axes.mesh.ndim - 1), Shard(dim) if axes.shares else Replicate()]
+        placements = [*[Replicate()] * (axes.mesh.ndim - 1), Shard(dim) if axes.shards_parameters else Replicate()]
         return distribute_tensor(platform.detach(parameter), axes.mesh, placements, src_data_rank=None)
     layout = sharded_layout(path, parameter, axes, dim)
     local = platform.detach(parameter.to_local())

@@ -225,7 +225,7 @@ def all_inside(outer: Layout, inner: Layout) -> bool:
 
 
 def count_pieces(boxes: Bounds, pieces: Bounds, count: int) -> Any:
-    """Return the number of pieces of a grid that each rank's box meets.
+    """Return the number of pieces of a grid that each rank's box intersects.
 
     Args:
         boxes: boxes of ranks.

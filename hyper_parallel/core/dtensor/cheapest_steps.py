@@ -1,9 +1,9 @@
 """The search for the cheapest steps from one layout to another, over collectives and exchanges of boxes.
 
-A best-first search over layouts (A*; Hart, Nilsson and Raphael, 1968). The number of elements that a rank still lacks
-is a lower bound of the remaining cost, so few layouts are visited. Steps are built and priced only when a lower bound
-of their own cost says that they may be the cheapest; that of an exchange is slow to compute, since it depends on the
-boxes of all its ranks.
+It is a best-first search over layouts (A*; Hart, Nilsson and Raphael, 1968). The number of elements that a rank still
+lacks is a lower bound of the remaining cost, so few layouts are visited. Steps are built and priced only when a lower
+bound of their own cost says that they may be the cheapest, because the cost of an exchange, which depends on the boxes
+of all its ranks, is slow to compute.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MAX_CACHED = 1024
 """Maximum number of entries of a cache of moves or ranges; its entries contain only numbers."""
 
 _Move: TypeAlias = "tuple[type[Step], DimAxes, Partials, tuple[int, ...]]"
-"""A step that is not built yet: its kind, the axes that split each dim after it, the partial axes after it, and its
-axes.
+"""A step that is not built yet: its kind, the axes that split each dim after it, the partial axes after it, and the
+axes that it communicates over.
 """
 _Entry: TypeAlias = "tuple[float, float, int, float, Layout, tuple[Step, ...], Step | _Move | None]"
 """An entry of the search's queue, the cheapest first: a lower bound of the cost of the plan, two numbers that break
@@ -113,7 +113,7 @@ class _Search:
         self.done: set[Layout] = set()
 
     def run(self) -> tuple[Step, ...]:
-        """Return the best steps; none if the limit of visited layouts is reached without any."""
+        """Return the best steps; no steps if the limit of visited layouts is reached before any are found."""
         frontier = self.frontier
         while frontier:
             least, _, ticket, spent, layout, steps, last = heapq.heappop(frontier)

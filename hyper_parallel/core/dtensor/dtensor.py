@@ -119,13 +119,14 @@ class DTensor(_FrameworkTensor):
             run_check: compare shapes, dtypes and requires_grad of all ranks, and copy the first replica's values to the
                 ranks that should hold equal ones, as PyTorch does (communicates).
             shape: global shape; without it, shards are assumed to be even.
-            stride: ignored; accepted for PyTorch's signature.
+            stride: ignored; accepted as in PyTorch's signature.
             grad_placements: placements of the gradient that ``local`` receives. Along an axis on which the tensor is
                 Replicate or Partial(sum) it may be Partial(sum): the ranks' gradients then add up to the true one.
 
         Raises:
-            LayoutError: the placements do not fit the mesh or the tensor, or the gradient cannot have its own; or
-                ``local`` is an operand of a ``local_map`` that sums its gradient, which is complete here.
+            LayoutError: the placements do not match the mesh or the tensor, the gradient cannot have
+                ``grad_placements``, or ``local`` is an operand of a ``local_map`` that would sum its gradient although
+                it is complete.
             MeshMismatchError: the placements are a layout of another mesh, or ``local`` is on another type of device.
             ArgumentTypeError: ``local`` is a DTensor, or sparse.
             ShardMismatchError: ``local`` does not have this rank's local shape, or ranks disagree.
@@ -204,7 +205,7 @@ class DTensor(_FrameworkTensor):
         Args:
             device_mesh: must be this tensor's mesh, if given.
             placements: placements or aliases; all Replicate by default.
-            async_op: accepted; the result is always complete.
+            async_op: accepted, without effect; the result is always complete.
             forward_dtype: floating dtype to which values are cast before they are communicated, and of the result;
                 by default the dtype of the tensor.
             backward_dtype: floating dtype in which the gradient is communicated, before it is cast to the dtype of the
@@ -442,8 +443,9 @@ def without_elements(local: Any, platform: Platform, layout: Layout, what: str, 
     if not known and 0 in local.shape:
         mesh = layout.mesh
         msg = (
-            f"{what} is empty, {list(local.shape)}, on rank {mesh.rank}, which is not in {mesh!r}; that does not tell "
-            "the global shape: pass shape= to from_local, or keep the DTensor (use_local_output=False in a style)"
+            f"{what} is empty, {list(local.shape)}, on rank {mesh.rank}, which is not in {mesh!r}; its shape does not "
+            "determine the global shape; pass shape= to from_local, or keep the DTensor (use_local_output=False in a "
+            "style)"
         )
         raise ShardMismatchError(msg)
     none = platform.reshape(platform.reshape(local, (-1,))[:0], layout.local_shape)

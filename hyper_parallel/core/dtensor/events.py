@@ -160,7 +160,7 @@ class EventLog:
         self._events: list[Event] = []
 
     def next_step(self) -> None:
-        """Start the next training step; later events are counted to it."""
+        """Start the next training step; later events belong to it."""
         self.step += 1
 
     def on_redistribution(self, redistribution: PendingRedistribution) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
     from hyper_parallel.platform.contract.platform import Platform
 
-__all__ = ["layout_from_gathered_shapes", "layout_from_local_shapes", "note_rehearsed"]
+__all__ = ["layout_from_gathered_shapes", "layout_from_local_shapes", "note_boundary_layout"]
 
 
 def layout_from_local_shapes(
@@ -20,7 +20,8 @@ def layout_from_local_shapes(
 ) -> Layout:
     """Return ``layout`` with the global shape that the local shards of all ranks add up to.
 
-    Communicates along the axes that split a dim of unknown size; a rehearsal remembers layouts instead.
+    Communicates along the axes that split a dim of unknown size; on a rank of a fake world, layouts are remembered
+    instead.
 
     Args:
         platform: the framework of ``local``.
@@ -31,32 +32,32 @@ def layout_from_local_shapes(
 
     Raises:
         ShardMismatchError: (a ValueError) the local shapes do not form one tensor; every shard must have
-            ``ceil(size / ranks)`` elements, the last ones fewer.
+            ``ceil(size / ranks)`` elements, except the last ones, which may have fewer.
     """
     sizes = layout.shape or ()
     shape = [sizes[dim] if dim in known else size for dim, size in enumerate(local.shape)]
     unknown = [dim for dim, axes in enumerate(layout.dim_axes) if dim not in known and layout.shard_count(dim) > 1]
     if not unknown:
         return layout.with_shape(shape)
-    rehearsed = _rehearsed(layout, tuple(local.shape)) if platform.transport().backend == "fake" else None
-    if rehearsed is not None:
-        return rehearsed
+    noted = _noted(layout, tuple(local.shape)) if platform.transport().backend == "fake" else None
+    if noted is not None:
+        return noted
     mesh = layout.mesh
     ranks = mesh.ranks_along(tuple(sorted({axis for dim in unknown for axis in layout.dim_axes[dim]})))
     shapes = dict(zip(ranks, platform.transport().all_gather_object(tuple(local.shape), ranks), strict=True))
     return layout_from_gathered_shapes(layout.with_shape(shape), shapes, local.dtype, where, unknown)
 
 
-_SEEN: ContextVar[tuple[Layout, ...]] = ContextVar("hyper_parallel_rehearsed_layouts", default=())
+_SEEN: ContextVar[tuple[Layout, ...]] = ContextVar("hyper_parallel_boundary_layouts", default=())
 _SEEN_MOST = 64
 
 
-def note_rehearsed(layout: Layout) -> None:
-    """Record a layout at a module's boundary in a rehearsal: its local tensor may return later as a plain tensor."""
+def note_boundary_layout(layout: Layout) -> None:
+    """Record a layout at a module's boundary in a fake world: its local tensor may return later as a plain tensor."""
     _SEEN.set((layout, *(other for other in _SEEN.get() if other is not layout))[:_SEEN_MOST])
 
 
-def _rehearsed(layout: Layout, local: tuple[int, ...]) -> Layout | None:
+def _noted(layout: Layout, local: tuple[int, ...]) -> Layout | None:
     """Return the last layout noted with these placements and local sizes; None if there is none."""
     alike = (other for other in _SEEN.get() if (other.mesh, other.dim_axes) == (layout.mesh, layout.dim_axes))
     return next((other for other in alike if other.local_shape == local), None)
@@ -85,7 +86,7 @@ def layout_from_gathered_shapes(
         facts = ", ".join(f"rank {rank}: {list(sizes)}" for rank, sizes in local_shapes.items())
         msg = (
             f"{where} do not form one {complete.notation(dtype)} ({facts}); every shard must have ceil(size / ranks) "
-            "elements, the last ones fewer"
+            "elements, except the last ones, which may have fewer"
         )
         raise ShardMismatchError(msg)
     return complete

@@ -79,7 +79,7 @@ class Layout:
         tensor_meta: ``shape`` with dense strides, or None without a shape; PyTorch's constructor reads this attribute.
 
     Raises:
-        LayoutError: (a ValueError) ``rank_list`` does not have as many ranks as the mesh.
+        LayoutError: (a ValueError) ``rank_list`` does not have the number of ranks of the mesh.
     """
 
     __slots__ = (
@@ -249,7 +249,7 @@ class Layout:
         return index
 
     def repeat_num(self) -> int:
-        """Return the mesh size over the number of different shards: the product of the axes that split no dim."""
+        """Return the number of ranks that hold each shard: the product of the sizes of the axes that split no dim."""
         splitting = {axis for axes in self.dim_axes for axis in axes}
         return math.prod(size for axis, size in enumerate(self.mesh.shape) if axis not in splitting)
 
@@ -387,7 +387,7 @@ class Layout:
                 self.placements = public_placements(self.mesh, self.dim_axes, self.partials)
                 return self.placements
             if name not in _PLACED_ATTRIBUTES:
-                fix = "; layouts are immutable: layout(placements) returns another" if name in _OF_DRAFTS else ""
+                fix = "; layouts are immutable: layout(placements) returns a new one" if name in _OF_DRAFTS else ""
                 msg = f"{type(self).__name__!r} object has no attribute {name!r}{fix}"
                 raise AttributeError(msg)
             if self._unresolved_placements is None:

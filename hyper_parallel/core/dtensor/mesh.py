@@ -194,7 +194,7 @@ class DeviceMesh:
         """Position of the current rank along one axis; a mesh of one axis needs no ``mesh_dim``.
 
         Raises:
-            MeshError: the rank is not in the mesh, or the mesh has several axes and none is named.
+            MeshError: the rank is not in the mesh, or the mesh has several axes and ``mesh_dim`` is not given.
         """
         return self.own_coordinate()[self._resolve_axis(mesh_dim, "get_local_rank")]
 
@@ -276,8 +276,8 @@ class DeviceMesh:
         if mesh is None:
             if len(groups) != 1:
                 msg = (
-                    f"from_group: {len(groups)} groups were given; pass mesh= too, the grid of ranks that they are the "
-                    "axes of"
+                    f"from_group: {len(groups)} groups were given; also pass mesh=, the grid of ranks whose axes they "
+                    "are"
                 )
                 raise MeshError(msg)
             mesh = list(transport.ranks_of(groups[0]))
@@ -345,7 +345,7 @@ class DeviceMesh:
                 last named axis varies fastest, and ``_`` joins the names. Axes of no group stay.
 
         Raises:
-            MeshError: (a ValueError) an axis gets the name of another.
+            MeshError: (a ValueError) two axes would have the same name.
             MeshLookupError: (a MeshError, KeyError and IndexError) no such axis.
         """
         group_of = {self.axis(name): tuple(map(self.axis, group)) for group in groups for name in group}
@@ -375,8 +375,8 @@ class DeviceMesh:
                 groups are created when ``get_group`` is first called.
 
         Raises:
-            MeshError: (a ValueError) the product of the sizes is not that of the axis, names do not fit, or another
-                engine.
+            MeshError: (a ValueError) the product of the sizes is not the size of the axis, the names do not match the
+                sizes, or ``backend_override`` chooses an engine.
         """
         axis, names = self.axis(dim), tuple(mesh_dim_names)
         sizes: tuple[Any, ...] = tuple(mesh_sizes)  # callers may not be type-checked
@@ -512,8 +512,8 @@ def init_device_mesh(
         rank_list: global ranks; by default all ranks of the world.
 
     Raises:
-        MeshError: (a ValueError and RuntimeError) the grid does not fit the world or the list, or names or ranks
-            repeat.
+        MeshError: (a ValueError and RuntimeError) the grid does not have the number of ranks of the world or of
+            ``rank_list``, or names or ranks repeat.
     """
     shape: tuple[Any, ...] = tuple(mesh_shape)  # callers may not be type-checked
     if not shape or any(not isinstance(size, int) or size < 1 for size in shape):

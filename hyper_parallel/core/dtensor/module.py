@@ -271,8 +271,8 @@ def distribute_module(
         device_mesh: the mesh, by default the current one.
         partition_fn: ``(path, submodule, mesh)``, called for every submodule to replace the parameters to be sharded.
             All others are replicated.
-        input_fn: ``(module, inputs, mesh)``; returns other inputs, or None to keep them.
-        output_fn: ``(module, outputs, mesh)``; returns another output, or None to keep it.
+        input_fn: ``(module, inputs, mesh)``; returns new inputs, or None to keep them.
+        output_fn: ``(module, outputs, mesh)``; returns a new output, or None to keep it.
 
     Returns:
         ``module``.

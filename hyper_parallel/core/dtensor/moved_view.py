@@ -52,7 +52,7 @@ class MovedView:
 
 
 def follow(copy: DTensor, kind: type[Any], bases: Sequence[DTensor], counting: Callable[[Any], Count]) -> None:
-    """Make ``copy`` stale when one of ``bases`` is written; a base that is such a copy is followed to its own bases.
+    """Make ``copy`` stale when one of ``bases`` is written; for a base that is such a copy, its own bases count.
 
     Args:
         copy: a DTensor with storage of its own.

@@ -98,7 +98,7 @@ class _Family:
 
 
 def note_replacement(old: Any, new: Any, owner: Any, name: str) -> None:
-    """Note that ``new`` replaced ``old``, parameter ``name`` of ``owner``, for those tied to ``old`` elsewhere."""
+    """Note that ``new`` replaced ``old``, parameter ``name`` of ``owner``, to find others that are tied to ``old``."""
     family = getattr(old, _FAMILY, None)
     if not isinstance(family, _Family):
         family = _Family()
@@ -108,7 +108,7 @@ def note_replacement(old: Any, new: Any, owner: Any, name: str) -> None:
 
 
 def untying_problems(platform: ModulesFacet, root: Any, replaced: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """Yield, in words, parameters that would no longer be tied to ones that an earlier call has placed.
+    """Yield a description of each parameter that would no longer be tied to one that an earlier call has placed.
 
     Args:
         platform: the framework of the module.
@@ -129,9 +129,9 @@ def untying_problems(platform: ModulesFacet, root: Any, replaced: Iterable[tuple
         if left is not None:
             owner, name = left
             yield (
-                f"{path} is tied to the {name} of {module_label(owner)}, which an earlier call has placed and this one "
-                "would not replace with it; give both modules their styles in one call, or each a parameter of its own "
-                "before the first"
+                f"{path} is tied to the {name} of {module_label(owner)}, which an earlier call has placed and this "
+                "call would not replace; give both modules their styles in one call, or give each module its own "
+                "parameter before the first call"
             )
 
 

@@ -156,7 +156,7 @@ def manual_seed(seed: int, mesh: DeviceMesh | None = None) -> None:
 
     Args:
         seed: any int; only its low 64 bits are used.
-        mesh: accepted for PyTorch's signature; the stream is the same on every mesh.
+        mesh: accepted as in PyTorch's signature; the stream is the same on every mesh.
     """
     del mesh
     set_rng_state((seed & _SEED_MASK, 0))
@@ -337,7 +337,7 @@ def uniform(layout: Layout, bits: int = 53) -> Any:
 
 
 def normal(layout: Layout, bits: int = 53) -> Any:
-    """Return this rank's standard normal values, of dtypes as :func:`uniform`; counts one random call."""
+    """Return this rank's standard normal values, with the dtypes of :func:`uniform`; counts one random call."""
     return sample(layout, sampling.normal(bits)).array()
 
 

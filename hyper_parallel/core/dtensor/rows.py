@@ -54,7 +54,7 @@ class _Rows:
 
     @classmethod
     def of(cls, shapes: Sequence[Shape], dim: int) -> Self | None:
-        """Return the rows of parts of ``shapes`` along ``dim``; None if one is longer than an earlier, unfilled one."""
+        """Return the rows of parts of ``shapes`` along ``dim``; None unless only the last ones are shorter."""
         return cls.filled(shapes, dim) if _fill_rows([shape[dim] for shape in shapes]) else None
 
     @classmethod

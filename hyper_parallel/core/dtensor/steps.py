@@ -81,7 +81,7 @@ class Step(abc.ABC):
 
     @cached_property
     def load(self) -> tuple[int, float]:
-        """Elements that the worst rank receives, and that a rank receives on average; a step keeps no array.
+        """Elements that the worst rank receives, and that a rank receives on average; only these two numbers are kept.
 
         They are those of the first group, whose shards are the largest.
         """

@@ -102,8 +102,8 @@ def region_layouts(
         return RegionLayouts(None, None)
     if plain:
         msg = (
-            f"routed_experts: {', '.join(plain)} plain among DTensors; use distribute_tensor(tensor, mesh, placements) "
-            "or DTensor.from_local"
+            f"routed_experts: plain tensors among DTensors: {', '.join(plain)}; use distribute_tensor(tensor, mesh, "
+            "placements) or DTensor.from_local"
         )
         raise LayoutError(msg)
     for name, tensor in zip(names, tensors, strict=True):
@@ -151,7 +151,8 @@ def _kind(x: Any, parameters: Sequence[Any], axis: int, *, partial_sums: bool) -
         expected = [Shard(0) if index == axis else each for index, each in enumerate(x.placements)]
         msg = (
             f"routed_experts: experts are sharded over {name!r}, and x is {x.layout.notation(x.dtype)}; its tokens "
-            f"must be sharded over that axis too: x.redistribute(placements={expected}), experts and weights alike"
+            f"must be sharded over that axis too: x.redistribute(placements={expected}), and the same for experts and "
+            "weights"
         )
         raise LayoutError(msg)
     features = all(isinstance(placement, Shard) and placement.dim > 0 for placement in placements)

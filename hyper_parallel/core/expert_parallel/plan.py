@@ -73,8 +73,8 @@ def local_routing(experts: NDArray[Any], num_experts: int) -> LocalRouting:
 def expert_capacity(assignments: int, num_experts: int, factor: float) -> int:
     """Return the largest number of assignments of one expert, of the global batch.
 
-    ``ceil(assignments * factor / num_experts)``, as in Switch Transformer (Fedus et al., 2022, equation 3), with the
-    assignments of all ranks: so it does not depend on their number.
+    It is ``ceil(assignments * factor / num_experts)``, as in Switch Transformer (Fedus et al., 2022, equation 3). Since
+    the assignments of all ranks are counted, it does not depend on the number of ranks.
     """
     return int(np.ceil(assignments * factor / num_experts))
 

@@ -377,8 +377,8 @@ class Dispatcher:
             MixedTensorError: a DTensor has more elements or is not replicated; or, at the call, would get a gradient.
         """
         error = MixedTensorError(
-            f"{entry.name}: a plain tensor {list(target.shape)} cannot be written with DTensors but those of one value "
-            "that is replicated and needs no gradient; write the result of full_tensor()"
+            f"{entry.name}: a plain tensor {list(target.shape)} can be written only with DTensors of one element that "
+            "are replicated and need no gradient; write the result of full_tensor()"
         )
         distributed = [x for x in tensors if isinstance(x, DTensor)]
         layouts = [x._layout for x in distributed if math.prod(x.shape) == 1]

@@ -1,7 +1,7 @@
 """Maps framework functions to canonical operators: :class:`OpEntry`, and :class:`Binder` for their arguments.
 
 A signature is text in Python's own syntax, ``"x, *shape"`` or ``"x, dim=None, keepdim=False, *, dtype=None"``, and
-calls that do not fit raise Python's own errors.
+calls that do not match it raise Python's own errors.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Binder:
             the value of every parameter by name, defaults included.
 
         Raises:
-            TypeError: the call does not fit the signature.
+            TypeError: the call does not match the signature.
         """
         if not kwargs.keys() <= self.parameters.keys():
             own = self.parameters
@@ -96,7 +96,7 @@ class Binder:
         return values
 
     def _bind_fast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        """Bind a call to a signature without a starred parameter, or return None if it does not fit.
+        """Bind a call to a signature without a starred parameter, or return None if it does not match.
 
         ``inspect`` does the same but takes ten times as long; it is used for the error messages.
         """
@@ -168,10 +168,10 @@ ENTRIES: Owners[OpEntry] = Owners()
 
 
 class OpEntry:
-    """One spelling of an operator: a framework function, and how its calls are dispatched.
+    """The dispatch entry of one framework function, which is one spelling of an operator.
 
     Attributes:
-        name: the spelling, as messages show it.
+        name: name of the function, as messages show it.
         func: the framework function; called on local tensors when ``canonical`` is False.
         binder: its parameters in canonical names.
         rule: the operator's rule.
@@ -217,7 +217,7 @@ class OpEntry:
         canonical: bool = False,
         in_place: bool = False,
     ) -> None:
-        """Create the spelling with an empty cache; the arguments are the attributes."""
+        """Create the entry with an empty cache; the arguments are the attributes."""
         self.name, self.func, self.binder, self.rule, self.local = name, func, binder, rule, local
         self.canonical, self.in_place = canonical, in_place
         self.composed = rule.run if isinstance(rule, Decomposition) else None

@@ -68,7 +68,7 @@ def compile_plan(
 
     Args:
         platform: the framework.
-        entry: the spelling.
+        entry: the dispatch entry.
         plan: the plan of the call.
         args: the caller's positional arguments with tensors marked.
         kwargs: the keyword arguments, in the same form.
@@ -471,7 +471,7 @@ def _fused(
 
     Args:
         platform: the framework.
-        entry: the spelling.
+        entry: the dispatch entry.
         plan: the plan of the call.
         args: positional arguments with tensors marked.
         kwargs: the keyword arguments, in the same form.

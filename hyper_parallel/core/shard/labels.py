@@ -242,7 +242,7 @@ def _bind(operand: Operand, term: Term, known: Sizes) -> tuple[int, ...]:
         raise ValueError(msg)
     for (name, _), size in zip(term.dims, operand.shape[leading:], strict=True):
         if known.setdefault(name, size) != size:
-            msg = f"{operand.name} {list(operand.shape)} does not fit: dim {name} is {known[name]} elsewhere"
+            msg = f"{operand.name} {list(operand.shape)} does not match: dim {name} has size {known[name]} elsewhere"
             raise ValueError(msg)
     return operand.shape[:leading]
 

@@ -44,7 +44,7 @@ def outside_of_mesh(
 
     Args:
         platform: the framework.
-        entry: the spelling.
+        entry: the dispatch entry.
         call: the call, with layouts on the mesh that this rank is outside of.
         args: the caller's positional arguments with tensors marked.
         kwargs: the keyword arguments, in the same form.

@@ -80,8 +80,8 @@ def check_framework(op: str, framework: str, values: Iterable[Any]) -> None:
         if other not in ("", framework):
             path = module_path()
             msg = (
-                f"{path}{path and ': '}{op} runs on {framework}, whose DTensors it was called with, and got a "
-                f"{type(value).__name__} of {other} as well; {_CONVERSIONS[framework]}"
+                f"{path}{path and ': '}{op} was called with DTensors of {framework} and with a {type(value).__name__} "
+                f"of {other}; {_CONVERSIONS[framework]}"
             )
             raise ArgumentTypeError(msg)
 

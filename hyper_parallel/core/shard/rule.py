@@ -47,7 +47,7 @@ Localize = Callable[["OpCall", "tuple[Layout, ...]", "tuple[Layout, ...]"], "Loc
 
 
 class UnknownOperandError(TypeError):
-    """The operator does not support the other operand's type; Python then tries that operand's reflected method."""
+    """The operator does not support the type of an operand; Python then tries that operand's reflected method."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def clip_grad_norm_(
         max_norm: bound of the norm.
         norm_type: order of the norm, positive; ``math.inf`` for the largest absolute value.
         error_if_nonfinite: raise if the norm is not finite, before anything is scaled.
-        foreach: accepted for PyTorch's signature.
+        foreach: accepted as in PyTorch's signature, without effect.
 
     Returns:
         the norm before clipping, a plain 0-d tensor, equal on all ranks; on a rank outside of the mesh of all the

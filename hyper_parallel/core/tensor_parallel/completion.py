@@ -42,9 +42,9 @@ def complete_plan(
     Paths that differ in numbers alone become one glob.
 
     If the plan's styles return local tensors, two kinds of parameters stay plain, because they are used on complete
-    plain tensors: those of modules with several inputs, and those that a module with layers inside has itself. Modules
-    that hold DTensors already, or have the style ``"local"`` or ``"gather"``, are left alone. The result is a proposal,
-    to be verified before it is used.
+    plain tensors: those of modules with several inputs, and those that belong directly to a module with layers inside.
+    Modules that hold DTensors already, or have the style ``"local"`` or ``"gather"``, get no entry. The result is a
+    proposal, to be verified before it is used.
 
     Args:
         module: the model, before it is parallelized.
@@ -56,8 +56,8 @@ def complete_plan(
         a new plan for :func:`parallelize_module`.
 
     Raises:
-        PlanError: (a ValueError) the plan does not fit the module, or the style of a module cannot be determined,
-            all of them in one message.
+        PlanError: (a ValueError) the plan does not match the module, or the styles of some modules cannot be
+            determined; one message has all of them.
         TypeError: ``module`` is not a module, or the plan is neither a style nor a mapping of paths to styles.
 
     Example:
@@ -67,7 +67,7 @@ def complete_plan(
     entries = entries_of(module, parallelize_plan)
     proposal = _Proposal(Coverage.of(platform, module, entries), plain_output)
     coverage = proposal.coverage
-    _refuse("the plan does not fit the module", misfits(platform, module, coverage.plan, coverage.matched))
+    _refuse("the plan does not match the module", misfits(platform, module, coverage.plan, coverage.matched))
     problems = [
         f"{unit.path or 'the module'} ({type(unit.module).__name__}): {reason}"
         for unit in proposal.units
@@ -79,7 +79,7 @@ def complete_plan(
     nested = [
         f"{path!r} has entries for modules inside only; add one for '' as well" for path in added if path in entries
     ]
-    _refuse("give a path one entry", nested)
+    _refuse("these paths need an entry for the module itself", nested)
     return {**entries, **added}
 
 
@@ -100,7 +100,7 @@ def _with_globs(styles: Mapping[str, ParallelStyle], paths: list[str]) -> dict[s
 
 @dataclass(frozen=True)
 class _Proposal:
-    """Styles for the modules that a plan does not cover, and reasons why there is none.
+    """Styles for the modules that a plan does not cover, and the reasons why no style can be determined for some.
 
     Attributes:
         coverage: the coverage of the plan.
@@ -112,7 +112,7 @@ class _Proposal:
 
     @cached_property
     def gets_dtensors(self) -> bool:
-        """Whether styles have outputs other than shards of features, all of which are DTensors.
+        """Whether styles have outputs other than shards of features, and all of these outputs are DTensors.
 
         The output of the last layer leaves the model, so no other module receives it.
         """
@@ -203,9 +203,10 @@ class _Proposal:
         if match is None:
             return None
         return (
-            f"{_named(match)} leaves {', '.join(unit.names)} plain, and two styles would convert twice; "
-            "NoParallel(input_layout=..., output_layout=...) replicates, too, or "
-            "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
+            f"{_named(match)} leaves {', '.join(unit.names)} plain, and a second style would convert inputs and "
+            "outputs again; use NoParallel(input_layout=..., output_layout=...), which replicates parameters too, or "
+            "call hyper_parallel.distribute_module(model, mesh) after parallelize_module to replicate all plain "
+            "parameters"
         )
 
     def _tied_problem(self, unit: Unit) -> str | None:
@@ -239,8 +240,8 @@ class _Proposal:
         if not self.gets_dtensors or self._is_whole(unit.path):
             return None
         return (
-            f"no style replicates {', '.join(unit.names)} alone, and modules inside have styles; "
-            "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
+            f"no style can replicate {', '.join(unit.names)} alone, because modules inside have styles; call "
+            "hyper_parallel.distribute_module(model, mesh) after parallelize_module to replicate all plain parameters"
         )
 
     # -- who gets the local features of a layer --------------------------------------------------------------------

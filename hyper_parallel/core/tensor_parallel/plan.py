@@ -79,7 +79,7 @@ class PlanReport:
         lines = [*self.problems, *(f"note: {note}" for note in self.notes)]
         count = len(self.problems)
         counted = f"{count} problem{'s' if count > 1 else ''}"
-        head = f"the plan does not fit the module ({counted}); no parameter was changed:"
+        head = f"the plan does not match the module ({counted}); no parameter was changed:"
         raise (UnsupportedModuleError if self.unsupported else PlanError)("\n  - ".join([head, *lines]))
 
 
@@ -87,7 +87,8 @@ def check_plan(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mappi
     """Check ``plan`` for ``module`` on ``device_mesh`` without changing anything.
 
     Problems: a pattern that matches nothing; a style on a module that it does not support; a number of attention heads
-    that the parallel axis does not divide; a tied weight with another layout by another style or an earlier call.
+    that is not divisible by the size of the parallel axis; a tied weight that a second style or an earlier call lays
+    out differently.
     Notes: linear layers that stay unsharded although sibling layers are sharded.
 
     Raises:
@@ -159,7 +160,7 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
 
 
 def misfits(platform: Platform, module: Any, plan: Any, matched: list[Match]) -> list[str]:
-    """Return, in words, patterns of a plan that match nothing, and styles that do not apply to their modules."""
+    """Describe patterns of a plan that match nothing, and styles that do not apply to their modules."""
     return [*_unmatched(platform, module, plan, matched), *_unsupported_modules(matched)]
 
 
@@ -173,7 +174,7 @@ def _unmatched(platform: Platform, module: Any, plan: Any, matched: list[Match])
         if pattern not in used:
             nearest = describe_nearest(pattern, paths)
             if any(path_matches(pattern, path) for path in platform.parameters_dict(module)):
-                nearest = f"it is a parameter: name its module, {pattern.rpartition('.')[0]!r}"
+                nearest = f"it is a parameter; name its module, {pattern.rpartition('.')[0]!r}"
             yield f"{pattern!r} ({type(style).__name__}) matches no module; {nearest}"
 
 
@@ -188,7 +189,9 @@ def _styled_twice(matched: list[Match]) -> Iterator[str]:
     for match in matched:
         other = first.setdefault(match.path, match) if isinstance(match.style, LayerStyle) else match
         if other is not match and other.style.placements_for(match.module) == match.style.placements_for(match.module):
-            yield f"{match.path}: {other.pattern!r} and {match.pattern!r} both match it; a layer has one style"
+            yield (
+                f"{match.path}: {other.pattern!r} and {match.pattern!r} both match it; a layer can have only one style"
+            )
 
 
 def layouts_by_parameter(matched: list[Match]) -> dict[str, list[tuple[Placement, Match]]]:
@@ -301,7 +304,7 @@ def _returns_local_shards(style: ParallelStyle) -> bool:
 
 
 def uneven_outputs(module: Any, device_mesh: DeviceMesh, plan: ParallelStyle | Mapping[str, Any] | str) -> list[str]:
-    """Return, in words, linear layers whose local outputs have unequal sizes: a line for each number of features.
+    """Describe linear layers whose local outputs have unequal sizes, in one line for each number of features.
 
     Args:
         module: the module before it is parallelized.

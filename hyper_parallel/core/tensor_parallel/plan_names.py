@@ -52,16 +52,19 @@ _OF_EXPERTS = ("grouped_gemm", "packed_colwise", "packed_rowwise", "colwise", "r
 """Names that plans give the parameters of a module of experts; its own style lays them out."""
 _NOTHING = ("local", "gather", "ep_router")
 _PACKED = (
-    "shards of a packed weight would mix its blocks; use one layer per block (a checkpoint with the packed weight "
-    "loads into them with Block)"
+    "shards of a packed weight would mix its blocks; use one layer per block (to load a checkpoint that has the "
+    "packed weight, map the name of each layer's weight to a Block of it)"
 )
 _REFUSED = {
     **dict.fromkeys(("packed_colwise", "packed_rowwise", "local_packed_rowwise", "local_packed_colwise"), _PACKED),
-    "grouped_gemm": "no style is for a parameter; give the module 'ep_dispatch_experts', in the same mapping",
+    "grouped_gemm": (
+        "styles are for modules, not for parameters; give the module the style 'ep_dispatch_experts', in the same "
+        "mapping"
+    ),
     "moe_identity_expert": "such experts are not stacked; leave the module with these experts out of the plan",
     "local_params": "styles lay out layers; leave this parameter, and the layers that compute with it, out of the plan",
     "all_reduce": (
-        "row-wise layers sum themselves; if another layer returns a partial sum, use "
+        "row-wise layers already sum their output over the ranks; if another layer returns a partial sum, use "
         "PrepareModuleOutput(output_layouts=Partial(), desired_output_layouts=Replicate())"
     ),
 }
@@ -71,8 +74,9 @@ _REFUSED = {
 def resolve_plan(module: Any, plan: Any) -> Any:
     """Return ``plan`` with styles instead of names; ``"auto"`` is the plan of ``module`` itself.
 
-    The styles ``"local"``, ``"gather"`` and ``"ep_router"`` have nothing to do, and their entries are left out, as are
-    those of parameters of a module that has the style ``"moe_tp_experts"`` or ``"ep_dispatch_experts"`` with them.
+    The styles ``"local"``, ``"gather"`` and ``"ep_router"`` have nothing to do, and their entries are left out. The
+    entries of experts' parameters are left out too if the same mapping gives their module the style
+    ``"moe_tp_experts"`` or ``"ep_dispatch_experts"``.
 
     Raises:
         PlanError: (a ValueError) names that do not exist, all in one message, or a model without a plan of its own.
@@ -108,14 +112,14 @@ def left_alone(plan: Any, prefix: str = "") -> Iterator[str]:
 
 
 def own_plan(module: Any) -> dict[str, str]:
-    """Return the plan that a model of Transformers has, with paths from ``module`` on.
+    """Return the plan that a model of Transformers has, with paths relative to ``module``.
 
     That is its ``tp_plan`` (or ``_tp_plan``), and the ``base_model_tp_plan`` of its configuration, whose paths begin at
     the base model. Such a plan is for all models of a kind: entries without a match in this model are dropped, unless
     no entry has a match.
 
     Raises:
-        PlanError: (a ValueError) it has none.
+        PlanError: (a ValueError) ``module`` has no plan.
     """
     plan: dict[str, str] = {}
     base = getattr(getattr(module, "config", None), "base_model_tp_plan", None)

@@ -39,7 +39,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a plan covers of a model.
+    """The modules and parameters of a model that a plan covers.
 
     Attributes:
         platform: the framework.

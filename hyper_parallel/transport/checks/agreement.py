@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["BARRIER", "LABEL", "GlooAgreement", "Proposal", "Tensors", "engine_arguments", "must_agree"]
 
 LABEL = 1024
-"""Bytes of a label, without its two numbers of rows per member."""
+"""Size of a label in bytes, without the numbers of rows that follow it: those sent to and expected from each member."""
 BARRIER = "barrier"
 """Operation without data: the barrier is complete once all labels have arrived."""
 _STARTED, _BLOCKING = b"+", b" "
@@ -57,7 +57,7 @@ class Proposal(NamedTuple):
     Attributes:
         position: position of the member among the sorted ranks.
         operation: name of the transport's method, :data:`BARRIER`, or "" if facts are only compared. The fingerprint of
-            an all-to-all of rows has chunks, and their dtype as its facts.
+            an all-to-all of rows has the chunks to send and to expect, and its facts have the dtype but no shape.
         fingerprint: fingerprint, whose facts are dtype, shape, and reduction or source.
     """
 
@@ -66,7 +66,7 @@ class Proposal(NamedTuple):
     fingerprint: CollectiveFingerprint
 
     def same(self, other: Proposal) -> bool:
-        """Whether the other member is about to call the same collective, without chunks."""
+        """Whether the other member is about to call the same collective; chunks are not compared."""
         ours, theirs = self.fingerprint, other.fingerprint
         return (self.operation, ours.operation, ours.facts) == (other.operation, theirs.operation, theirs.facts)
 
@@ -76,7 +76,7 @@ class Proposal(NamedTuple):
         return None if self.fingerprint.sends is None else self.fingerprint.sends[0][1:]
 
     def rows(self) -> tuple[list[int], list[int]]:
-        """Numbers of rows that it sends to and expects from each member: none without chunks."""
+        """Numbers of rows that it sends to and expects from each member; zeros for a collective without chunks."""
         none = ((0,),) * len(self.fingerprint.ranks)
         sends, expects = self.fingerprint.sends or none, self.fingerprint.expects or none
         return [shape[0] for shape in sends], [shape[0] for shape in expects]
@@ -120,7 +120,7 @@ class GlooAgreement:
         """Wait for every member's fingerprint; return whether a member has started the collective.
 
         Raises:
-            CollectiveMismatchError: fingerprints do not fit, on every member.
+            CollectiveMismatchError: the fingerprints do not match; every member raises it.
         """
         fingerprints, started = self._gather(mine, started=False).wait()
         if started:
@@ -287,7 +287,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _label(proposal: Proposal, *, started: bool) -> np.ndarray[Any, Any]:
-    """A flag, the fingerprint in :data:`LABEL` bytes in all, and its numbers of rows.
+    """A flag and the fingerprint, padded to :data:`LABEL` bytes together, then the numbers of rows.
 
     If the fingerprint is too long, a digest replaces its facts: it can be compared, but not read.
     """

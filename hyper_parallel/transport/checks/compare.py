@@ -64,7 +64,7 @@ def _title_of(fingerprint: CollectiveFingerprint, number: int) -> str:
 
 
 def _difference(fingerprints: _Fingerprints) -> str | None:
-    """The ranks that disagree, and the fact: the odd ranks and the majority, or two ranks; None if all agree."""
+    """Which ranks disagree about which fact: odd ranks with the majority, or two ranks; None if all agree."""
     ranks = sorted(fingerprints)  # the member that joined first
     odd = odd_ranks(fingerprints)
     usual = [rank for rank in ranks if rank not in odd]
@@ -87,7 +87,7 @@ def odd_ranks(fingerprints: _Fingerprints) -> tuple[int, ...]:
 
 
 def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:
-    """The text of the error if the fingerprints of all members, by rank, do not fit; else None."""
+    """The text of the error if the fingerprints of all members, by rank, do not match; else None."""
     joined: dict[int, CollectiveFingerprint] = {}
     for rank, fingerprint in fingerprints.items():
         problem = _first_problem(joined, rank, fingerprint) or _chunk_problem({rank: fingerprint}, rank, fingerprint)
@@ -99,7 +99,7 @@ def mismatch(fingerprints: _Fingerprints, ranks: Ranks) -> str | None:
 
 
 def message_mismatch(sent: MessageFingerprint, posted: MessageFingerprint) -> str | None:
-    """The text of the error if a message does not fit the receive that was posted for it; else None."""
+    """The text of the error if a message does not match the receive that was posted for it; else None."""
     if sent.agreed == posted.agreed:
         return None
     return (

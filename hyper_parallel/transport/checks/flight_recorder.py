@@ -1,7 +1,8 @@
 """The flight recorder: the last calls of every rank, kept while a world runs and written as JSON when it fails.
 
-The parent, the process that starts the ranks and compares their calls, keeps it: so it has the calls of ranks that are
-killed, are stopped or crash in C++. Each rank also keeps its own calls, and writes them if the parent is killed.
+The parent is the process that starts the ranks and compares their calls. It keeps the record, which therefore has the
+calls of ranks that are killed, are stopped or crash in C++ as well. Each rank also keeps its own calls, and writes them
+if the parent is killed.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class FlightRecorder:
             self._tickets[rank, ticket] = call
 
     def write(self, failed: WorldFailedError) -> None:
-        """Write the record of a failed world, one file per rank, in place of any earlier one.
+        """Write the record of a failed world, one file per rank, and replace an earlier record.
 
         If the folder cannot be written, the world's error message reports it, and the earlier record is unchanged.
         """
@@ -131,7 +132,7 @@ class FlightRecorder:
             failed.args = (f"{failed}\nflight record: hyper-parallel trace {self._folder}",)
 
     def write_orphaned(self, rank: int) -> None:
-        """Write the record of ``rank`` alone, which outlives the process that started it.
+        """Write the record of ``rank`` alone, after the process that started this rank has ended.
 
         Records of earlier worlds are removed; those of other ranks of this world are kept.
 
@@ -207,7 +208,7 @@ class RankFlight:
         self.recorder = recorder_from_environment(self._world_size)
 
     def leave_with_parent(self, leave: Callable[[int], Any]) -> None:
-        """Never returns: write the calls as soon as the parent has ended, and call ``leave(1)``."""
+        """Write the calls as soon as the parent has ended, and call ``leave(1)``; never returns."""
         while not _has_ended(self._parent):
             time.sleep(_FOLLOW_SECONDS)
         self._write()

@@ -33,7 +33,7 @@ class Flight:
 
     Attributes:
         world_size: number of its ranks.
-        records: per rank that left one, its record.
+        records: the record of each rank that left one.
     """
 
     world_size: int
@@ -117,7 +117,7 @@ def read_flight(folder: Path) -> Flight:
         folder: named by ``HP_FLIGHT_FOLDER`` when the world ran.
 
     Raises:
-        ValueError: there are none, a file is not one, or they belong to different worlds.
+        ValueError: there are no records, a file is not a record, or the records belong to different worlds.
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"

@@ -140,7 +140,7 @@ class AgreedSequence:
             a number for :meth:`complete`.
 
         Raises:
-            CollectiveMismatchError: other ranks have called another collective.
+            CollectiveMismatchError: other ranks have called a different collective.
         """
         owed = self.next_owed
         if owed is not None and owed != step:

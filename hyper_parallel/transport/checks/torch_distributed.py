@@ -1,11 +1,11 @@
 """Checks the collectives that programs call on ``torch.distributed`` themselves, before they start.
 
-The functions are replaced in their module. Functional collectives are operators, called by Python, backward passes and
-compiled graphs. Only the dispatcher sees all of these calls, so a kernel that runs before the devices' kernels checks
-them there.
+The functions of ``torch.distributed`` are replaced. Functional collectives are operators, called by Python, backward
+passes and compiled graphs. Only the dispatcher sees all of these calls, so a kernel that runs before the devices'
+kernels checks them there.
 
 A fingerprint omits facts that may differ between members. In all-to-all PyTorch counts elements and allows any shapes
-of chunks, so chunks are numbers of elements.
+of chunks, so the fingerprint has the chunks' numbers of elements.
 """
 
 from __future__ import annotations

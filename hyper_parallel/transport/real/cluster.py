@@ -50,7 +50,7 @@ def _cluster(world_size: int, port: str) -> dict[str, str]:
 
 
 class RankStart:
-    """The processes' fork server for a world's ranks, and the scheduler if they meet in MindSpore's cluster.
+    """The fork server for the processes of a world's ranks, and the scheduler if they meet in MindSpore's cluster.
 
     A scheduler whose workers have died ends by itself, after 30 s measured with MindSpore 2.10.
 

@@ -318,7 +318,7 @@ class _LaunchedWorld:
 
 
 def warm_up(framework: str, module: str) -> None:
-    """Let ranks of real worlds of ``framework`` start with ``module`` imported, where none has started yet."""
+    """Let ranks of real worlds of ``framework`` start with ``module`` imported; no effect once one has started."""
     preload(SERVERS[framework], module)
 
 

@@ -185,7 +185,7 @@ class _Rank:
 
 
 def real_world(setup: RankSetup) -> Transport:
-    """Join a rank's world without coordinator; the transport transfers PyTorch tensors, over HCCL MindSpore tensors.
+    """Join a rank's world without coordinator; the transport carries PyTorch tensors, or MindSpore tensors over HCCL.
 
     Raises:
         UnsupportedOnBackend: there is no such device, or PyTorch is missing for MindSpore ranks on CPU.

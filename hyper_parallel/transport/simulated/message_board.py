@@ -138,7 +138,7 @@ class MessageBoard:
         """Return the payload of a matched message.
 
         Raises:
-            CollectiveMismatchError: the two sides do not fit.
+            CollectiveMismatchError: the two sides do not match.
         """
         posted.seen = True
         if posted.error is not None:

@@ -169,7 +169,7 @@ class Worker:
         """
         self.process.join(_DIE_SECONDS)
         code = self.process.exitcode
-        how = "lives, but its line broke" if code is None else f"died {exit_text(code)}"
+        how = "is alive, but its connection broke" if code is None else f"died {exit_text(code)}"
         return how if code or error is None else f"{how} ({error!r})"
 
     def close(self, *, idle: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Transports for one process: a world of one rank, and one rank of a larger world that does not exist.
 
-They do not use any framework's communication. The second transport rehearses a program in a world of any size:
+They do not use any framework's communication. The second transport runs one rank of a fake world of any size:
 collectives are checked, and their results have the right shapes, with zeros for data of other ranks. Collectives whose
 results only other ranks have are rejected.
 """
@@ -105,7 +105,7 @@ class _NoPeers:
         raise self._unknown(contribution.fingerprint)
 
     def start(self, contribution: Contribution) -> None:
-        """Refuse: the frameworks' own asynchronous collectives are not rehearsed."""
+        """Refuse: the frameworks' own asynchronous collectives are not supported."""
         raise self._unknown(contribution.fingerprint)
 
     def wait(self, ticket: int) -> list[Any]:
@@ -122,7 +122,7 @@ class _NoPeers:
 
     def _unknown(self, what: object) -> UnsupportedOnBackend:
         return UnsupportedOnBackend(
-            f"{what}: only the other ranks know its result, and in a rehearsal there are none; run the program in a "
+            f"{what}: only the other ranks know its result, but this fake world has none; run the program in a "
             f"simulated world{self._instead}"
         )
 

@@ -25,7 +25,8 @@ class Facts:
         frameworks: frameworks that have the program.
         other_tensors: patterns instead of ``tensor``, by framework.
         declared: placements that cannot be read or inferred, by pattern of names.
-        has_single: whether a single device also has the bug, so that the fixed form is the reference of the broken one.
+        single_device_has_it: whether a single device also has the bug, so that the fixed form is the reference of
+            the broken one.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Facts:
     frameworks: tuple[str, ...] = ("torch",)
     other_tensors: Mapping[str, str] = field(default_factory=dict)
     declared: Mapping[str, str] = field(default_factory=dict)
-    has_single: bool = False
+    single_device_has_it: bool = False
 
 
 _BOTH = ("torch", "mindspore")
@@ -88,13 +89,13 @@ FACTS = (
     Facts("smoothing_by_local_vocabulary", "losses", "Label smoothing averages over the local part of the vocabulary.",
           "Megatron-LM 737", {"tp": 3}, "output", "criterion", "missing-reduction"),
     Facts("unequal_valid_tokens", "losses", "Micro-steps with unequal numbers of valid tokens count alike.",
-          "transformers 34191", {"dp": 3}, "loss", "loss", "scaled-by-count", _BOTH, has_single=True),
+          "transformers 34191", {"dp": 3}, "loss", "loss", "scaled-by-count", _BOTH, single_device_has_it=True),
     Facts("auxiliary_loss_by_sizes", "losses",
           "The weight of a router's auxiliary loss depends on the number of ranks.",
           "Megatron-LM 5047", {"tp": 3}, "output", "router*", "scaled-by-size"),
     Facts("loss_parallel_backward", "losses",
           "The backward of a sharded log_softmax is left to a fused loss, but the program calls another one.",
-          "pytorch 190746", {"tp": 3}, "gradient", "head.weight", "backward", has_single=True),
+          "pytorch 190746", {"tp": 3}, "gradient", "head.weight", "backward", single_device_has_it=True),
     Facts("rank_of_another_group", "inputs",
           "A rank picks its tokens by its rank in another group; equal group sizes hid it.",
           "torchtitan 2842", {"ep": 2, "tp": 3}, "output", "moe*", "permuted", _BOTH),
@@ -110,7 +111,7 @@ FACTS = (
     Facts("dropout_stream_shared", "inputs", "Ranks that hold different tokens draw the same dropout mask.",
           "Megatron-LM 4828", {"cp": 3}, "output", "dropout", "random-shared"),
     Facts("dropout_in_evaluation", "inputs", "Dropout stays active in evaluation.",
-          "transformers 33844", {"dp": 3}, "output", "attention.dropout*", "random-differs", has_single=True),
+          "transformers 33844", {"dp": 3}, "output", "attention.dropout*", "random-differs", single_device_has_it=True),
     Facts("all_to_all_unequal", "inputs", "A rank without tokens for the experts leaves out their all-to-all.",
           "DeepSpeed 5794", {"ep": 3}, "calls", "*", "unequal-calls", _BOTH),
     Facts("clipping_by_local_norm", "state",

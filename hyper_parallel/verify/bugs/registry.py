@@ -33,7 +33,8 @@ class Bug:
         cause: class of the error, one of ``CAUSES``.
         declared: placements that cannot be read or inferred, by pattern of names.
         module: module with the function, in the framework's folder.
-        has_single: whether a single device also has the bug, so that the fixed form is the reference of both forms.
+        single_device_has_it: whether a single device also has the bug, so that the fixed form is the reference of
+            both forms.
     """
 
     framework: str
@@ -46,7 +47,7 @@ class Bug:
     cause: str
     declared: Mapping[str, str] = field(default_factory=dict)
     module: str = ""
-    has_single: bool = False
+    single_device_has_it: bool = False
 
     @property
     def world_size(self) -> int:
@@ -69,7 +70,7 @@ class Bug:
 
     def reference(self, *, broken: bool) -> Callable[[], None]:
         """Return the function of the reference: the same form, or the fixed one if a single device also has the bug."""
-        return self.program(broken=broken and not self.has_single)
+        return self.program(broken=broken and not self.single_device_has_it)
 
 
 def find_bugs(framework: str) -> list[Bug]:
@@ -78,7 +79,7 @@ def find_bugs(framework: str) -> list[Bug]:
         Bug(
             framework, facts.name, facts.sentence, facts.source, facts.mesh, facts.kind,
             facts.other_tensors.get(framework, facts.tensor), facts.cause, facts.declared, facts.module,
-            facts.has_single,
+            facts.single_device_has_it,
         )
         for facts in FACTS
         if framework in facts.frameworks

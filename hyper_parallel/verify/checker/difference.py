@@ -77,13 +77,14 @@ def _same(actual: Any, expected: Any, allowed: Any) -> Any:
 def rounding_bound(
     expected: Any, *, eps: float = 0.0, scale: float | None = None, summed: float = 0.0, tolerance: float | None = None
 ) -> float:
-    """Return the tolerance per element of an array for sums in another order.
+    """Return the tolerance per element of an array for sums in a different order.
 
     Args:
         expected: the array.
         eps: rounding unit of the coarsest dtype in the computation, if coarser than the array's own.
         scale: magnitude that rounding is relative to; None takes the largest of the array, at least 1.
-        summed: largest sum of magnitudes of the terms of the array: terms that cancel round as well.
+        summed: if the array is a sum of partial values, the largest sum of their magnitudes at one element; partial
+            values that cancel leave rounding errors too.
         tolerance: relative bound that replaces the multiple of the rounding unit.
     """
     if not is_floating(expected):

@@ -20,7 +20,7 @@ _WORDS = (
     ("the single device's", "A's"), ("the single device", "A"), ("a single device", "A"), ("single device", "A"),
     ("the reference's", "A's"), ("the reference", "A"),
 )  # fmt: skip
-"""The comparison's name of its reference, which is A here."""
+"""Phrases for the reference in the comparison's texts, each with its replacement by A."""
 
 
 @dataclass
@@ -33,7 +33,8 @@ class DiffReport(Report):
         seed: seed of the perturbations.
         verdict: result of the comparison; None if a run failed.
         first_bits: description of the first value whose bits differ; empty if all are bitwise equal.
-        own: description of the values that A's ranks have but their map does not.
+        own: notes on A: that its ranks differ from A on one rank, and the values that were not compared because the
+            ranks' parts do not make up the complete tensor.
         failure: failure of a run, with every rank's traceback.
         failed_run: ``A`` or ``B``.
         cause: the failure in one line.
@@ -111,7 +112,7 @@ class DiffReport(Report):
                 f"order of sums: {self.first_bits}, and all compared values are within the rounding error measured in A"
             )
         if self.kind_of_difference == "another start":
-            return "another start: the runs do not start alike, so nothing that follows says anything"
+            return "another start: the runs begin with different weights or samples, so later differences mean nothing"
         assert self.verdict is not None
         first = self.verdict.first
         assert first is not None

@@ -54,8 +54,9 @@ def _by_size(runs: PairedRuns, key: Key, expected: float, values: dict[int, floa
         if axes and "weighted" in words and _nearer_to_one(_factors_of_gradients(runs, key[2]), value / expected):
             rows = ", ".join(str(rows_of_rank(runs, rank, key[2])) for rank in values)
             text = f"the ranks' losses are means over {rows} rows, each divided by {axis_sizes(axes, sizes)}"
-            text = f"{text}, so that their sum gives unequal rows equal weights"
-            return Cause("scaled-by-count", axes[0], f"{text}; weighted with the rows they are the reference's")
+            text = f"{text}, so that ranks with different numbers of rows count equally in the sum"
+            text = f"{text}; weighted with the numbers of rows, the means average to the reference's"
+            return Cause("scaled-by-count", axes[0], text)
         if axes:
             inverse = "" if value > expected else "1 / "
             text = f"{words} is the reference's times {value / expected:.9g}, {inverse}the size of"
@@ -106,7 +107,7 @@ def _by_powers_of_two(runs: PairedRuns, expected: float, values: dict[int, float
                 if len(set(powers)) > 1 and abs(number - expected) <= tolerance * abs(expected):
                     shown = ", ".join(f"{power:g}" for power in powers)
                     text = f"the {words} over {axis} of the ranks' losses times {shown} is the reference's"
-                    return Cause("scaled", axis, f"{text}: the ranks scale their losses by other powers of two")
+                    return Cause("scaled", axis, f"{text}: the ranks scale their losses by different powers of two")
     return None
 
 
@@ -129,8 +130,8 @@ def _by_calls(runs: PairedRuns, key: Key, values: Collection[int], tolerance: fl
         times = len(own) / len(whole)
         if len(own) == len(whole) or not sum(whole) or abs(sum(own) / sum(whole) - times) > tolerance * times:
             return None
-    text = "the losses of the step add up to the reference's times the number of their calls"
-    return Cause("scaled-by-count", "", f"{text}, {len(own)} for {len(whole)}: none is divided by it")
+    text = f"the step has {len(own)} losses where the reference has {len(whole)}, and their sum is {times:g} times"
+    return Cause("scaled-by-count", "", f"{text} the reference's: the losses are not divided by their number")
 
 
 def _of_step(index: Mapping[Key, Record], key: Key) -> list[float]:

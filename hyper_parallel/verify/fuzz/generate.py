@@ -70,8 +70,8 @@ class Generator:
 
     Args:
         framework: name of the framework.
-        dtypes: names of dtypes that programs mix, integers and booleans among them; empty if each program has one of
-            the language's floating-point dtypes.
+        dtypes: names of dtypes that programs mix, integers and booleans among them; empty if each program has one
+            floating-point dtype, from ``DTYPES`` of the framework's ``Language``.
     """
 
     def __init__(self, framework: str, dtypes: tuple[str, ...] = ()) -> None:
@@ -137,7 +137,7 @@ class _Maker:
         return self._idiom(idioms.view(TensorRef(number), self._shape(number), self.rng, self.language))
 
     def _arithmetic(self) -> _Refused | None:
-        number = self._drawn(floating=True)
+        number = self._drawn(own_dtype=True)
         if number is None:
             return self._operator()
         brought: dict[int, Leaf] = {}
@@ -149,7 +149,7 @@ class _Maker:
         share = len(idioms.served("write", idioms.WRITES, self.language)) / len(idioms.WRITES)
         if share < 1 and self.rng.random() >= share:
             return self._arithmetic()
-        number = self._drawn(floating=True, written=True)
+        number = self._drawn(own_dtype=True, written=True)
         if number is None:
             return self._arithmetic()
         brought: dict[int, Leaf] = {}
@@ -213,7 +213,7 @@ class _Maker:
         kept = list(returned(result, self.platform))
         if not (kept or written) or not all(self._is_tame(tensor) for tensor in (*kept, *(read if written else ()))):
             if written:
-                self.steps_end()
+                self.forget_tensors()
             return None
         aliases = written or any(self.language.shares_memory(out, read) for out in kept)
         numbers = tuple(range(self.count, self.count + len(kept)))
@@ -223,7 +223,7 @@ class _Maker:
         self.steps.append(replace(step, outs=numbers, several=isinstance(result, (list, tuple)), aliases=aliases))
         return None
 
-    def steps_end(self) -> None:
+    def forget_tensors(self) -> None:
         """Exclude all tensors from later steps, after a write that made values too large."""
         self.tensors = {}
 
@@ -248,7 +248,7 @@ class _Maker:
 
     def _adapted(self, value: Value, sizes: dict[str, int]) -> list[int]:
         """Add views of a tensor until it has the dims of an operand; return its number if it fits."""
-        number = self._drawn(floating=True)
+        number = self._drawn(own_dtype=True)
         for _ in range(_MOST_ADAPTED):
             if number is None or len(self._shape(number)) == len(value.shape):
                 break
@@ -278,12 +278,12 @@ class _Maker:
     def _is_leaf(self, number: int) -> bool:
         return number in self.leaves
 
-    def _drawn(self, *, floating: bool = False, written: bool = False) -> int | None:
+    def _drawn(self, *, own_dtype: bool = False, written: bool = False) -> int | None:
         """Return the number of a random tensor, or None without tensors; later tensors are more likely."""
         numbers = [
             number
             for number, tensor in self.tensors.items()
-            if (not floating or self._is_own(tensor)) and not (written and self._is_leaf(number))
+            if (not own_dtype or self._is_own(tensor)) and not (written and self._is_leaf(number))
         ]
         if not numbers:
             return None

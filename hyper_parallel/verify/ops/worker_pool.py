@@ -1,8 +1,8 @@
 """Runs tasks in forked workers, two at a time, and divides the remaining time among the waiting operators.
 
-An operator always checks the first sizes of every sample, regardless of the deadline. The time until the deadline is
-divided again whenever a task starts: a costly operator leaves less time to those that follow, and the last operators in
-the alphabet get as much time as the first.
+Every operator is checked with the first choice of sizes of each of its samples, even after the deadline. The time until
+the deadline is divided again whenever a task starts: a costly operator leaves less time to those that follow, and the
+last operators in the alphabet get as much time as the first.
 """
 
 from __future__ import annotations

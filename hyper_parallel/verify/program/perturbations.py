@@ -65,7 +65,7 @@ class Repeat:
         """Description of the perturbation, for reports."""
         return _WORDS[self.sink.kind]
 
-    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
+    def perturbed_input(self, name: str, array: Any, dtype: str = "") -> Any:
         """See :class:`~hyper_parallel.verify.frameworks.contract.record_log.Perturbation`."""
         return array if self.moved_by is None else _perturbed(name, array, dtype, *self.moved_by)
 
@@ -73,7 +73,7 @@ class Repeat:
         """See :class:`~hyper_parallel.verify.frameworks.contract.record_log.Perturbation`."""
         return array if self.rounded_by is None else _perturbed(name, array, dtype, *self.rounded_by)
 
-    def displaced(self, name: str, step: int, array: Any) -> Any:
+    def perturbed_gradient(self, name: str, step: int, array: Any) -> Any:
         """See :class:`~hyper_parallel.verify.frameworks.contract.record_log.Perturbation`."""
         if self.displaced_by is None:
             return array

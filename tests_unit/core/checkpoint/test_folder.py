@@ -137,7 +137,7 @@ def test_a_file_beside_the_folder_is_not_read(saved, tmp_path):
         ({"tensors": {"w": ["F32", [-1], []]}}, "is damaged: w is F32[-1]"),
         (
             {"tensors": {"w": ["F32", [3], [[[[0, 4]], 0]]]}},
-            "is damaged: a piece of w is [[0, 4]], of a tensor of shape [3]",
+            "is damaged: the piece [[0, 4]] of w is not within its shape [3]",
         ),
     ],
 )
@@ -159,7 +159,7 @@ def test_the_data_of_save_needs_its_index(saved):
     folder, content = saved
     weight_map = json.loads(content)["weight_map"]
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    message = "is damaged: it names a data file of save, and says nothing about its tensors"
+    message = "is damaged: it names a data file of save, but does not list its tensors"
     with pytest.raises(CheckpointError, match=message):
         read_index(folder)
 

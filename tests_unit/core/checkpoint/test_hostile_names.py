@@ -166,6 +166,6 @@ def test_an_object_is_found_by_its_name(tmp_path):
     load(target, tmp_path)
     assert owners(target) == [1]
     for key, name in (("a.b.0.c", "a.b.0.c"), ("", ""), ("x", "x")):
-        message = f"does not fit the state: the checkpoint has no value at {name} (on ranks [0])"
+        message = f"does not match the state: the checkpoint has no value at {name} (on ranks [0])"
         with pytest.raises(CheckpointError, match=re.escape(message)):
             load({key: Owner(0)}, tmp_path)

@@ -184,8 +184,8 @@ def test_other_ties_are_refused(tmp_path):
         tied, apart = make_model(tied=True), make_model(tied=False)
         before = [parameter.detach().clone() for parameter in (*tied.parameters(), *apart.parameters())]
         for model, folder, text in (
-            (tied, "apart", "state: embed.weight, head.weight are tied in the state, and not in the checkpoint"),
-            (apart, "tied", "state: embed.weight, head.weight are tied in the checkpoint, and not in the state"),
+            (tied, "apart", "state: embed.weight, head.weight are tied in the state, but not in the checkpoint"),
+            (apart, "tied", "state: embed.weight, head.weight are tied in the checkpoint, but not in the state"),
             (torch.nn.ModuleDict({"embed": apart["embed"]}), "tied", "state: head.weight is only in the checkpoint"),
             (
                 torch.nn.ModuleDict({"tail": apart["embed"]}),

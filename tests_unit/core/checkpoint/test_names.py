@@ -140,15 +140,15 @@ def test_what_does_not_fit_is_named():
         "dim 0 of c, of shape [4], is not blocks of (2, 1)",
         "dim 0 of d, of shape [3], is not block 0",
         "dim 2 of e, of shape [2, 3], is not block 1 in 3 groups",
-        "names: 'g*' and 'z' do not have equally many *",
-        "a, b do not make up x in the folder, each element of it exactly once",
-        "f do not make up t in the folder, each element of it exactly once",
+        "names: 'g*' and 'z' do not have the same number of *",
+        "a, b do not cover each element of x in the folder exactly once",
+        "f do not cover each element of t in the folder exactly once",
         "the key 'nothing.*' of names matches no tensor of the state",
     ]
     different = FolderNames({"a": "x", "c": "x"}, {"a": entry(5, 2), "c": entry(4)}, {})
     assert different.problems[0] == "a and c give x different shapes or dtypes"
     tied = FolderNames({"n": "m"}, {"a": entry(1), "m": entry(1)}, {"n": "a"})
-    assert tied.problems == ["n is tied to a, and another tensor is m in the folder"]
+    assert tied.problems == ["n is tied to a, but names maps m to another tensor"]
 
 
 def test_blocks_are_checked():
@@ -156,7 +156,7 @@ def test_blocks_are_checked():
     for sizes, groups in (((), 1), ((0, 1), 1), ((1, 1), 0)):
         with pytest.raises(CheckpointError, match=r"^sizes of blocks and groups must be positive, got sizes"):
             Blocks(("a", "b"), sizes, groups=groups)
-    with pytest.raises(CheckpointError, match=r"^Blocks: 2 names need as many sizes, got \(1,\)$"):
+    with pytest.raises(CheckpointError, match=r"^Blocks: 2 names need 2 sizes, got \(1,\)$"):
         Blocks(("a", "b"), (1,))
     with pytest.raises(CheckpointError, match=r"^Block: index 2 is not one of the 2 blocks of w$"):
         Block("w", 2, (1, 1))

@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused_as_a_whole(tmp_path):
         with pytest.raises(CheckpointError) as info:
             load(mine, folder)
         assert str(info.value) == (
-            f"load: the checkpoint in {folder} does not fit the state: d is not in the checkpoint; c is only in the "
+            f"load: the checkpoint in {folder} does not match the state: d is not in the checkpoint; c is only in the "
             "checkpoint; b is F32[4], saved as F32[2] (on ranks [0, 1])"
         )
         assert not mine["a"].any()

@@ -236,8 +236,8 @@ def test_second_gradients():
 
 NAME = "context_parallel_attention: "
 PLACED = (
-    "query, key and value must be sharded by dim 2 over axis 'cp', and alike by batch or heads, or replicated, over "
-    "the others; call "
+    "query, key and value must be sharded by dim 2 over axis 'cp', and have the same placements over every other "
+    "axis (sharded by batch or heads, or replicated); call "
 )
 
 
@@ -263,7 +263,7 @@ PLACED = (
             ("query is [2, 4, 7, 4], key [2, 3, 7, 4], value [2, 4, 7, 3]; they must be [B, H, S, E], [B, Hk, S, E] "
              "and [B, Hk, S, F], where Hk divides H")),
         ({"key": (torch.ones(2, 4, 7, 4, dtype=torch.float64), [Shard(0), Shard(2)])}, PlanError,
-            "query, key and value have dtypes torch.float32, torch.float64; they must have one"),
+            "query, key and value have dtypes torch.float32, torch.float64; they must have the same dtype"),
         ({"value": (torch.ones(2, 4, 7, 3), [Shard(0), Shard(1)])}, LayoutError,
             ("value is placed [Shard(0), Shard(1)]; " + PLACED
              + "value.redistribute(placements=[Shard(0), Shard(2)])")),
@@ -275,8 +275,8 @@ PLACED = (
              + "query.redistribute(placements=[Replicate(), Shard(2)])")),
         (dict.fromkeys(("key", "value"), (torch.ones(2, 3, 7, 4), [Shard(1), Shard(2)]))
             | {"query": (torch.ones(2, 6, 7, 4), [Shard(1), Shard(2)])}, LayoutError,
-            ("6 query heads share 3 key/value heads, and 2 ranks do not divide 3; use form='gather', or redistribute "
-             "so that heads are not sharded")),
+            ("6 query heads share 3 key/value heads, and 3 is not divisible by the 2 ranks that shard the heads; "
+             "use form='gather', or redistribute so that heads are not sharded")),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(change, error, text):

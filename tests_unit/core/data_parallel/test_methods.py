@@ -369,8 +369,8 @@ def test_all_methods_of_pytorch_are_there():
             with pytest.raises(PlanError) as caught:
                 getattr(model, name)(None)
             assert str(caught.value) == (
-                f"{name}: collectives of fully_shard are not replaced, since all ranks agree on them beforehand; "
-                "change gradients by hooks of the parameters, which are called with the reduced ones"
+                f"{name}: collectives of fully_shard are not replaced, since all ranks agree on them beforehand; to "
+                "change gradients, use hooks of the parameters, which get the reduced gradients"
             )
 
     on_ranks(2, rank)

@@ -201,7 +201,7 @@ def test_meshes_that_do_not_fit_are_refused():
         refused(
             PlanError,
             "fully_shard: shard_placement_fn returned Shard(0) for a parameter of shape [3, 5]; dp_mesh_dims has no "
-            "axis to shard over, so it must be None",
+            "axis to shard over, so shard_placement_fn must return None",
             lambda: place(Shard(0), dp_mesh_dims=whole_dims),
         )
         refused(

@@ -251,7 +251,7 @@ def test_wrong_arguments_are_refused():
             (
                 lambda: fully_shard(nn.Sequential(model), mesh=mesh),
                 PlanError,
-                "fully_shard: replicate was applied to this Sequential or a submodule of it; use one",
+                "fully_shard: replicate was applied to this Sequential or a submodule of it; use only one of the two",
             ),
             (
                 lambda: replicate(nn.Sequential(fully_shard(nn.Linear(2, 2), mesh=mesh)), mesh),

@@ -264,7 +264,7 @@ def test_what_cannot_be_sharded_is_refused():
             refused(
                 PlanError,
                 f"fully_shard: this {type(container).__name__} is never called, so nothing would gather its "
-                "parameters; apply it to each module inside, or to the module around",
+                "parameters; apply fully_shard to each module inside, or to the module that contains it",
                 lambda container=container: fully_shard(container, mesh=mesh),
             )
         layer = torch.nn.Linear(3, 1)
@@ -306,8 +306,8 @@ def test_what_cannot_be_sharded_is_refused():
         parent = torch.nn.Sequential(torch.nn.Linear(2, 2))
         parent[0].weight = linear.weight
         order = (
-            "was sharded before, by fully_shard of another module that holds it, such as one around this; apply "
-            "fully_shard to inner modules first, and then to the modules around them"
+            "was sharded before, by fully_shard of another module that holds it, such as one that contains this "
+            "module; apply fully_shard to inner modules first, and then to the modules that contain them"
         )
         refused(PlanError, f"fully_shard: parameter 0.weight {order}", lambda: fully_shard(parent, mesh=mesh))
         outer = fully_shard(torch.nn.Sequential(torch.nn.Linear(2, 2)), mesh=mesh)

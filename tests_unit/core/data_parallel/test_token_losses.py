@@ -101,7 +101,7 @@ def test_wrong_counts_are_errors_on_all_ranks():
                 "count is negative or not a number on ranks [0, 1, 2]; pass the number of tokens of each rank",
             ),
             (value, 0, "count is zero on all ranks; pass the number of tokens of each rank"),
-            (torch.ones(2), 1, "loss_sum has the shape [2]; pass a sum, of no dims"),
+            (torch.ones(2), 1, "loss_sum has the shape [2]; pass a 0-d sum"),
             (
                 distributed := distribute_tensor(value, mesh, [Replicate()]),
                 1,

@@ -193,7 +193,7 @@ def test_a_copy_is_not_a_draft():
         with pytest.raises(AttributeError) as caught:
             getattr(copy.deepcopy(Layout.place(MESH, [S0, R], (12, 5))), name)
         assert str(caught.value) == (
-            f"'Layout' object has no attribute '{name}'; layouts are immutable: layout(placements) returns another"
+            f"'Layout' object has no attribute '{name}'; layouts are immutable: layout(placements) returns a new one"
         )
 
 

@@ -167,7 +167,7 @@ def test_a_mesh_from_groups():
         ]
 
     assert simulate(on_rank, 4, "torch")[0] == [
-        "from_group: 2 groups were given; pass mesh= too, the grid of ranks that they are the axes of",
+        "from_group: 2 groups were given; also pass mesh=, the grid of ranks whose axes they are",
         "from_group: group 0 has ranks (0, 1), axis 0 of mesh has (0, 2)",
     ]
 

@@ -175,8 +175,8 @@ def test_a_dtensor_is_returned_or_refused():
     (lambda x, _: distribute_tensor(x, [0, 1], [Shard(0)]), ArgumentTypeError,
      "device_mesh must be a DeviceMesh, got list; init_device_mesh makes one"),
     (lambda x, mesh: x.mul_(distribute_tensor(x, mesh, [Shard(0)])), MixedTensorError,
-     ("mul_: a plain tensor [4, 6] cannot be written with DTensors but those of one value that is replicated and needs "
-     "no gradient; write the result of full_tensor()")),
+     ("mul_: a plain tensor [4, 6] can be written only with DTensors of one element that are replicated and need no "
+     "gradient; write the result of full_tensor()")),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_these_words(call, kind, message):
     """Each mistake raises a type that PyTorch's handlers catch, with the fault and the fix."""
@@ -393,7 +393,7 @@ def test_a_tie_with_an_earlier_call_is_not_cut():
         return str(caught.value)
 
     assert on_mesh((2,), rank)[0] == (
-        "distribute_module: parameters would no longer be tied:\n"
-        "  - head.weight is tied to the weight of Embedding, which an earlier call has placed and this one would not "
-        "replace with it; give both modules their styles in one call, or each a parameter of its own before the first"
+        "distribute_module: parameters would no longer be tied:\n  - head.weight is tied to the weight of Embedding, "
+        "which an earlier call has placed and this call would not replace; give both modules their styles in one "
+        "call, or give each module its own parameter before the first call"
     )

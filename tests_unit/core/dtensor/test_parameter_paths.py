@@ -63,9 +63,9 @@ def test_a_parameter_that_was_tied_to_a_replaced_one_is_told(platform_name):
         return list(untying_problems(platform, model, replaced))
 
     told = (
-        f"second is tied to the weight of {type(first).__name__}, which an earlier call has placed and this one would "
-        "not replace with it; give both modules their styles in one call, or each a parameter of its own before the "
-        "first"
+        f"second is tied to the weight of {type(first).__name__}, which an earlier call has placed and this call "
+        "would not replace; give both modules their styles in one call, or give each module its own parameter before "
+        "the first call"
     )
     assert problems() == [told]
     platform.set_parameter(first, "weight", platform.new_parameter(platform.zeros((2, 4)), requires_grad=True))

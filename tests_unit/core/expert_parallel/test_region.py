@@ -212,7 +212,7 @@ def refused(mesh_shape, names, error, change):
         (
             lambda _, old: {"x": old["x"].full_tensor()},
             (
-                "routed_experts: x plain among DTensors; use distribute_tensor(tensor, mesh, placements) or "
+                "routed_experts: plain tensors among DTensors: x; use distribute_tensor(tensor, mesh, placements) or "
                 "DTensor.from_local"
             ),
         ),
@@ -238,7 +238,7 @@ def refused(mesh_shape, names, error, change):
             lambda _, old: {name: old[name].redistribute() for name in ("x", "experts", "weights")},
             (
                 "routed_experts: experts are sharded over 'ep', and x is f64[6, 5]; its tokens must be sharded over "
-                "that axis too: x.redistribute(placements=[Shard(0)]), experts and weights alike"
+                "that axis too: x.redistribute(placements=[Shard(0)]), and the same for experts and weights"
             ),
         ),
         (

@@ -415,9 +415,8 @@ def test_in_place_functions_called_by_keyword():
 
     for text in on_ranks(rank, 2):
         assert text == (
-            "add_: a plain tensor [5, 2] cannot be written with DTensors but those of one value that is replicated "
-            "and needs "
-            "no gradient; write the result of full_tensor()"
+            "add_: a plain tensor [5, 2] can be written only with DTensors of one element that are replicated and "
+            "need no gradient; write the result of full_tensor()"
         )
 
 
@@ -437,9 +436,8 @@ def test_a_plain_tensor_is_written_with_single_values_that_all_ranks_have():
         return {text_of(MixedTensorError, functools.partial(x.mul_, scale)) for scale in refused}
 
     refusal = (
-        "mul_: a plain tensor [5, 2] cannot be written with DTensors but those of one value that is replicated and "
-        "needs no "
-        "gradient; write the result of full_tensor()"
+        "mul_: a plain tensor [5, 2] can be written only with DTensors of one element that are replicated and need "
+        "no gradient; write the result of full_tensor()"
     )
     assert on_ranks(rank, 2) == [{refusal}, {refusal}]
 

@@ -125,7 +125,7 @@ def test_an_operand_that_was_not_given_drops_out():
     "shapes, message",
     [
         ({"x": (3,)}, "x has 1 dims, it needs at least 2"),
-        ({"x": (3, 4)}, "x [3, 4] does not fit: dim n is 3 elsewhere"),
+        ({"x": (3, 4)}, "x [3, 4] does not match: dim n has size 3 elsewhere"),
         ({"x": (3, 3), "y": (3, 3)}, "y has 2 dims, it needs 1"),
     ],
 )

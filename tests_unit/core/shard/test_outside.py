@@ -154,8 +154,9 @@ def test_what_cannot_be_served_outside_says_why():
         ]
 
     empty = (
-        "from_local: local is empty, [0], on rank 2, which is not in DeviceMesh(cpu, 2, ranks=[0, 1]); that does not "
-        "tell the global shape: pass shape= to from_local, or keep the DTensor (use_local_output=False in a style)"
+        "from_local: local is empty, [0], on rank 2, which is not in DeviceMesh(cpu, 2, ranks=[0, 1]); its shape "
+        "does not determine the global shape; pass shape= to from_local, or keep the DTensor (use_local_output=False "
+        "in a style)"
     )
     recorded = (
         "add(x=f32[3@0], y=f32[3@0]): rank 2 is outside of the mesh, where a write that needs a gradient is not "

@@ -377,10 +377,10 @@ def test_a_module_with_a_style_gets_no_second_one():
     """A style that converts inputs or outputs leaves parameters plain, and another would convert again."""
     style = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
     assert refusal(make_model(), {**PAIRS, "norm": style}) == (
-        "complete_plan: no style can be determined for these modules:\n"
-        "  - norm (LayerNorm): the entry 'norm' (PrepareModuleInput) leaves weight, bias plain, and two styles would "
-        "convert twice; NoParallel(input_layout=..., output_layout=...) replicates, too, or "
-        "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
+        "complete_plan: no style can be determined for these modules:\n  - norm (LayerNorm): the entry 'norm' "
+        "(PrepareModuleInput) leaves weight, bias plain, and a second style would convert inputs and outputs again; "
+        "use NoParallel(input_layout=..., output_layout=...), which replicates parameters too, or call "
+        "hyper_parallel.distribute_module(model, mesh) after parallelize_module to replicate all plain parameters"
     )
 
 
@@ -407,9 +407,9 @@ def test_own_parameters_among_dtensors():
         "attention.o": PAIRS_OF_DTENSORS["layers.*.down"],
     }
     assert refusal(model, plan) == (
-        "complete_plan: no style can be determined for these modules:\n"
-        "  - the module (Model): no style replicates gate alone, and modules inside have styles; "
-        "hyper_parallel.distribute_module(model, mesh) after parallelize_module replicates all that is plain"
+        "complete_plan: no style can be determined for these modules:\n  - the module (Model): no style can "
+        "replicate gate alone, because modules inside have styles; call hyper_parallel.distribute_module(model, "
+        "mesh) after parallelize_module to replicate all plain parameters"
     )
     mixture = torch.nn.ModuleDict({"pair": torch.nn.Linear(WIDTH, WIDTH), "x": make_mixture()})
     completed = complete_plan(mixture, {"pair": PAIRS_OF_DTENSORS["layers.*.down"]})
@@ -459,12 +459,13 @@ def test_what_may_stand_for_a_plan():
     assert complete_plan(model, "auto").items() >= PAIRS.items()
     assert complete_plan(make_model(), {**PAIRS, "norm": "local"}).keys() >= PAIRS.keys()
     assert refusal(make_model(), {"upp": "colwise", "norm": "rowwise"}) == (
-        "complete_plan: the plan does not fit the module:\n"
+        "complete_plan: the plan does not match the module:\n"
         "  - 'upp' (ColwiseParallel) matches no module; children of the module: embed, places, layers, norm, head\n"
         "  - norm: RowwiseParallel supports linear and embedding layers, not LayerNorm"
     )
     assert refusal(make_model(), {"norm": {}}) == (
-        "complete_plan: give a path one entry:\n  - 'norm' has entries for modules inside only; add one for '' as well"
+        "complete_plan: these paths need an entry for the module itself:\n"
+        "  - 'norm' has entries for modules inside only; add one for '' as well"
     )
     with pytest.raises(TypeError, match="complete_plan: module must be a"):
         complete_plan(3, {})

@@ -225,8 +225,8 @@ def tied_model():
 
 
 UNTIED = (
-    "{}weight is tied to the weight of {}, which an earlier call has placed and this one would not replace with it; "
-    "give both modules their styles in one call, or each a parameter of its own before the first"
+    "{}weight is tied to the weight of {}, which an earlier call has placed and this call would not replace; give "
+    "both modules their styles in one call, or give each module its own parameter before the first call"
 )
 
 
@@ -237,7 +237,7 @@ def untying(module, mesh, plan):
         parallelize_module(module, mesh, plan)
     assert all(before[name] is parameter for name, parameter in module.named_parameters())
     head, _, problem = str(caught.value).partition("\n  - ")
-    assert head == "the plan does not fit the module (1 problem); no parameter was changed:"
+    assert head == "the plan does not match the module (1 problem); no parameter was changed:"
     return problem
 
 
@@ -399,10 +399,9 @@ def test_a_wrong_plan_touches_nothing(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "the plan does not fit the module (2 problems); no parameter was changed:\n"
-        "  - 'fc3' (RowwiseParallel) matches no module; children of the module: fc1, act, fc2\n"
-        "  - act: ColwiseParallel supports linear and embedding layers, not GELU\n"
-        "  - note: linear layer fc2 is not sharded, although its sibling layers are"
+        "the plan does not match the module (2 problems); no parameter was changed:\n  - 'fc3' (RowwiseParallel) "
+        "matches no module; children of the module: fc1, act, fc2\n  - act: ColwiseParallel supports linear and "
+        "embedding layers, not GELU\n  - note: linear layer fc2 is not sharded, although its sibling layers are"
     )
 
 

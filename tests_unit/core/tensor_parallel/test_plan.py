@@ -156,9 +156,9 @@ def test_all_problems_are_one_error(twin):
     with pytest.raises(UnsupportedModuleError) as caught:
         report.raise_problems()
     assert str(caught.value) == (
-        "the plan does not fit the module (3 problems); no parameter was changed:\n"
-        "  - 'nothing' (RowwiseParallel) matches no module; children of the module: layers\n"
-        "  - layers.0.norm: RowwiseParallel supports linear and embedding layers, not LayerNorm\n"
+        "the plan does not match the module (3 problems); no parameter was changed:\n  - 'nothing' (RowwiseParallel) "
+        "matches no module; children of the module: layers\n  - layers.0.norm: RowwiseParallel supports linear and "
+        "embedding layers, not LayerNorm\n"
         "  - layers.0.attn: n_heads=5 is not divisible by the 2 ranks of the parallel axis" + LOCAL_HEADS + "\n"
         "  - note: linear layer layers.0.attn.wk is not sharded, although its sibling layers are\n"
         "  - note: linear layer layers.0.attn.wv is not sharded, although its sibling layers are\n"
@@ -176,9 +176,9 @@ def test_a_layer_whose_weight_is_computed(twin):
 
     assert checked(twin, build, {"fc": ColwiseParallel()}).problems == (
         (
-            "fc: ColwiseParallel lays out parameters, and 'weight' of this ParametrizedLinear is not a parameter, "
-            "but computed from others (as weight_norm, spectral_norm and pruning do); remove the parametrization "
-            "first, with remove_parametrizations, remove_weight_norm or remove"
+            "fc: ColwiseParallel lays out parameters, but 'weight' of this ParametrizedLinear is computed from other "
+            "parameters (as weight_norm, spectral_norm and pruning do); remove the parametrization first, with "
+            "remove_parametrizations, remove_weight_norm or remove"
         ),
     )
 
@@ -222,14 +222,14 @@ def test_a_layer_is_parallelized_once(twin):
 def test_two_entries_for_one_layer(twin):
     """Two entries with the same layout for a layer are refused before the first one is applied."""
     report = checked(twin, twin.MLP, {"fc*": ColwiseParallel(), "fc1": ColwiseParallel(use_local_output=False)})
-    assert report.problems == ("fc1: 'fc*' and 'fc1' both match it; a layer has one style",)
+    assert report.problems == ("fc1: 'fc*' and 'fc1' both match it; a layer can have only one style",)
 
 
 def test_an_entry_that_names_a_parameter(twin):
     """An entry for a parameter says that it is one, and names the module."""
     report = checked(twin, twin.MLP, {"fc1.weight": ColwiseParallel()})
     assert report.problems == (
-        "'fc1.weight' (ColwiseParallel) matches no module; it is a parameter: name its module, 'fc1'",
+        "'fc1.weight' (ColwiseParallel) matches no module; it is a parameter; name its module, 'fc1'",
     )
 
 

@@ -132,10 +132,10 @@ def test_unknown_names_are_refused_with_suggestions():
     with pytest.raises(PlanError) as info:
         resolve_plan(module, {"a": "colwize", "b": {"c": "xyz"}, "d": "local_packed_rowwise"})
     assert str(info.value) == (
-        "parallelize_plan: 'a': there is no style 'colwize'; did you mean 'colwise' or 'colwise_rep'?; 'b.c': there is "
-        "no style 'xyz'; 'd': 'local_packed_rowwise' is not supported: shards of a packed weight would mix its blocks; "
-        "use one layer per block (a checkpoint with the packed weight loads into them with Block); styles by name: "
-        f"{', '.join(STYLE_NAMES)}, local, gather, ep_router"
+        "parallelize_plan: 'a': there is no style 'colwize'; did you mean 'colwise' or 'colwise_rep'?; 'b.c': there "
+        "is no style 'xyz'; 'd': 'local_packed_rowwise' is not supported: shards of a packed weight would mix its "
+        "blocks; use one layer per block (to load a checkpoint that has the packed weight, map the name of each "
+        f"layer's weight to a Block of it); styles by name: {', '.join(STYLE_NAMES)}, local, gather, ep_router"
     )
     with pytest.raises(PlanError) as info:
         resolve_plan(module, "auto")
@@ -150,14 +150,20 @@ def test_unknown_names_are_refused_with_suggestions():
     [
         (
             "packed_colwise",
-            "shards of a packed weight would mix its blocks; use one layer per block (a checkpoint",
+            "shards of a packed weight would mix its blocks; use one layer per block (to load a checkpoint",
         ),
-        ("grouped_gemm", "no style is for a parameter; give the module 'ep_dispatch_experts', in the same mapping"),
+        (
+            "grouped_gemm",
+            (
+                "styles are for modules, not for parameters; give the module the style 'ep_dispatch_experts', in the "
+                "same mapping"
+            ),
+        ),
         ("moe_identity_expert", "such experts are not stacked; leave the module with these experts out of the plan"),
         ("local_params", "styles lay out layers; leave this parameter, and the layers that compute with it, out"),
         (
             "all_reduce",
-            "row-wise layers sum themselves; if another layer returns a partial sum, use PrepareModuleOutput(",
+            "row-wise layers already sum their output over the ranks; if another layer returns a partial sum, use",
         ),
     ],
 )

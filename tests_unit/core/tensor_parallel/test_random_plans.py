@@ -40,4 +40,4 @@ def test_a_plan_works_or_is_refused_in_words(plan):
         return refusal
 
     for outcome in simulate(on_rank, 2, platform="torch"):
-        assert outcome == "accepted" or outcome.startswith(("parallelize_", "the plan does not fit the module ("))
+        assert outcome == "accepted" or outcome.startswith(("parallelize_", "the plan does not match the module ("))

@@ -480,7 +480,7 @@ def test_what_cannot_be_sharded_is_refused():
                 fully_shard(container, mesh=mesh)
             assert str(info.value) == (
                 f"fully_shard: this {type(container).__name__} is never called, so nothing would gather its "
-                "parameters; apply it to each module inside, or to the module around"
+                "parameters; apply fully_shard to each module inside, or to the module that contains it"
             )
         model = nn.Dense(3, 5)
         early = nn.SGD(model.trainable_params(), 0.1)

@@ -29,7 +29,7 @@ def test_what_the_rehearsal_does_not_take_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(UnsupportedOnBackend, match=r"^MCCL, MindSpore's engine on CPU, is refused: it silently "):
         platform.init_process_group("mccl", rank=0, world_size=1)
-    with pytest.raises(UnsupportedOnBackend, match=r"^backend 'nccl' is none of MindSpore's; there is 'hccl'$"):
+    with pytest.raises(UnsupportedOnBackend, match=r"^backend 'nccl' is not a backend of MindSpore; use 'hccl'$"):
         platform.init_process_group("nccl")
     with pytest.raises(UnsupportedOnBackend) as caught:
         platform.init_process_group("gloo", rank=0, world_size=1, store=object(), device_id=0)

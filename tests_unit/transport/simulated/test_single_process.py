@@ -97,7 +97,7 @@ def test_data_of_other_ranks_are_refused(transport):
     """Objects, messages and handles of other ranks are refused, not made up."""
     x = np.ones(3, np.float32)
     text = (
-        "recv(f32[3], src=1, tag=0): only the other ranks know its result, and in a rehearsal there are none; run the "
+        "recv(f32[3], src=1, tag=0): only the other ranks know its result, but this fake world has none; run the "
         "program in a simulated world"
     )
     with pytest.raises(UnsupportedOnBackend, match=re.escape(text.partition(":")[2])):

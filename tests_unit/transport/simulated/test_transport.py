@@ -63,6 +63,6 @@ def test_tensors_of_another_framework_are_refused():
         with pytest.raises(ArgumentTypeError) as caught:
             active_transport_of("torch")
     assert str(caught.value) == (
-        "a tensor of torch came to a rank of mindspore, which cannot send it to other ranks: "
+        "a rank of mindspore got a tensor of torch, which it cannot send to other ranks; "
         'write platform="torch" in simulate or launch, or @pytest.mark.platforms("torch") for a test'
     )

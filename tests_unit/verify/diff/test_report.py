@@ -43,7 +43,7 @@ def difference(error, bound, cause=None):
             [difference(0.5, 0.1, Cause("other-weights", "", "seeds"))],
             "",
             "another start",
-            "another start: the runs do not start alike, so nothing that follows says anything",
+            "another start: the runs begin with different weights or samples, so later differences mean nothing",
         ),
         (
             [difference(math.inf, 0.1)],

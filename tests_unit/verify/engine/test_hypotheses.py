@@ -93,7 +93,7 @@ def test_losses_by_powers_of_two():
     assert (cause.kind, cause.axis) == ("scaled", "dp")
     assert cause.evidence == (
         "the mean over dp of the ranks' losses times 0.5, 0.5, 1 is the reference's: the ranks scale their losses by "
-        "other powers of two"
+        "different powers of two"
     )
     assert losses(values, (values * [1 / 3, 1.0, 1.7]).mean()).kind == "unexplained"
 

@@ -253,8 +253,9 @@ def test_losses_that_ranks_divide_by_their_number(summed):
     if summed:
         assert first.cause.kind == "scaled-by-count"
         assert first.cause.evidence == (
-            "the ranks' losses are means over 4, 3, 2 rows, each divided by dp (3), so that their sum gives unequal "
-            "rows equal weights; weighted with the rows they are the reference's"
+            "the ranks' losses are means over 4, 3, 2 rows, each divided by dp (3), so that ranks with different "
+            "numbers of rows count equally in the sum; weighted with the numbers of rows, the means average to the "
+            "reference's"
         )
     else:
         assert first.cause.kind == "scaled-by-size"
@@ -337,6 +338,6 @@ def test_losses_that_are_not_divided_by_their_number():
     first = first_of(single, ranks)
     assert (first.kind, first.cause.kind) == ("loss", "scaled-by-count")
     assert first.cause.evidence == (
-        "the losses of the step add up to the reference's times the number of their calls, 3 for 1: none is divided by "
-        "it"
+        "the step has 3 losses where the reference has 1, and their sum is 3 times the reference's: the losses are "
+        "not divided by their number"
     )

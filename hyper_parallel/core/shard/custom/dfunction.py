@@ -188,7 +188,7 @@ def _signature(cls: type[DFunction]) -> inspect.Signature:
 
 
 def _entry(cls: type[DFunction], platform: Platform, rule: Rule) -> OpEntry:
-    """The dispatch entry of ``cls`` as a spelling of the rule's operator; it caches the plans."""
+    """The dispatch entry of ``cls`` for the rule's operator; it caches the plans."""
     key = (cls, platform.platform_type, rule)
     native = _native(cls, platform)
     with _LOCK:

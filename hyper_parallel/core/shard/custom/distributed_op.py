@@ -79,7 +79,7 @@ class UserOp(abc.ABC):
         return dispatcher.dispatch(self.entry(func), args, kwargs)
 
     def entry(self, func: Callable[..., Any]) -> OpEntry:
-        """The dispatch entry of ``func``, a spelling of this operator; it caches the plans."""
+        """The dispatch entry of ``func`` for this operator; it caches the plans."""
         entry = self._entries.get(func)
         if entry is None:
             rule = Rule(self.op_name, "*args", partial(self.strategies, func), by_dtype=True)

@@ -79,7 +79,7 @@ def local_map(
 
     Raises:
         LayoutError: (a ValueError) by the wrapped function: a DTensor does not have its declared layout, or the number
-            or nesting of entries does not fit the call.
+            or nesting of entries does not match the call.
         MixedTensorError: a plain tensor has an entry.
         MeshMismatchError: (a ValueError) DTensors are on meshes for which the axes to sum a gradient along cannot be
             derived, or a declared layout is on another mesh.

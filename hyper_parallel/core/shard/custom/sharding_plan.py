@@ -71,9 +71,9 @@ def shard_module(module: Any, device_mesh: DeviceMesh | None, sharding_plan: Sha
         ``module``. A parameter under two paths remains one object.
 
     Raises:
-        PlanError: (a ValueError) the plan does not fit; raised before any weight is changed, with all problems:
-            patterns that match nothing, placements that do not fit, and parameters tied under two layouts, or
-            tied to one that an earlier call has sharded.
+        PlanError: (a ValueError) the plan does not match the module; raised before any weight is changed, with all
+            problems: patterns that match nothing, placements that do not match the shape or mesh, and parameters tied
+            under two layouts, or tied to one that an earlier call has sharded.
         TypeError: ``sharding_plan`` is not a :class:`ShardingPlan`, or a path in it is not a str.
     """
     if not isinstance(sharding_plan, ShardingPlan):
@@ -163,7 +163,7 @@ def _checked_layouts(platform: Platform, module: Any, mesh: DeviceMesh, plan: Sh
     problems.extend(f"plan: {text}" for text in untying_problems(platform, module, replaced))
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        head = f"shard_module: the plan does not fit the module ({count}); no parameter was changed:"
+        head = f"shard_module: the plan does not match the module ({count}); no parameter was changed:"
         raise PlanError("\n  - ".join([head, *problems]))
     return layouts
 
@@ -226,7 +226,7 @@ class _Boundary:
         return self.platform.wrap(value, layout)
 
     def nested(self, value: Any, entry: Any, what: str) -> Any:
-        """Return ``value`` with each tensor in the placements of ``entry``, nested alike; None keeps a tensor."""
+        """Return ``value`` with each tensor in the placements of ``entry``, nested like it; None keeps a tensor."""
         if entry is None:
             return value
         if isinstance(value, Mapping) and isinstance(entry, Mapping):

@@ -74,7 +74,7 @@ class _StrategyOp(UserOp):
             layouts = tuple(operand.layout for operand in call.operands)
             options = tuple(option for option in options if option[0] == layouts)
             if not options:
-                msg = f"{self.op_name}: it writes in place, and no OpSpec leaves every operand where it is"
+                msg = f"{self.op_name}: it writes in place, but every OpSpec redistributes an operand"
                 raise LayoutError(msg)
         return LayoutOptions(options, many=many)
 
@@ -183,7 +183,7 @@ class ShardingPropagator:
 
         Raises:
             UnsupportedOperatorError: (a NotImplementedError) there is no function to call for the operator.
-            LayoutError: (a ValueError) there are not as many dtypes as tensors, or a layout has no global shape.
+            LayoutError: (a ValueError) the numbers of dtypes and tensors differ, or a layout has no global shape.
         """
         # The key includes every argument, also those that do not influence placements.
         key = (replace(op_schema, schema_info=None), tuple(map(str, dtypes)))
@@ -252,7 +252,7 @@ def _propagated(schema: OpSchema) -> OutputSharding:
 
 
 def _entry(op: Any, name: str) -> OpEntry | None:
-    """The framework's spelling, or the canonical operator, of that name."""
+    """Return the entry of the framework's function, or of the canonical operator, with this name."""
     spelled: OpEntry | None = current_platform().operator_entry(op)
     rule = find_rule(name)
     if spelled is not None or rule is None:

@@ -1,4 +1,8 @@
-"""Rules by family, one file each. Importing a family registers its rules."""
+"""Sharding rules by family, one file each. Importing a family registers its rules.
+
+Docstrings of rules name the dims of operands and outputs by letters, as einsum does: ``…k, nk -> …n``. ``…`` stands for
+any leading or further dims. Dims in brackets must not be sharded; all others may be.
+"""
 
 from __future__ import annotations
 

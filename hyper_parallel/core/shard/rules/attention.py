@@ -167,14 +167,14 @@ def _layers(call: OpCall) -> Strategies:
     x, states = call["x"], _states(call)
     if call["dropout"] > 0 and call["train"] and call["num_layers"] > 1:
         msg = (
-            "dropout between layers would sample another mask on every rank; "
-            "use dropout=0.0, or one module per layer with F.dropout between them"
+            "dropout between layers would sample a different mask on every rank; use dropout=0.0, or one module per "
+            "layer with F.dropout between them"
         )
         raise ValueError(msg)
     sequence_dims = ("n", None, None) if call["batch_first"] else (None, "n", None)
     batch_dim = sequence_dims.index("n")
     if x.ndim != 3 or any(state.ndim != 3 or state.shape[1] != x.shape[batch_dim] for state in states):
-        msg = f"x {list(x.shape)} and hx {[list(state.shape) for state in states]} need the same samples"
+        msg = f"x {list(x.shape)} and hx {[list(state.shape) for state in states]} must have the same number of samples"
         raise ValueError(msg)
     state_dims = (None, "n", None)
     inputs = (sequence_dims, *(state_dims for _ in states), *_layer_weights(1 + len(states), call))

@@ -93,7 +93,10 @@ def movedim(call: OpCall) -> Strategies:
         for value in (call["source"], call["destination"])
     ]
     if len(pairs[0]) != len(pairs[1]) or any(len(set(dims)) != len(dims) for dims in pairs):
-        msg = f"source {call['source']} and destination {call['destination']} must name as many dims, each once"
+        msg = (
+            f"source {call['source']} and destination {call['destination']} must have the same number of dims, each "
+            "without repetition"
+        )
         raise ValueError(msg)
     moved = dict(zip(pairs[1], pairs[0], strict=True))
     rest = iter(dim for dim in range(ndim) if dim not in pairs[0])
@@ -189,7 +192,7 @@ def narrow(call: OpCall) -> Strategies:
         raise ValueError(msg)  # noqa: TRY004 - dispatch adds the call to ValueErrors
     size = x.shape[dim]
     if not -size <= start <= size or length < 0 or start % max(size, 1) * (start < size) + length > size:
-        msg = f"start {start} and length {length} leave dim {dim} of size {size}"
+        msg = f"start {start} and length {length} are not within dim {dim}, which has size {size}"
         raise ValueError(msg)
     kept = [None if d == dim and length != size else d for d in range(x.ndim)]
     shape = tuple(length if d == dim else have for d, have in enumerate(x.shape))
@@ -280,7 +283,7 @@ def repeat_interleave(call: OpCall) -> Strategies:
     """Repeat each element several times in a row; any dim may be sharded, the repeated one only evenly."""
     x, repeats, dim = call["x"], call["repeats"], call["dim"]
     if not isinstance(repeats, int):
-        msg = f"repeats is {repeats!r}; it must be an integer, or a tensor of them"
+        msg = f"repeats is {repeats!r}; it must be an integer, or a tensor of integers"
         raise ValueError(msg)  # noqa: TRY004 - dispatch adds the call to ValueErrors
     if dim is None:
         return Strategies(tuple(passing_rows()), ((math.prod(x.shape) * repeats,),), _without_size)
@@ -310,7 +313,10 @@ def repeat_each(ops: Any, x: Any, repeats: Any, dim: int | None, output_size: in
     size = tuple(x.shape)[normalize_dim(dim, len(tuple(x.shape)))]
     counts = ops.expand(ops.view(repeats, (-1,)), (size,)) if math.prod(tuple(repeats.shape)) == 1 else repeats
     if tuple(counts.shape) != (size,):
-        msg = f"repeat_interleave: {list(counts.shape)} repeats for dim {dim} of {list(x.shape)}"
+        msg = (
+            f"repeat_interleave: repeats has shape {list(counts.shape)}; dim {dim} of {list(x.shape)} needs [{size}], "
+            "or one number"
+        )
         raise ValueError(msg)
     return ops.index_select(x, dim, ops.counts_to_index(counts, output_size=output_size))
 
@@ -323,7 +329,7 @@ def _moved(call: OpCall, dims: Any) -> Strategies:
 
 @rule("roll", "x, shifts, dims=None")
 def roll(call: OpCall) -> Strategies:
-    """A rolled dim must not be sharded; without ``dims`` all of them must."""
+    """A rolled dim must not be sharded; without ``dims``, no dim may be sharded."""
     dims = call["dims"]
     flat = dims is None or (isinstance(dims, (list, tuple)) and not dims)
     return _moved(call, range(call["x"].ndim) if flat else dims)

@@ -63,7 +63,7 @@ def _several_dims(last: Callable[[int], int], *, requested: Callable[[int], int]
         dims = _named(call["dim"], points, x.ndim)
         points = [None] * len(dims) if points is None else [points] if isinstance(points, int) else list(points)
         if len(points) != len(dims):
-            msg = f"s {points} and dims {dims} must be as many"
+            msg = f"s {points} and dims {dims} must have the same length"
             raise ValueError(msg)
         asked = [None if size in (None, -1) else size for size in points]
         sizes = [x.shape[dim] if size is None else size for dim, size in zip(dims, asked, strict=True)]

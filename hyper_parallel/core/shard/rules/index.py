@@ -51,7 +51,7 @@ def parse_index(x: Operand, index: Any) -> IndexResult:
     """Parse an index of numbers, slices, None, Ellipsis and integer tensors; masks are converted to these before.
 
     Raises:
-        ValueError: the index does not fit the tensor, or has an unsupported type.
+        ValueError: the index does not match the tensor, or has an unsupported type.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(item is not None and item is not Ellipsis for item in items)
@@ -155,7 +155,7 @@ def shared_dims(shape: Sequence[int], others: Sequence[Sequence[int]], dim: int,
 
 @rule("gather", "x, dim, index, *, sparse_grad=False", by_dtype=True)
 def gather(call: OpCall) -> Strategies:
-    """``…k…, …i… -> …i…``: dims other than ``dim`` are sharded alike; a sharded ``k`` leaves Partial(sum)."""
+    """``…k…, …i… -> …i…``: dims other than ``dim`` are sharded in the same way; a sharded ``k`` leaves Partial(sum)."""
     x, index = call["x"], call["index"]
     dim = normalize_dim(call["dim"], x.ndim)
     if x.ndim != index.ndim:
@@ -199,7 +199,7 @@ def index_select(call: OpCall) -> Strategies:
 
 
 def _windowed(dim: int) -> Callable[[OpCall, tuple[Layout, ...], tuple[Layout, ...]], LocalCall | None]:
-    """Return what makes the local call of a look-up along ``dim``, with this rank's window of a sharded table."""
+    """Return the function that makes the local call of a look-up along ``dim``, with this rank's window of a table."""
 
     def local(_: OpCall, targets: tuple[Layout, ...], __: tuple[Layout, ...]) -> LocalCall | None:
         arguments = window(targets[0], dim) if targets[0].ndim else {}

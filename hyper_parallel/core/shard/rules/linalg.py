@@ -178,13 +178,13 @@ def lu_unpack(call: OpCall) -> Strategies:
 
 
 _FACTORS = ("...[n][n]", "...[n]", "...")
-"""Patterns of additional outputs of an equation, by how many dims fewer than the matrices they have."""
+"""Patterns of additional outputs of an equation, by how many fewer dims they have than the matrices."""
 
 
 def _sides(call: OpCall, *lacking: int) -> Strategies:
     """Strategies of ``A x = y`` or ``x A = y``; the shapes decide whether ``y`` is one vector per matrix.
 
-    Each number in ``lacking`` adds an output with that many dims fewer than the matrices. Its batch dims are those of
+    Each number in ``lacking`` adds an output with that many fewer dims than the matrices. Its batch dims are those of
     the matrices, not broadcast to ``y``.
     """
     a, y, left = call["A"], call["y"], call["left"]
@@ -258,7 +258,7 @@ def cross(call: OpCall) -> Strategies:
     inputs, out, shape = broadcast_labels([x.shape, y.shape])
     dim = normalize_dim(call["dim"], len(shape))
     if x.ndim != y.ndim or x.shape[dim] != y.shape[dim]:
-        msg = f"x {list(x.shape)} and y {list(y.shape)} do not fit along dim {dim}"
+        msg = f"x {list(x.shape)} and y {list(y.shape)} do not match along dim {dim}"
         raise ValueError(msg)
     labels = Labels(inputs, (out,), None, whole=frozenset({f"d{dim}"}), each=(0, 1))
     return Strategies(labelled_rows(labels), (shape,))

@@ -73,7 +73,7 @@ def contract(call: OpCall, terms: Sequence[str], out: str, added: Operand | None
             raise ValueError(msg)
         for name, size in zip(term, operand.shape, strict=True):
             if sizes.setdefault(name, size) != size:
-                msg = f"{operand.name} has {size} where {sizes[name]} is needed"
+                msg = f"{operand.name} has a dim of size {size} where {sizes[name]} is needed"
                 raise ValueError(msg)
     inputs: list[Dims] = [tuple(term) for term in terms]
     shape = tuple(sizes[name] for name in out)
@@ -159,7 +159,7 @@ def bilinear(call: OpCall) -> Strategies:
     """``…i, …j, nij -> …n``."""
     x, y, weight, bias = call["x"], call["y"], call["weight"], call["bias"]
     if x.shape[:-1] != y.shape[:-1] or (x.shape[-1], y.shape[-1]) != weight.shape[1:]:
-        msg = f"x {list(x.shape)}, y {list(y.shape)} and weight {list(weight.shape)} do not fit as …i, …j, nij"
+        msg = f"x {list(x.shape)}, y {list(y.shape)} and weight {list(weight.shape)} do not match …i, …j, nij"
         raise ValueError(msg)
     batch = tuple(f"b{dim}" for dim in range(x.ndim - 1))
     inputs: list[Dims] = [(*batch, "i"), (*batch, "j"), ("n", "i", "j")]
@@ -209,7 +209,7 @@ def einsum(call: OpCall) -> Strategies:
         for name, size in zip(term, shape, strict=True):
             known = sizes.get(name, 1)
             if 1 not in (known, size) and known != size:
-                msg = f"einsum: {_shown(name)} is {known} in one operand and {size} in another"
+                msg = f"einsum: {_shown(name)} has size {known} in one operand and {size} in another"
                 raise ValueError(msg)
             sizes[name] = size if known == 1 else known
     whole = {name for term in terms for name, count in Counter(term).items() if count > 1}
@@ -230,7 +230,7 @@ def parse_equation(equation: str, ndims: Sequence[int]) -> tuple[list[Names], Na
     """Return the labels of each operand and of the output; dims of the ellipsis are numbered from the right.
 
     Raises:
-        ValueError: the equation does not fit the operands.
+        ValueError: the equation does not match the operands.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     texts = left.split(",")
@@ -256,7 +256,7 @@ def _term(text: str, ndim: int, equation: str) -> Names:
     before, dots, after = text.partition("...")
     named = len(before) + len(after)
     if (named > ndim) or (not dots and named != ndim) or not (before + after).isalpha() * (named > 0) + (named == 0):
-        msg = f"einsum: {text!r} in {equation!r} does not fit an operand of {ndim} dims"
+        msg = f"einsum: {text!r} in {equation!r} does not match an operand of {ndim} dims"
         raise ValueError(msg)
     middle = tuple(f"...{position}" for position in reversed(range(ndim - named))) if dots else ()
     return (*before, *middle, *after)

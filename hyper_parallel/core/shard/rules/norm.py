@@ -1,4 +1,4 @@
-"""Normalisation over trailing dims, over groups of channels, or over the batch dim, which may be sharded."""
+"""Normalisation over trailing dims, over groups of channels, or over the batch dim (which may be sharded)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reductions: a reduced dim may be sharded, leaving Partial, if that is exact for values and gradients.
 
-For others (products, norms, variances, floating-point max and min, where ties share a gradient) the reduced dims must
-not be sharded.
+For other reductions (products, norms, variances, floating-point max and min, where ties share a gradient) the reduced
+dims must not be sharded.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @rule("setitem", "x, index, value")
 def setitem(call: OpCall) -> Strategies:
-    """Dims that the index does not touch may be sharded alike in ``x`` and ``value``, which broadcasts."""
+    """Dims that the index does not touch may be sharded, in the same way in ``x`` and ``value``, which broadcasts."""
     x, value = call["x"], call["value"]
     picked = parse_index(x, call["index"])
     names = tuple(f"d{dim}" for dim in range(x.ndim))
@@ -80,7 +80,10 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
     ):
         return Strategies((replicated_row(len(tensors)),), (x.shape,))
     if any(operand.ndim != x.ndim for operand in tensors):
-        msg = f"{', '.join(f'{operand.name} has {operand.ndim} dims' for operand in tensors)}; they must have as many"
+        msg = (
+            f"{', '.join(f'{operand.name} has {operand.ndim} dims' for operand in tensors)}; they must have the same "
+            "number of dims"
+        )
         raise ValueError(msg)
     shapes = [operand.shape for operand in tensors]
     whole = unshared_dims(shapes, dim, "x")
@@ -99,7 +102,7 @@ def _scattered(call: OpCall, source: Any, *, adds: bool, linear: bool = True) ->
 
 @rule("scatter", "x, dim, index, src=None, *, value=None, reduce=None")
 def scatter(call: OpCall) -> Strategies:
-    """``dim`` must not be sharded, other dims are alike; linear in ``x`` and ``src`` unless ``reduce`` is given."""
+    """Dims other than ``dim`` may be sharded; linear in ``x`` and ``src`` unless ``reduce`` is given."""
     source = call["value"] if call["src"] is None else call["src"]
     return _scattered(call, source, adds=False, linear=call["reduce"] is None)
 
@@ -112,7 +115,7 @@ def scatter_reduce(call: OpCall) -> Strategies:
 
 @rule("scatter_add", "x, dim, index, src")
 def scatter_add(call: OpCall) -> Strategies:
-    """``src`` sharded along ``dim`` leaves Partial(sum), to which ``x`` is added once; other dims are sharded alike."""
+    """``src`` sharded along ``dim`` leaves Partial(sum), to which ``x`` is added once; other dims may be sharded."""
     return _scattered(call, call["src"], adds=True)
 
 
@@ -125,7 +128,9 @@ def index_add(call: OpCall) -> Strategies:
         return Strategies((replicated_row(3),), ((),))
     rests = [operand.shape[:dim] + operand.shape[dim + 1 :] for operand in (x, source)]
     if not x.ndim or index.ndim != 1 or rests[0] != rests[1] or source.shape[dim] != index.shape[0]:
-        msg = f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not fit along dim {dim}"
+        msg = (
+            f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not match along dim {dim}"
+        )
         raise ValueError(msg)
     names = [tuple(own if d == dim else f"d{d}" for d in range(x.ndim)) for own in "xi"]
     labels = Labels((names[0], ("i",), names[1]), (names[0],), whole=frozenset({"x"}), joint=(0, 2), joins=(0,))
@@ -216,7 +221,9 @@ def _check_index_source(call: OpCall) -> None:
     count = index.shape[0] if index.ndim else 1
     wanted = tuple(count if d == dim else size for d, size in enumerate(x.shape))
     if index.ndim > 1 or (source.shape != wanted and not (source.ndim == 0 and x.ndim <= 1 and count == 1)):
-        msg = f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not fit along dim {dim}"
+        msg = (
+            f"x {list(x.shape)}, index {list(index.shape)} and source {list(source.shape)} do not match along dim {dim}"
+        )
         raise ValueError(msg)
 
 

@@ -130,19 +130,19 @@ def _looked_up(call: OpCall, value: str) -> Strategies:
 
 @rule("bucketize", "x, boundaries, *, out_int32=False, right=False")
 def bucketize(call: OpCall) -> Strategies:
-    """``…, [n] -> …``."""
+    """Any dim of ``x`` may be sharded; ``boundaries`` must be replicated."""
     return _looked_up(call, "x")
 
 
 @rule("isin", "x, y, *, assume_unique=False, invert=False")
 def isin(call: OpCall) -> Strategies:
-    """``…, […] -> …``."""
+    """Any dim of ``x`` may be sharded; ``y`` must be replicated."""
     return _looked_up(call, "x")
 
 
 @rule("searchsorted", "table, x, *, out_int32=False, right=False, side=None, sorter=None")
 def searchsorted(call: OpCall) -> Strategies:
-    """``[n], … -> …``, or row by row, ``b[n], bm -> bm``."""
+    """Any dim of ``x`` may be sharded; the last dim of ``table`` and ``sorter`` must not be sharded."""
     table, x, sorter = call["table"], call["x"], call["sorter"]
     if table.ndim <= 1 or not isinstance(x, Operand):
         return _looked_up(call, "x")

@@ -314,7 +314,7 @@ def pixel_shuffle(ops: Any, x: Any, factor: int) -> Any:
     """Channels become pixels (Shi et al., 2016): ``…(c f f) h w -> …c (h f) (w f)``."""
     *batch, channels, height, width = tuple(x.shape)
     if factor < 1 or channels % (factor * factor):
-        msg = f"pixel_shuffle: {channels} channels have no {factor} by {factor} blocks"
+        msg = f"pixel_shuffle: {channels} channels are not divisible into blocks of {factor} by {factor}"
         raise ValueError(msg)
     count, lead = channels // factor**2, len(batch)
     split = ops.view(x, (*batch, count, factor, factor, height, width))
@@ -327,7 +327,7 @@ def pixel_unshuffle(ops: Any, x: Any, factor: int) -> Any:
     """Pixels become channels, the inverse of ``pixel_shuffle``: ``…c (h f) (w f) -> …(c f f) h w``."""
     *batch, channels, height, width = tuple(x.shape)
     if factor < 1 or height % factor or width % factor:
-        msg = f"pixel_unshuffle: {height} by {width} has no {factor} by {factor} blocks"
+        msg = f"pixel_unshuffle: {height} by {width} pixels are not divisible into blocks of {factor} by {factor}"
         raise ValueError(msg)
     lead = len(batch)
     split = ops.view(x, (*batch, channels, height // factor, factor, width // factor, factor))
@@ -341,7 +341,7 @@ def channel_shuffle(ops: Any, x: Any, groups: int) -> Any:
     """Channels are interleaved between groups (ShuffleNet, Zhang et al., 2018)."""
     batch, channels, *spatial = tuple(x.shape)
     if groups < 1 or channels % groups:
-        msg = f"channel_shuffle: {channels} channels do not make {groups} groups"
+        msg = f"channel_shuffle: {channels} channels are not divisible into {groups} groups"
         raise ValueError(msg)
     split = ops.view(x, (batch, groups, channels // groups, *spatial))
     return ops.clone(ops.view(ops.transpose(split, 1, 2), (batch, channels, *spatial)))

@@ -167,7 +167,7 @@ def view_as_complex(call: OpCall) -> Strategies:
     """``…[2] -> …``, linear: the last dim (real and imaginary part) must not be sharded, the others may be sharded."""
     x = call["x"]
     if x.shape[-1:] != (PAIR,):
-        msg = f"the last dim holds real and imaginary part, x is {list(x.shape)}"
+        msg = f"the last dim must hold real and imaginary part, but x is {list(x.shape)}"
         raise ValueError(msg)
     names = tuple(f"d{dim}" for dim in range(x.ndim - 1))
     labels = Labels(((*names, None),), (names,), None, joint=(0,))

@@ -37,14 +37,14 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 BoundaryLayout = tuple[Any, bool | None]
-"""The layout of a value at a style's boundary, and whether it is a local tensor (None: if the input was)."""
+"""The layout of a value at a style's boundary, and whether the value is a local tensor (None: like the input)."""
 
 
 class ParallelStyle(abc.ABC):
     """How one module is parallelized.
 
     Subclass it with ``apply(module, device_mesh) -> module``; a subclass written for PyTorch, with ``_apply``, works
-    unchanged.
+    unchanged. The other methods are called to check or complete a plan, so they must not change the module.
 
     Attributes:
         src_data_rank: position in the mesh of the rank whose parameter values are used; None: every rank keeps its
@@ -82,12 +82,12 @@ class ParallelStyle(abc.ABC):
         return self.apply(module, device_mesh)
 
     def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
-        """The reason why the style does not fit ``owner`` on ``size`` ranks, or None. Pure; used to check a plan."""
+        """The reason why ``owner`` does not allow the style on ``size`` ranks, or None. Only used to check a plan."""
         del owner, module, size
         return None
 
     def placements_for(self, module: Any) -> Mapping[str, Placement]:
-        """Placements on the style's axis by relative path of the parameter. Pure; used to check a plan."""
+        """Placements on the style's axis by relative path of the parameter. Only used to check a plan."""
         del module
         return {}
 
@@ -97,11 +97,11 @@ class ParallelStyle(abc.ABC):
         return None
 
     def inputs(self) -> Sequence[BoundaryLayout]:
-        """Inputs that the module gets from the style, if they may be local tensors. Pure; used to complete a plan."""
+        """Inputs that the module gets from the style, if they may be local tensors. Only used to complete a plan."""
         return ()
 
     def outputs(self) -> Sequence[BoundaryLayout]:
-        """Outputs that the style passes to the module's caller; empty if unknown. Pure; used to complete a plan."""
+        """Outputs that the style passes to the module's caller; empty if unknown. Only used to complete a plan."""
         return ()
 
 
@@ -132,8 +132,8 @@ class LayerStyle(ParallelStyle):
         if len(layers) != 1:
             return f"{supported}, not {kind.__name__}"
         return (
-            f"{supported}, not {kind.__module__}.{kind.__qualname__}, which wraps one: "
-            f"let the plan name its {layers[0]!r}, and lay out what else it contains"
+            f"{supported}, not {kind.__module__}.{kind.__qualname__}, which wraps one: name its {layers[0]!r} in the "
+            "plan, and lay out the other parameters that it contains"
         )
 
     def _without_parameter(self, platform: Platform, module: Any) -> str | None:
@@ -143,8 +143,8 @@ class LayerStyle(ParallelStyle):
         if not computed:
             return None
         return (
-            f"{type(self).__name__} lays out parameters, and {computed[0]!r} of this {type(module).__name__} is "
-            "not a parameter, but computed from others (as weight_norm, spectral_norm and pruning do); remove the "
+            f"{type(self).__name__} lays out parameters, but {computed[0]!r} of this {type(module).__name__} is "
+            "computed from other parameters (as weight_norm, spectral_norm and pruning do); remove the "
             "parametrization first, with remove_parametrizations, remove_weight_norm or remove"
         )
 
@@ -277,7 +277,7 @@ def convert_first(
     """The call with its first argument converted, positional or keyword; the others pass unchanged.
 
     Raises:
-        StyleError: (a ValueError) the module was called without it.
+        StyleError: (a ValueError) the module was called without a first argument.
     """
     if args:
         return (enter(args[0]), *args[1:]), kwargs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hyper_parallel.core.dtensor.dtensor import DTensor, takes_no_part, without_elements
 from hyper_parallel.core.dtensor.events import Cause
-from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes, note_rehearsed
+from hyper_parallel.core.dtensor.global_shape import layout_from_local_shapes, note_boundary_layout
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.parameter_paths import module_label
 from hyper_parallel.core.dtensor.placements import Placement, Replicate, Shard, own_placements
@@ -138,7 +138,7 @@ class Boundary:
                 f"on rank {self.mesh.rank}, got {list(value.shape)}"
             )
             if tuple(value.shape) == layout.shape:
-                msg += f", all of it; where every rank has the whole tensor, its layout for {self.style} is Replicate()"
+                msg += f", the global shape; if every rank has all of it, its layout for {self.style} is Replicate()"
             raise ShardMismatchError(msg)
         return platform.wrap(value, layout)  # type: ignore[no-any-return]
 
@@ -165,7 +165,7 @@ class Boundary:
 
     def _is_equal_everywhere(self, platform: Platform, value: Any) -> bool:
         transport = platform.transport()
-        if platform.is_meta(value) or transport.backend == "fake":  # a rehearsal has neither values nor other ranks
+        if platform.is_meta(value) or transport.backend == "fake":  # a fake world has neither values nor other ranks
             return True
         array = platform.tensor_to_numpy(platform.detach(value))
         facts = (str(value.dtype), array.shape, zlib.crc32(array.tobytes()))
@@ -179,7 +179,7 @@ class Boundary:
             raise StyleError(msg)
         target = self._target(value.layout, spec)
         if value._platform.transport().backend == "fake":
-            note_rehearsed(target)
+            note_boundary_layout(target)
         return value.redistribute_to(target, Cause(self.style, argument))
 
     def require_tensor(self, value: Any, argument: str) -> None:
@@ -236,11 +236,10 @@ class Boundary:
         whole = ", ".join(["Replicate()"] * len(names))
         return (
             f"{self.module}: {argument} is a plain tensor {list(value.shape)}; {spec!r} says how it is placed along "
-            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; pass use_local_output=False "
-            f"to the style that produced it or, if it is the batch, distribute it: "
-            f"hyper_parallel.distribute_tensor(batch, mesh, [{batch}]); if every rank has the same values, as of an "
-            f"arange in forward, NoParallel(use_local_output=False) takes it, or a layout over all axes: "
-            f"({whole})"
+            f"{names[self.axis]}, but not along {others} of {self.mesh!r}; pass use_local_output=False to the style "
+            "that produced it or, if it is the batch, distribute it: hyper_parallel.distribute_tensor(batch, mesh, "
+            f"[{batch}]); if every rank has the same values, such as an arange in forward, give the module "
+            f"NoParallel(use_local_output=False), or a layout over all axes: ({whole})"
         )
 
     # -- sizes ---------------------------------------------------------------------------------------------------

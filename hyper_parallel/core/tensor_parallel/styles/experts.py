@@ -89,8 +89,8 @@ class ExpertParallel(ParallelStyle):
         ]
         if buffers:
             return (
-                f"ExpertParallel would leave buffers whole, while parameters and choices are the rank's; {kind} has "
-                f"{', '.join(buffers)}"
+                f"ExpertParallel does not shard buffers, but parameters and choices are those of one rank; {kind} has "
+                f"the buffers {', '.join(buffers)}"
             )
         inputs = _input_names(platform, module)
         if len(inputs) != _INPUTS:
@@ -140,7 +140,7 @@ class ExpertParallel(ParallelStyle):
         rows = _take(platform, tokens, call.tokens)
         factors = platform.reshape(weights.to_local(call.summed), (-1, 1))
         inputs = _inputs(platform, rows, choices[own] - start, _take(platform, factors, own), tokens)
-        call.show(module, {name: _experts(platform, value, x) for name, value in parameters.items()}, count)
+        call.set_local(module, {name: _experts(platform, value, x) for name, value in parameters.items()}, count)
         module.__dict__[_CALLS].append(call)
         return inputs, {}
 
@@ -150,7 +150,7 @@ class ExpertParallel(ParallelStyle):
         if not calls:  # the inputs were refused
             return output
         call = calls.pop()
-        call.hide(module)
+        call.restore(module)
         if output is None:  # forward raised
             return output
         edge = Boundary(type(self).__name__, module, mesh, axis)
@@ -166,7 +166,7 @@ class _Call:
     """One call of a module of experts.
 
     Args:
-        edge: edge of the module.
+        edge: inputs and outputs of the module.
         x: the hidden states [T, D], replicated over the style's axis.
         tokens: the token of each row that this rank computes, integers [R].
         local: whether the output is to be a local tensor.
@@ -179,7 +179,7 @@ class _Call:
         self._shown: dict[str, Any] = {}
         self._covered: dict[str, Any] = {}
 
-    def show(self, module: Any, parameters: Mapping[str, Any], count: int) -> None:
+    def set_local(self, module: Any, parameters: Mapping[str, Any], count: int) -> None:
         """Replace the module's parameters by the rank's ``parameters``, and ``count`` by the rank's number of experts.
 
         They are set as attributes of the instance, which hide the registered parameters.
@@ -190,8 +190,8 @@ class _Call:
         self._covered = {name: attributes[name] for name in self._shown if name in attributes}
         attributes.update(self._shown)
 
-    def hide(self, module: Any) -> None:
-        """Undo :meth:`show`."""
+    def restore(self, module: Any) -> None:
+        """Undo :meth:`set_local`."""
         attributes = vars(module)
         for name in self._shown:
             del attributes[name]
@@ -219,7 +219,7 @@ def _by_name(edge: Boundary, names: Sequence[str], args: Args, kwargs: Kwargs) -
     """The inputs of a call by name, in the order of forward.
 
     Raises:
-        StyleError: (a ValueError) one is missing, or there is one more.
+        StyleError: (a ValueError) an input is missing, or there are more arguments.
     """
     more = (
         [f"{len(args)} positional arguments"]
@@ -241,7 +241,7 @@ def _entered(edge: Boundary, values: Mapping[str, Any]) -> tuple[DTensor, DTenso
     """The inputs as DTensors, replicated over the style's axis.
 
     Raises:
-        StyleError: (a ValueError) shapes that do not belong together.
+        StyleError: (a ValueError) shapes that do not match.
         LayoutError: (a ValueError) the three inputs differ in placements, or one is neither Shard(0) nor Replicate.
     """
     x, experts, weights = (
@@ -269,7 +269,7 @@ def _choices(edge: Boundary, platform: Platform, experts: DTensor, name: str, co
     """The experts that this rank's tokens choose, one after the other.
 
     Raises:
-        PlanError: (a ValueError) there is no such expert.
+        PlanError: (a ValueError) a chosen expert does not exist.
     """
     choices = platform.tensor_to_numpy(platform.detach(experts.to_local())).reshape(-1)
     if ((choices < 0) | (choices >= count)).any():

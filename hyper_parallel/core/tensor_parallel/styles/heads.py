@@ -36,7 +36,7 @@ class HeadCounts:
         return self.heads // self.kv_heads
 
     def repeated(self, size: int) -> int:
-        """Key/value heads after each is repeated until ``size`` ranks divide their number."""
+        """Number of key/value heads after each is repeated until their number is divisible by ``size`` ranks."""
         return math.lcm(self.kv_heads, size)
 
     def repeated_groups(self, size: int) -> int:

@@ -26,7 +26,7 @@ _KV_HEADS = "_hyper_parallel_kv_heads"
 class ReplicateKV(ColwiseParallel):
     """Shard a key or value projection by features; each rank gets the heads that its query heads attend to.
 
-    Each of the K heads, of E features, is repeated until the T ranks of tp divide their number: R = lcm(K, T). ::
+    Each of the K heads, of E features, is repeated until the T ranks of tp have R = lcm(K, T) heads, R / T each. ::
 
         x_BLD     [B, L, D]          @tp Replicate     (input_layouts -> Replicate)
         w_FD      [K*E@tp, D]        @tp Shard(0)
@@ -36,7 +36,7 @@ class ReplicateKV(ColwiseParallel):
 
     One all-gather of y in forward, one reduce-scatter of its gradient in backward; the gradient of a head is the sum
     over the ranks that have it. The number of query heads per key/value head that the attention module keeps
-    (``num_key_value_groups``, ``n_rep``) becomes that of the repeated heads, H / R. Ranks must divide the query heads.
+    (``num_key_value_groups``, ``n_rep``) becomes that of the repeated heads, H / R. H must be divisible by T.
 
     Args:
         heads: H, query heads of the attention module over all ranks; by default its ``num_attention_heads`` (or
@@ -71,7 +71,7 @@ class ReplicateKV(ColwiseParallel):
         return attention_among(ancestors, super().owner_among(ancestors))
 
     def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
-        """The reason why the heads of ``owner`` do not fit, or None."""
+        """The reason why the heads of ``owner`` cannot be sharded, or None."""
         counts = self.counts(owner)
         if counts is None:
             return (
@@ -102,8 +102,8 @@ class ReplicateKV(ColwiseParallel):
         """Parallelize a layer without its attention module; its numbers of heads must have been given.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not fit, or the module is not a
-                linear layer.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) the numbers do not match the layer, or the
+                module is not a linear layer.
         """
         return self.apply_within(None, module, device_mesh)
 
@@ -111,8 +111,8 @@ class ReplicateKV(ColwiseParallel):
         """Parallelize a layer of the attention module ``owner``, and set the size of its groups of query heads.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) the heads do not fit, or the module is not a
-                linear layer.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) the heads cannot be sharded, or the module is
+                not a linear layer.
         """
         size = device_mesh.shape[parallel_axis(device_mesh)]
         counts, reason = self.counts(owner), self.problem_within(owner, module, size)
@@ -131,7 +131,7 @@ class ReplicateKV(ColwiseParallel):
         repeated = HeadCounts(kv_heads, kv_heads).repeated(size)
         own = range(mesh.get_local_rank(axis) * repeated // size, (mesh.get_local_rank(axis) + 1) * repeated // size)
         width, dim = output_features(module) // kv_heads, len(whole.shape) - 1
-        # Each rank uses other heads of the same values, so their gradient is a sum over the ranks.
+        # Each rank uses different heads of the same values, so their gradient is a sum over the ranks.
         local, platform = whole.local_for(whole.layout, (axis,)), platform_of(module)
         heads = [platform.narrow(local, dim, head * kv_heads // repeated * width, width) for head in own]
         mine = platform.cat(heads, dim)

@@ -58,7 +58,7 @@ class LatentKV(ReplicatedStyle):
         return f"LatentKV supports linear layers, not {type(module).__name__}"
 
     def problem_within(self, owner: Any, module: Any, size: int) -> str | None:
-        """The reason why the shared key does not fit, or None."""
+        """The reason why the shared key does not match the layer, or None."""
         del size
         shared, features = self._features(owner), output_features(module)
         if shared is None:
@@ -68,7 +68,10 @@ class LatentKV(ReplicatedStyle):
             )
         if 0 < shared < features:
             return None
-        return f"LatentKV: a shared key of {shared} features is not a part of {features} output features"
+        return (
+            f"LatentKV: the shared key has {shared} features; it must have at least 1 of the {features} output features, "
+            "not all"
+        )
 
     def _features(self, owner: Any) -> int | None:
         """The given features, or by default those of ``owner``."""
@@ -83,8 +86,8 @@ class LatentKV(ReplicatedStyle):
         """Parallelize a layer without its attention module; the features of the shared key must have been given.
 
         Raises:
-            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not fit, or the module is not a
-                linear layer.
+            UnsupportedModuleError: (a NotImplementedError and ValueError) they do not match the layer, or the module is
+                not a linear layer.
         """
         return self.apply_within(None, module, device_mesh)
 
@@ -93,7 +96,7 @@ class LatentKV(ReplicatedStyle):
 
         Raises:
             UnsupportedModuleError: (a NotImplementedError and ValueError) the module is not a linear layer, or the
-                shared key does not fit.
+                shared key does not match it.
         """
         size = device_mesh.shape[parallel_axis(device_mesh)]
         reason = self.unsupported_reason(module) or self.problem_within(owner, module, size)
@@ -112,7 +115,7 @@ class LatentKV(ReplicatedStyle):
         latent = int(whole.shape[dim]) - shared
         key = platform.narrow(whole.to_local(), dim, latent, shared)
         key = platform.wrap(key, whole.layout.with_shape((*whole.shape[:dim], shared)))
-        # Each rank uses it in other heads, so its gradient is a sum over the ranks.
+        # Each rank uses it in different heads, so its gradient is a sum over the ranks.
         summed = key.local_for(key.layout, (edge.axis,))
         return platform.cat([platform.narrow(whole.to_local(), dim, 0, latent), summed], dim)
 

@@ -56,7 +56,7 @@ def count_of_transport(method: str) -> None:
 
 
 def count_collective(name: str) -> None:
-    """Count a call in each ``CommDebugMode`` of this thread; ``name`` is the function's in ``torch.distributed``."""
+    """Count a call in each ``CommDebugMode`` of this thread; ``name`` is its name in ``torch.distributed``."""
     if not len_dispatch_stack():
         return
     from torch.distributed.tensor.debug import CommDebugMode

@@ -1,7 +1,7 @@
-"""Calls that the accelerators' engines refuse, so that a run without a device refuses them, too.
+"""Refuses the calls that the accelerators' engines would refuse, also in a run without a device.
 
 Gloo and the simulation carry more than NCCL and HCCL: any stride, more dtypes and reductions, tags, chunks of unequal
-sizes. A program that uses this runs on CPU and fails on its first device. With the variable
+sizes. A program that uses these runs on CPU, but fails on an accelerator. With the variable
 ``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, calls that the engine would refuse raise here, too.
 
 Sources: documentation and known behaviour of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and

@@ -270,7 +270,7 @@ def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) ->
     end_by_sigterm()
     for number in (1, 2):
         os.dup2(output.number, number)
-    # Ends with ``parent``, which started the run. The fork server lives as long as any process that it forked.
+    # The rank ends with ``parent``, which started the run: the fork server lives as long as any process that it forked.
     threading.Thread(target=RankFlight(0, 1, parent).leave_with_parent, args=(os._exit,), daemon=True).start()
     with Path(stack_path).open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

@@ -43,7 +43,7 @@ _LATE = (
     "torch.distributed.launcher.api",
     "torch.distributed.tensor.parallel",
 )
-"""Modules that PyTorch imports when it first needs them: the first one for an optimizer, the launcher for a run."""
+"""Modules that PyTorch imports when it first needs them, such as ``_dynamo`` for an optimizer."""
 
 _MEMORY = "/dev/shm"  # noqa: S108 - files in it are memory
 
@@ -132,7 +132,7 @@ class _ForkedWorld:
             self._workers.append(Worker(forked_rank.serve, (SharedFile(2), os.getpid()), server, daemon=False))
 
     def end(self) -> None:
-        """End the processes: those that have reported exit by themselves."""
+        """End the processes; those that have reported exit by themselves."""
         for worker in self._workers:
             worker.line.close()
         for rank, worker in enumerate(self._workers):

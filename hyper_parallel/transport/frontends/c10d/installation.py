@@ -145,7 +145,7 @@ class Installation:
             self._put(name, function)
 
     def _put(self, name: str, value: Any) -> None:
-        """Set a name of PyTorch's module, and of the package, which has the public ones as well."""
+        """Set a name in PyTorch's module, and in the package if it exports the name."""
         if getattr(dist, name, None) is getattr(_Module, name):
             setattr(dist, name, value)
         setattr(_Module, name, value)

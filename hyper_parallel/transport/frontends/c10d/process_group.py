@@ -74,7 +74,7 @@ class _DescribedGroup(EngineLimitedGroup):
         """Does nothing: the coordinator counts collectives."""
 
     def merge_remote_group(self, *arguments: Any) -> None:
-        """Refuse it.
+        """Refuse to merge groups.
 
         Raises:
             UnsupportedOnBackend: always.
@@ -114,7 +114,7 @@ class SimulatedProcessGroup(_DescribedGroup):
 
 
 class Member(NamedTuple):
-    """The world's group as one rank has it."""
+    """What one rank needs to use the world's group: its transport and its store."""
 
     transport: SimulatedTransport
     store: Store

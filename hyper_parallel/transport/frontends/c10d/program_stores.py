@@ -37,14 +37,14 @@ class _Part(_Prefix):  # type: ignore[misc]  # its stubs lack its constructor
 
 
 class _TCPStore(_Part):
-    """What ``TCPStore`` makes: one store per port.
+    """The store that ``TCPStore`` creates on a rank; there is one store per port.
 
     Args:
         host_name: name of the server; not used.
         port: port of the store; 0 takes a new one.
         world_size: number of ranks that make the store; the server waits for all of them.
         is_master: whether the rank is the server.
-        timeout: not used: the simulation detects hangs without a time limit.
+        timeout: not used, because the simulation detects hangs without a time limit.
         wait_for_workers: whether the server waits.
     """
 
@@ -72,11 +72,11 @@ class _TCPStore(_Part):
 
 
 class _FileStore(_Part):
-    """What ``FileStore`` makes: one store per file, which is not written.
+    """The store that ``FileStore`` creates on a rank; there is one store per file, which is not written.
 
     Args:
         file_name: name of the file.
-        world_size: not used: nothing waits for it.
+        world_size: not used, because nothing waits for the ranks.
     """
 
     plain = FileStore

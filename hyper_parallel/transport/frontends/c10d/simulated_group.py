@@ -356,8 +356,8 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         count = len(self.ranks)
         if whole.numel() != part.numel() * count or whole.dtype != part.dtype:
             msg = (
-                f"{name}: the whole is {described(whole)} and the part {described(part)}; over {count} ranks the whole "
-                f"must have {count} times as many elements, of the same dtype"
+                f"{name}: the complete tensor is {described(whole)} and a part {described(part)}; over {count} ranks "
+                f"the complete tensor must have {count} times the elements of a part, of the same dtype"
             )
             raise CollectiveMismatchError(msg)
         if not whole.is_contiguous():

@@ -98,7 +98,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the outputs, complete: C++ code waits for it without letting other ranks run."""
+        """A completed future of the outputs, because C++ code waits for it without letting other ranks run."""
         self.wait()
         if self._future is None:
             self._future = torch.futures.Future()
@@ -110,8 +110,9 @@ def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: Site) -
     """Raise a HandleError if a tensor that is being sent has changed since the send started.
 
     Args:
-        x: the tensor, when its send is waited for; a subclass, of which the receiver may refuse the type, is not read.
-        sent: a copy of it, or of its bytes, from the start.
+        x: the tensor when the program waits for its send; a subclass is not read, since the receiver may refuse its
+            type.
+        sent: a copy of it, or of its bytes, from when the send started.
         site: site of the send.
     """
     if type(x.detach()) is not torch.Tensor:

@@ -72,7 +72,7 @@ def _into(work: Work, outputs: Sequence[Tensor], operation: str, *, waits: bool)
 def _fit(output: Tensor, array: Array, operation: str) -> None:
     if output.size != array.size or host_dtype(output.dtype) != array.dtype:
         msg = (
-            f"{operation} yields {array.dtype}{list(array.shape)}, which does not fit the output "
+            f"{operation} yields {array.dtype}{list(array.shape)}, which does not match the output "
             f"{host_dtype(output.dtype)}{list(output.shape)}"
         )
         raise CollectiveMismatchError(msg)
@@ -130,7 +130,9 @@ def _all_gather_uneven(
     rows = _row_counts(output, sizes, named, "all_gather_into_tensor_uneven")
     here = rows[named.ranks.index(world.rank)]
     if x.shape[0] != here:
-        msg = f"all_gather_into_tensor_uneven: output_split_sizes {rows} name {here} rows for this rank's {x.shape[0]}"
+        msg = (
+            f"all_gather_into_tensor_uneven: output_split_sizes {rows} give this rank {here} rows; it has {x.shape[0]}"
+        )
         raise CollectiveMismatchError(msg)
     work = collectives.all_gather(world, named, to_host(x), [(count, *x.shape[1:]) for count in rows])
     return _into(work.then(np.concatenate), [output], "all_gather_into_tensor_uneven", waits=not later)
@@ -141,7 +143,8 @@ def _row_counts(whole: Tensor, sizes: Sequence[int], group: Group, operation: st
     count = len(group.ranks)
     rows = list(sizes) or [whole.shape[0] // count] * count
     if len(rows) != count or sum(rows) != whole.shape[0]:
-        msg = f"{operation} in {group}: rows {rows} do not make up {list(whole.shape)}"
+        shape = list(whole.shape)
+        msg = f"{operation} in {group}: rows {rows} must be {count} numbers whose sum is the first dim of {shape}"
         raise CollectiveMismatchError(msg)
     return rows
 

@@ -68,7 +68,7 @@ def from_host(array: np.ndarray[Any, Any]) -> Tensor:
 def _without_bfloat16() -> UnsupportedOnBackend:
     return UnsupportedOnBackend(
         f"MindSpore {mindspore.__version__} cannot exchange bfloat16 with NumPy {np.__version__}: MindSpore was built "
-        "with another major version of NumPy; pip install 'numpy<2', or convert the tensor to float32"
+        "with a different major version of NumPy; pip install 'numpy<2', or convert the tensor to float32"
     )
 
 

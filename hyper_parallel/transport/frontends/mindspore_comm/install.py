@@ -40,7 +40,7 @@ __all__ = ["VERSIONS", "begin", "begin_again", "normalize", "with_group"]
 
 
 def with_group(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the constructor: on CPU, the layer passes no group for the world."""
+    """Wrap the constructor of ``nn.SyncBatchNorm``'s operator, which gets no group for the world on CPU."""
 
     @wraps(init)
     def construct(self: Any, *args: Any, group: str | None = None, **kwargs: Any) -> None:
@@ -50,14 +50,14 @@ def with_group(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def normalize(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call: statistics and input gradients are computed over the batches of all members."""
+    """Wrap its call, so that statistics and input gradients are computed over the batches of all members."""
 
     @wraps(plain)
     def call(self: Any, x: Tensor, scale: Tensor, offset: Tensor, mean: Parameter, variance: Parameter) -> Any:
         if type(x) not in (Tensor, Parameter):
             msg = (
-                "nn.SyncBatchNorm takes the batch of each rank as a plain tensor; of a DTensor, nn.BatchNorm2d takes "
-                "the statistics of the whole"
+                "nn.SyncBatchNorm takes each rank's batch as a plain tensor; for a DTensor use nn.BatchNorm2d, which "
+                "computes the statistics of the global batch"
             )
             raise UnsupportedOnBackend(msg)
         return _normalized(self.init_attrs, x, scale, offset, (mean, variance))
@@ -154,7 +154,7 @@ def install() -> None:
     for module in (distributed, ops_comm_func):
         module._finalize_collective = _destroy  # noqa: SLF001
         module.TCPStoreClient = _refused(
-            "TCPStore", "a rank that waits for a key would hold up the others; exchange objects by all_gather_object"
+            "TCPStore", "a rank that waits for a key would block the others; exchange objects with all_gather_object"
         )
         _replace(module.init_process_group, _init_process_group)
     _replace(management.init, _init)
@@ -213,8 +213,8 @@ def _without_effect(shard: Callable[..., Any]) -> Callable[..., Any]:
         if compiler_splits():
             warnings.warn(
                 f"{type(self).__name__}.shard() has no effect on simulated or rehearsed ranks: MindSpore's graph "
-                "compiler, which splits operators, does not run there, so every rank computes the whole; state layouts "
-                "with hyper_parallel.parallelize_module or distribute_tensor",
+                "compiler, which splits operators, does not run there, so every rank computes the complete operator; "
+                "declare layouts with hyper_parallel.parallelize_module or distribute_tensor",
                 stacklevel=2,
             )
         return shard(self, *args, **kwargs)
@@ -225,7 +225,7 @@ def _without_effect(shard: Callable[..., Any]) -> Callable[..., Any]:
 def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         del args, kwargs
-        msg = f"{name} is not served on simulated or rehearsed ranks: {instead}"
+        msg = f"{name} is not supported on simulated or rehearsed ranks: {instead}"
         raise UnsupportedOnBackend(msg)
 
     return refuse
@@ -276,7 +276,7 @@ def _init_process_group(
             msg = f"init_process_group: {what} is {value}, but this rank runs in a world where it is {actual}"
             raise MeshError(msg)
     if group_name:
-        msg = f"init_process_group: group_name={group_name!r} is not served; the world's group keeps its usual name"
+        msg = f"init_process_group: group_name={group_name!r} is not supported; the world's group keeps its usual name"
         raise UnsupportedOnBackend(msg)
     _init(backend)
 

@@ -140,7 +140,7 @@ class _Carried(Function):
 
 
 def _gradients(call: _Call, gradients: Sequence[Any]) -> list[Tensor]:
-    """Return one gradient per tensor of the call; a placeholder of another shape, as of Receive, becomes a zero."""
+    """Return one gradient per tensor of the call; placeholders of different shapes, as of Receive, become zero."""
     flat = [
         leaf
         for value, gradient in zip(call.inputs, gradients, strict=True)
@@ -213,7 +213,7 @@ def _cut(primitive: Primitive, x: Array, counts: Sequence[int]) -> list[Array]:
 def _member(primitive: Primitive, group: Group, position: int) -> int:
     """Return the global rank of a group rank in an argument."""
     if not 0 <= position < len(group.ranks):
-        msg = f"ops.{primitive.name} names rank {position} of {group}; there are 0..{len(group.ranks) - 1}"
+        msg = f"ops.{primitive.name} names rank {position} of {group}; its ranks are 0..{len(group.ranks) - 1}"
         raise CollectiveMismatchError(msg)
     return group.ranks[position]
 
@@ -320,7 +320,7 @@ def _all_gather_v(world: World, group: Group, primitive: Any, inputs: Any) -> St
     sizes = _counts(inputs[1])
     here = group.ranks.index(world.rank)
     if len(sizes) != len(group.ranks) or sizes[here] != x.size:
-        msg = f"ops.{primitive.name} in {group}: output_split_sizes {sizes} do not name this rank's {x.size} elements"
+        msg = f"ops.{primitive.name} in {group}: output_split_sizes {sizes} do not have this rank's {x.size} elements"
         raise CollectiveMismatchError(msg)
     work = collectives.all_gather(world, group, x, [(size,) for size in sizes])
     return _joined(work, (sum(sizes),), x)

@@ -36,7 +36,7 @@ WORLD_NAMES = ("hccl_world_group", "mccl_world_group", "nccl_world_group")
 Mailbox = tuple[int, int, int, Channel]
 """Key of messages that are matched in order: source, destination, tag and channel."""
 Arrival = tuple[Any, CollectiveMismatchError | None]
-"""The payload of a received message, or the reason why it does not fit."""
+"""The payload of a received message, or the reason why it does not match the receive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class World:
             raise MeshError(msg)
         if list(ranks) != sorted(ranks):
             msg = (
-                f"create_group({name!r}, {list(ranks)}): list the ranks in ascending order; MindSpore numbers the "
-                "members of another order in two different ways, by the list and by the sorted list"
+                f"create_group({name!r}, {list(ranks)}): list the ranks in ascending order; for any other order, "
+                "MindSpore numbers the members in two different ways, by the list and by the sorted list"
             )
             raise MeshError(msg)
         self._groups[name] = Group(name, tuple(ranks))
@@ -207,7 +207,7 @@ class GroupManager:
         """Global rank of a member."""
         named = current_world().group(group)
         if not 0 <= group_rank < len(named.ranks):
-            msg = f"{named} has no group rank {group_rank}; there are 0..{len(named.ranks) - 1}"
+            msg = f"{named} has no group rank {group_rank}; its ranks are 0..{len(named.ranks) - 1}"
             raise MeshError(msg)
         return named.ranks[group_rank]
 

@@ -316,4 +316,4 @@ def _check_head(received: torch.Tensor, expected: torch.Tensor, src: int) -> Non
 
 def _label(head: bytes) -> str:
     label = head[-_LABEL:].decode(errors="replace").rstrip()
-    return label if head.startswith(_MARK) else "a message by other means than isend, send_object_list or p2p_exchange"
+    return label if head.startswith(_MARK) else "a message not sent by isend, send_object_list or p2p_exchange"

@@ -227,7 +227,7 @@ def _problem(address: str, port: int) -> str:
     try:
         socket.create_connection((address, port), _CONNECT_SECONDS).close()
     except ConnectionRefusedError:
-        return "nobody listens there any more, so the process that kept it has ended"
+        return "no process listens there any more, so the process that kept the store has ended"
     except TimeoutError:
         return f"no answer within {_CONNECT_SECONDS:g} s: the link or the host is down, or a firewall is between"
     except OSError as error:

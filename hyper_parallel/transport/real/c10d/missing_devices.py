@@ -26,4 +26,4 @@ def missing_device(device: str) -> str:
         return f"there is no torch.{device}"
     if device == "cuda" and torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA: install PyTorch's CUDA build"
-    return f"its driver shows none: look at `{TOOLS[device]}`, and at {VISIBLE[device]}, which may hide them"
+    return f"the driver shows no device: look at `{TOOLS[device]}`, and at {VISIBLE[device]}, which may hide devices"

@@ -310,7 +310,7 @@ class C10dTransport(C10dRows):
 
 
 def _reordered(flat: torch.Tensor, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """Return the chunks of ``flat``, with ``sizes``, in another order."""
+    """Return the chunks of ``flat``, with ``sizes``, in a different order."""
     parts = torch.split(flat, list(sizes))
     return torch.cat([parts[index] for index in order])
 

@@ -157,7 +157,8 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
         device: ``npu``, with MindSpore's visible device i for rank i, or ``cpu``.
         rank: number of this rank.
         world_size: number of ranks.
-        port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty for none, in rehearsals.
+        port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty in rehearsals, which have
+            no scheduler.
         store: file where the ranks of a rehearsal meet.
 
     Raises:

@@ -1,7 +1,7 @@
 """A stand-in for ``mindspore.mint.distributed`` on Ascend: it refuses what HCCL refuses, and runs over any transport.
 
 So a rehearsal on CPU runs the device's code path: :class:`.HcclTransport` makes the same calls as on Ascend.
-Every call must fit the signature of MindSpore's own function.
+Every call must match the signature of MindSpore's own function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RehearsedHccl:
 
     Raises:
         UnsupportedOnBackend: (each function) HCCL would refuse the call.
-        TypeError: (each function) the call does not fit the signature of MindSpore's function.
+        TypeError: (each function) the call does not match the signature of MindSpore's function.
     """
 
     def __init__(self, carrier: Transport) -> None:

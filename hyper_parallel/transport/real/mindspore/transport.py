@@ -160,7 +160,7 @@ def start_rank(inner: SimulatedTransport) -> NumpyBridge:
 def begin_simulated(inner: SimulatedTransport) -> NumpyBridge:
     """Begin a simulated rank on the device of its process."""
     mindspore.manual_seed(0)
-    mindspore.set_seed(0)  # operators on CPU draw by this one
+    mindspore.set_seed(0)  # operators on CPU draw from this seed
     begin(inner.rank, inner.world_size, inner.endpoint)
     return NumpyBridge(inner)
 
@@ -179,7 +179,7 @@ def start_rehearsal(rank: int, world_size: int, init_method: str) -> NumpyBridge
     except ImportError as error:
         raise UnsupportedOnBackend(NEEDS_GLOO) from error
     mindspore.manual_seed(0)
-    mindspore.set_seed(0)  # operators on CPU draw by this one
+    mindspore.set_seed(0)  # operators on CPU draw from this seed
     return rehearse_over(c10d.start_gloo(rank, world_size, init_method))
 
 
@@ -201,7 +201,7 @@ def seed_rank() -> None:
     If a coordinator carries MindSpore's own collectives, they get a new world; over HCCL they use that of the engine.
     """
     mindspore.manual_seed(0)
-    mindspore.set_seed(0)  # operators on CPU draw by this one
+    mindspore.set_seed(0)  # operators on CPU draw from this seed
     if active_world() is not None:
         begin_again()
 
@@ -447,7 +447,7 @@ def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
         )
         raise UnsupportedOnBackend(msg)
     if backend != "hccl":
-        msg = f"backend {backend!r} is none of MindSpore's; there is 'hccl'"
+        msg = f"backend {backend!r} is not a backend of MindSpore; use 'hccl'"
         raise UnsupportedOnBackend(msg)
     distributed.init_process_group("hccl", **options)
     return HcclTransport()
@@ -464,7 +464,7 @@ def _inexact(x: Tensor) -> bool:
 
 
 def _native(x: Tensor, op: str) -> bool:
-    """Whether HCCL reduces; in deterministic mode, terms are gathered and added in rank order instead."""
+    """Whether HCCL reduces ``x`` itself; in deterministic mode, terms are gathered and added in rank order instead."""
     if mindspore.get_context("deterministic") == "ON" and op in ORDERED_REDUCTIONS:
         return False
     return op in _HCCL_OPS and x.dtype in _HCCL_DTYPES
@@ -531,7 +531,7 @@ def _parts(flat: Tensor, parts: Parts) -> list[Tensor]:
 
 
 def _reordered(flat: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
-    """The parts of ``flat``, of ``sizes``, in another order."""
+    """The parts of ``flat``, of ``sizes``, in a different order."""
     parts = mint.split(flat, list(sizes))
     return mint.cat([parts[index] for index in order])
 

@@ -140,8 +140,8 @@ def one_kv_head(bug: bool) -> None:
     """Sharded queries read one key-value head, whose gradients stay partial.
 
     Every rank's queries contribute to the gradient of the shared head. The optimizer sums the weight's gradient over
-    the ranks, but not the bias's (#11), and the gradient of the head's input is not summed (#36). The fix is to sum
-    directly after the head (#37).
+    the ranks, but not the bias's (bigcode Megatron-LM #11), and the gradient of the head's input is not summed (#36
+    there). The fix is to sum directly after the head (#37 there).
     """
     TOKENS, WIDTH, HEADS, SIZE = 7, 5, 4, 3
 

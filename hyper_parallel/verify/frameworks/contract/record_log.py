@@ -115,7 +115,7 @@ def sink_folder(limits: RecordLimits) -> str:
 class Perturbation(Protocol):
     """Small changes of a reference's values, which measure its rounding errors."""
 
-    def moved(self, name: str, array: Any, dtype: str = "") -> Any:
+    def perturbed_input(self, name: str, array: Any, dtype: str = "") -> Any:
         """Return the perturbed input or weight ``array``, of the same shape and dtype; ``name`` identifies it.
 
         ``dtype`` is that of :class:`LocalValue`.
@@ -127,7 +127,7 @@ class Perturbation(Protocol):
     def computes_exact_norms(self) -> bool:
         """Return whether the norm that the program requests now is computed in float64."""
 
-    def displaced(self, name: str, step: int, array: Any) -> Any:
+    def perturbed_gradient(self, name: str, step: int, array: Any) -> Any:
         """Return the perturbed gradient of parameter ``name``, before the optimizer gets it."""
 
     def decided(self, key: tuple[str, str, int, int]) -> Any | None:
@@ -268,7 +268,7 @@ def use_log(log: RecordLog) -> Iterator[RecordLog]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Pause recording inside this context, before the program trains; without a verification it does nothing."""
+    """Pause recording inside this context, as for a forward that infers sizes; no effect without a verification."""
     log = _LOG.get()
     if log is None:
         yield

@@ -358,7 +358,7 @@ class Recorder:
             taken = read_tensor(parameter)
             if name not in self._perturbed and taken is not None and _is_perturbable(parameter):
                 self._perturbed.add(name)
-                write_tensor(parameter, perturbation.moved(f"weight {name}", taken.array, taken.dtype))
+                write_tensor(parameter, perturbation.perturbed_input(f"weight {name}", taken.array, taken.dtype))
 
     def _move_doubles(self) -> None:
         """Perturb float64 weights in every step: optimizers round them to float32, which removes the perturbation."""
@@ -370,13 +370,13 @@ class Recorder:
             if parameter.dtype == mindspore.float64:
                 taken = read_tensor(parameter)
                 if taken is not None:
-                    write_tensor(parameter, perturbation.moved(f"weight {name}, step {step}", taken.array))
+                    write_tensor(parameter, perturbation.perturbed_input(f"weight {name}, step {step}", taken.array))
 
     def _perturbed_gradient(self, name: str, step: int, gradient: Any) -> Any:
         perturbation = self.log.perturbation
         if perturbation is None or type(gradient) is not Tensor or not _is_perturbable(gradient):
             return gradient
-        return Tensor(perturbation.displaced(name, step, np.array(to_host(gradient))))
+        return Tensor(perturbation.perturbed_gradient(name, step, np.array(to_host(gradient))))
 
     def _perturbed_input(self, value: Any) -> Any:
         perturbation = self.log.perturbation
@@ -384,7 +384,7 @@ class Recorder:
             return value
         array = np.array(to_host(value))
         # The perturbation is added instead of replacing the tensor, so that the gradient of a computed tensor is kept.
-        return value + Tensor(perturbation.moved(f"input {self._inputs}", array) - array)
+        return value + Tensor(perturbation.perturbed_input(f"input {self._inputs}", array) - array)
 
     def rewrite(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Rewrite a network so that its operators compute in half precision, as ``amp_level="O1"`` does."""

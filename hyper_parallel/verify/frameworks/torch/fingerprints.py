@@ -19,7 +19,7 @@ _WITHOUT_DOUBLE = ("mps", "npu", "xpu")
 
 
 class TorchFingerprints:
-    """Computes numbers on the tensors' devices, without synchronization before :meth:`numbers`."""
+    """Computes the numbers of fingerprints on the tensors' devices; only :meth:`numbers` synchronizes."""
 
     def __init__(self) -> None:
         self._signs: dict[tuple[str, int, Any], Any] = {}

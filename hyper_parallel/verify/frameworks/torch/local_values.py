@@ -42,7 +42,7 @@ def read_tensor(value: Any) -> LocalValue | None:
     if isinstance(value, TorchDTensor):
         if not all(_is_known(placement) for placement in value.placements):
             return None
-        return _read(_parts(value), _region(value))
+        return _read(_local_tensor_of(value), _region(value))
     return _read(value) if isinstance(value, torch.Tensor) else None
 
 
@@ -90,10 +90,10 @@ def local_of(value: Any) -> Any:
     """Return the local tensor of a DTensor, or any other tensor itself."""
     if isinstance(value, DTensor):
         return value._local
-    return _parts(value) if isinstance(value, TorchDTensor) else value
+    return _local_tensor_of(value) if isinstance(value, TorchDTensor) else value
 
 
-def _parts(value: TorchDTensor) -> torch.Tensor:
+def _local_tensor_of(value: TorchDTensor) -> torch.Tensor:
     return value._local_tensor  # noqa: SLF001 - to_local() would record a conversion for backward
 
 

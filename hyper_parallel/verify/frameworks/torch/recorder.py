@@ -522,18 +522,18 @@ class Recorder:
         for name, parameter in self._names.parameters().items():
             if name not in self._perturbed and parameter.is_floating_point():
                 self._perturbed.add(name)
-                overwrite_weight(parameter, partial(perturbation.moved, f"weight {name}"))
+                overwrite_weight(parameter, partial(perturbation.perturbed_input, f"weight {name}"))
 
     def _displace(self, name: str, step: int, gradient: Any) -> None:
         perturbation = self.log.perturbation
         if perturbation is not None and gradient.is_floating_point() and gradient.layout is torch.strided:
-            overwrite(gradient, lambda array, _: perturbation.displaced(name, step, array))
+            overwrite(gradient, lambda array, _: perturbation.perturbed_gradient(name, step, array))
 
     def _perturbed_input(self, value: Any) -> Any:
         perturbation = self.log.perturbation
         if perturbation is None or type(value) is not torch.Tensor or not value.is_floating_point():
             return value
-        moved = changed(value, partial(perturbation.moved, f"input {self._inputs}"))
+        moved = changed(value, partial(perturbation.perturbed_input, f"input {self._inputs}"))
         return value + (moved - value.detach()) if value.requires_grad else moved
 
     # -- groups and notes ----------------------------------------------------------------------------------------------

@@ -307,9 +307,8 @@ def test_local_shards_that_make_no_tensor():
         return str(caught.value)
 
     message = (
-        "local_map(<lambda>): the local shards of output do not form one f32[3@tp, 2] "
-        "(rank 0: [1, 2], rank 1: [2, 2]); "
-        "every shard must have ceil(size / ranks) elements, the last ones fewer"
+        "local_map(<lambda>): the local shards of output do not form one f32[3@tp, 2] (rank 0: [1, 2], rank 1: [2, "
+        "2]); every shard must have ceil(size / ranks) elements, except the last ones, which may have fewer"
     )
     assert simulate(body, 2, platform="torch") == [message] * 2
 

@@ -218,7 +218,7 @@ def test_all_faults_of_a_plan_are_one_error():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0].splitlines() == [
-        "shard_module: the plan does not fit the module (5 problems); no parameter was changed:",
+        "shard_module: the plan does not match the module (5 problems); no parameter was changed:",
         "  - plan: 0.bias [7]: placements: Shard(1) names dim 1, the tensor has 1 dims",
         "  - plan: '5.weight' matches no parameter; children of the module: 0, 1",
         (
@@ -261,9 +261,8 @@ def test_inputs_that_do_not_fit_the_plan():
         "shard_module(0): input_plan names 'y'; the call has input",
         "shard_module(0): input must be a tensor to be laid out as [Shard(0)], got int",
         (
-            "shard_module(0): the local shards of input do not form one f32[3@tp, 5] "
-            "(rank 0: [1, 5], rank 1: [2, 5]); "
-            "every shard must have ceil(size / ranks) elements, the last ones fewer"
+            "shard_module(0): the local shards of input do not form one f32[3@tp, 5] (rank 0: [1, 5], rank 1: [2, "
+            "5]); every shard must have ceil(size / ranks) elements, except the last ones, which may have fewer"
         ),
         "shard_module(0): input has no 'y'; it has x",
         "shard_module(0): input is a sequence of 1, its entry is ([Shard(0)], [Shard(0)])",
@@ -316,7 +315,7 @@ def test_a_tie_with_an_earlier_call_is_not_cut():
         return str(caught.value)
 
     assert simulate(body, 2, platform="torch")[0] == (
-        "shard_module: the plan does not fit the module (1 problem); no parameter was changed:\n"
-        "  - plan: weight is tied to the weight of Linear, which an earlier call has placed and this one would not "
-        "replace with it; give both modules their styles in one call, or each a parameter of its own before the first"
+        "shard_module: the plan does not match the module (1 problem); no parameter was changed:\n  - plan: weight "
+        "is tied to the weight of Linear, which an earlier call has placed and this call would not replace; give "
+        "both modules their styles in one call, or give each module its own parameter before the first call"
     )

@@ -502,7 +502,7 @@ def test_a_registered_write_never_moves_its_operand():
 
     with registered(ShardingPropagator().register_op_strategy(bump_, moves)):
         assert simulate(refused_write, 2, platform="torch")[0] == (
-            "bump_(x=f32[4@tp, 2]): bump_: it writes in place, and no OpSpec leaves every operand where it is"
+            "bump_(x=f32[4@tp, 2]): bump_: it writes in place, but every OpSpec redistributes an operand"
         )
 
 

@@ -261,8 +261,8 @@ def test_what_recurrent_layers_refuse(ranks):
 
     assert ranks(2, run)[0] == (
         (
-            "dropout between layers would sample another mask on every rank; "
-            "use dropout=0.0, or one module per layer with F.dropout between them"
+            "dropout between layers would sample a different mask on every rank; use dropout=0.0, or one module per "
+            "layer with F.dropout between them"
         ),
         "lstm: packed sequences of DTensors are not supported; pad them, and mask what the padding gives",
     )
@@ -273,7 +273,7 @@ RECURRENT_MISFITS = {
         lambda x, h, w, v: torch.rnn_tanh(x, h, [w, v], False, 1, 0.0, True, False, False),
         (2, 4, 3), (1, 3, 2), (2, 3), (2, 2),
         ("rnn_tanh(x=f64[2@tp, 4, 3], hx=f64[1@tp, 3, 2], params[0]=f64[2@tp, 3], params[1]=f64[2@tp, 2]): x [2, 4, 3] "
-        "and hx [[1, 3, 2]] need the same samples"),
+        "and hx [[1, 3, 2]] must have the same number of samples"),
     ),
 }  # fmt: skip
 

@@ -102,11 +102,13 @@ MISFITS = {
     ),
     "movedim to fewer": (
         lambda x: x.movedim((0, 1), (1,)), (4, 3),
-        "movedim(x=f64[4@tp, 3]): source (0, 1) and destination (1,) must name as many dims, each once",
+        ("movedim(x=f64[4@tp, 3]): source (0, 1) and destination (1,) must have the same number of dims, each without "
+         "repetition"),
     ),
     "movedim twice": (
         lambda x: x.movedim((0, 0), (1, 0)), (4, 3),
-        "movedim(x=f64[4@tp, 3]): source (0, 0) and destination (1, 0) must name as many dims, each once",
+        ("movedim(x=f64[4@tp, 3]): source (0, 0) and destination (1, 0) must have the same number of dims, each "
+         "without repetition"),
     ),
     "t": (lambda x: x.t(), (4, 3, 2), "t(x=f64[4@tp, 3, 2]): t() takes at most 2 dims, x has 3"),
     "mT": (lambda x: x.mT, (4,), "matrix_transpose(x=f64[4@tp]): mT takes at least 2 dims, x has 1"),
@@ -117,7 +119,7 @@ MISFITS = {
     ),
     "narrow": (
         lambda x: x.narrow(1, 2, 2), (4, 3),
-        "narrow(x=f64[4@tp, 3]): start 2 and length 2 leave dim 1 of size 3",
+        "narrow(x=f64[4@tp, 3]): start 2 and length 2 are not within dim 1, which has size 3",
     ),
     "narrow from a fraction": (
         lambda x: x.narrow(1, 1.0, 1), (4, 3),
@@ -132,11 +134,11 @@ MISFITS = {
     "repeat": (lambda x: x.repeat(2), (4, 3), "repeat(x=f64[4@tp, 3]): repeats [2] name fewer dims than x has (2)"),
     "repeat_interleave": (
         lambda x, times: x.repeat_interleave(times, 1), (4, 3), (2, (2,)),
-        "repeat_interleave: [2] repeats for dim 1 of [4, 3]",
+        "repeat_interleave: repeats has shape [2]; dim 1 of [4, 3] needs [3], or one number",
     ),
     "repeat_interleave by a list": (
         lambda x: x.repeat_interleave([1, 2, 3], 1), (4, 3),
-        "repeat_interleave(x=f64[4@tp, 3]): repeats is [1, 2, 3]; it must be an integer, or a tensor of them",
+        "repeat_interleave(x=f64[4@tp, 3]): repeats is [1, 2, 3]; it must be an integer, or a tensor of integers",
     ),
     "tril": (lambda x: x.tril(), (4,), "tril(x=f64[4@tp]): x needs at least 2 dims, it has 1"),
     "diag_embed": (torch.diag_embed, (), "diag_embed(x=f64[]): x needs at least 1 dim"),

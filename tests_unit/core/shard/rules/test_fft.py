@@ -84,7 +84,7 @@ MISFITS = {
     "transform of a number": (torch.fft.fft, (), "fft(x=f64[]): x needs at least 1 dim"),
     "transform of other dims": (
         lambda x: torch.fft.fftn(x, s=(2, 3), dim=(0,)), (4, 3),
-        "fftn(x=f64[4@tp, 3]): s [2, 3] and dims [0] must be as many",
+        "fftn(x=f64[4@tp, 3]): s [2, 3] and dims [0] must have the same length",
     ),
 }  # fmt: skip
 

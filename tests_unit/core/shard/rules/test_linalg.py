@@ -235,7 +235,7 @@ def test_distances_are_computed_the_way_one_device_does(ranks):
 MISFITS = {
     "cross": (
         linalg.cross, (4, 3), (3,),
-        "cross(x=f64[4@tp, 3], y=f64[3@tp]): x [4, 3] and y [3] do not fit along dim 1",
+        "cross(x=f64[4@tp, 3], y=f64[3@tp]): x [4, 3] and y [3] do not match along dim 1",
     ),
     "cross without a dim of 3": (torch.cross, (4, 2), (4, 2), "cross: no dim of size 3 in [4, 2] and [4, 2]"),
     "vander": (linalg.vander, (), "vander(x=f64[]): x needs at least 1 dim"),

@@ -120,12 +120,12 @@ MISFITS = {
     ),
     "addmm": (
         torch.addmm, (4,), (4, 3), (4, 4),
-        "addmm(bias=f64[4@tp], x=f64[4@tp, 3], y=f64[4@tp, 4]): y has 4 where 3 is needed",
+        "addmm(bias=f64[4@tp], x=f64[4@tp, 3], y=f64[4@tp, 4]): y has a dim of size 4 where 3 is needed",
     ),
     "bilinear": (
         F.bilinear, (4, 3), (4, 2), (5, 3, 3),
-        ("bilinear(x=f64[4@tp, 3], y=f64[4@tp, 2], weight=f64[5@tp, 3, 3]): x [4, 3], y [4, 2] and weight [5, 3, 3] do "
-        "not fit as …i, …j, nij"),
+        ("bilinear(x=f64[4@tp, 3], y=f64[4@tp, 2], weight=f64[5@tp, 3, 3]): x [4, 3], "
+        "y [4, 2] and weight [5, 3, 3] do not match …i, …j, nij"),
     ),
     "block_diag": (
         torch.block_diag, (4, 3, 2),
@@ -133,12 +133,13 @@ MISFITS = {
     ),
     "einsum of two sizes": (
         lambda x, y: torch.einsum("ij,jk->ik", x, y), (4, 3), (4, 3),
-        "einsum(operands[0]=f64[4@tp, 3], operands[1]=f64[4@tp, 3]): einsum: 'j' is 3 in one operand and 4 in another",
+        ("einsum(operands[0]=f64[4@tp, 3], operands[1]=f64[4@tp, 3]): einsum: 'j' has size 3 in one operand and 4 in "
+        "another"),
     ),
     "einsum of two ellipses": (
         lambda x, y: torch.einsum("...i,...i->...", x, y), (4, 3), (3, 3),
-        ("einsum(operands[0]=f64[4@tp, 3], operands[1]=f64[3@tp, 3]): einsum: dim 0 of the ellipsis is 4 in one "
-        "operand and 3 in another"),
+        ("einsum(operands[0]=f64[4@tp, 3], operands[1]=f64[3@tp, 3]): einsum: dim 0 of the ellipsis "
+        "has size 4 in one operand and 3 in another"),
     ),
     "einsum of fewer operands": (
         lambda x: torch.einsum("ij,jk->ik", x), (4, 3),
@@ -153,7 +154,7 @@ MISFITS = {
     ),
     "einsum of other dims": (
         lambda x: torch.einsum("ijk->ik", x), (4, 3),
-        "einsum(operands[0]=f64[4@tp, 3]): einsum: 'ijk' in 'ijk->ik' does not fit an operand of 2 dims",
+        "einsum(operands[0]=f64[4@tp, 3]): einsum: 'ijk' in 'ijk->ik' does not match an operand of 2 dims",
     ),
 }  # fmt: skip
 

@@ -203,17 +203,17 @@ MISFITS = {
     "scatter": (
         lambda x, i, s: x.scatter(0, i, s), (4, 3), (4, (4,)), (4, 3),
         ("scatter(x=f64[4@tp, 3], index=i64[4@tp], src=f64[4@tp, 3]): x has 2 dims, index has 1 dims, src has 2 dims; "
-        "they must have as many"),
+        "they must have the same number of dims"),
     ),
     "index_add": (
         lambda x, i, s: x.index_add(0, i, s), (4, 3), (4, (2,)), (3, 3),
-        ("index_add(x=f64[4@tp, 3], index=i64[2@tp], source=f64[3@tp, 3]): x [4, 3], index [2] and source [3, 3] do "
-        "not fit along dim 0"),
+        ("index_add(x=f64[4@tp, 3], index=i64[2@tp], source=f64[3@tp, 3]): x [4, 3], index [2] and source [3, 3] "
+        "do not match along dim 0"),
     ),
     "index_copy": (
         lambda x, i, s: x.index_copy(0, i, s), (4, 3), (4, (1,)), (2, 3),
-        ("index_copy(x=f64[4@tp, 3], index=i64[1@tp], source=f64[2@tp, 3]): x [4, 3], index [1] and source [2, 3] do "
-        "not fit along dim 0"),
+        ("index_copy(x=f64[4@tp, 3], index=i64[1@tp], source=f64[2@tp, 3]): x [4, 3], index [1] and source [2, 3] "
+        "do not match along dim 0"),
     ),
     "select_scatter": (
         lambda x, s: x.select_scatter(s, 1, 3), (4, 3), (4,),

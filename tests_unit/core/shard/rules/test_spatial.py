@@ -125,7 +125,7 @@ MISFITS = {
     ),
     "channel_shuffle": (
         lambda x: F.channel_shuffle(x, 2), (4, 3, 2, 2),
-        "channel_shuffle: 3 channels do not make 2 groups",
+        "channel_shuffle: 3 channels are not divisible into 2 groups",
     ),
 }  # fmt: skip
 

@@ -349,7 +349,7 @@ MISFITS = {
     "flatten": (lambda x: x.flatten(1, 0), (4, 3), "flatten: start_dim 1 comes after end_dim 0"),
     "pairs": (
         torch.view_as_complex, (4, 3),
-        "view_as_complex(x=f64[4@tp, 3]): the last dim holds real and imaginary part, x is [4, 3]",
+        "view_as_complex(x=f64[4@tp, 3]): the last dim must hold real and imaginary part, but x is [4, 3]",
     ),
 }  # fmt: skip
 

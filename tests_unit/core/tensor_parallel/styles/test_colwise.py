@@ -149,8 +149,8 @@ def test_a_wrapped_layer_is_named(twin):
 
     assert twin.on_mesh((2,), rank)[0] == (
         "ColwiseParallel supports linear and embedding layers, not "
-        f"{__name__}.test_a_wrapped_layer_is_named.<locals>.Linear, which wraps one: "
-        "let the plan name its 'base_layer', and lay out what else it contains"
+        f"{__name__}.test_a_wrapped_layer_is_named.<locals>.Linear, which wraps one: name its 'base_layer' in the "
+        "plan, and lay out the other parameters that it contains"
     )
 
 
@@ -164,12 +164,11 @@ def test_plain_tensors_are_refused_on_several_axes(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (
-        "fc1 (Linear): input is a plain tensor [4, 7]; Replicate() says how it is placed along tp, but not along dp of "
-        "DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); pass use_local_output=False to the style that produced it "
-        "or, if it is the batch, distribute it: "
-        "hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), Replicate()]); if every rank has the same values, as "
-        "of an arange in forward, NoParallel(use_local_output=False) takes it, or a layout over all axes: "
-        "(Replicate(), Replicate())"
+        "fc1 (Linear): input is a plain tensor [4, 7]; Replicate() says how it is placed along tp, but not along dp "
+        "of DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); pass use_local_output=False to the style that produced "
+        "it or, if it is the batch, distribute it: hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), "
+        "Replicate()]); if every rank has the same values, such as an arange in forward, give the module "
+        "NoParallel(use_local_output=False), or a layout over all axes: (Replicate(), Replicate())"
     )
 
 
@@ -232,8 +231,8 @@ def test_shards_that_are_not_one_tensor(twin):
         return str(caught.value)
 
     assert twin.on_mesh((2,), rank)[0] == (
-        "Linear: the local shards of input do not form one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); "
-        "every shard must have ceil(size / ranks) elements, the last ones fewer"
+        "Linear: the local shards of input do not form one f64[5@0, 7] (rank 0: [2, 7], rank 1: [3, 7]); every shard "
+        "must have ceil(size / ranks) elements, except the last ones, which may have fewer"
     )
 
 

@@ -223,7 +223,8 @@ def test_modules_that_are_no_stacked_experts_are_refused():
         f"{needs}Sequential has 0.up [3, 2]": nn.Sequential(Other(up=(3, 2))),
         "ExpertParallel needs a forward of three inputs, hidden states, chosen experts and their weights; that of "
         "Other takes (x)": Other(up=(3, 2)),
-        "ExpertParallel would leave buffers whole, while parameters and choices are the rank's; Other has scale, "
+        "ExpertParallel does not shard buffers, but parameters and choices are those of one rank; Other has the "
+        "buffers scale, "
         "norm.running_mean, norm.running_var, norm.num_batches_tracked": counted,
     }
 

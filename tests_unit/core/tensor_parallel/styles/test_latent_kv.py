@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(PlanError) as info:
             parallelize_module(attention(shared=9), mesh, {"kv_a": LatentKV()})
         assert str(info.value).endswith(
-            "- kv_a: LatentKV: a shared key of 9 features is not a part of 7 output features"
+            "- kv_a: LatentKV: the shared key has 9 features; it must have at least 1 of the 7 output features, not all"
         )
         cases = {
             "LatentKV: NoneType does not keep the features of the shared key (qk_rope_head_dim, itself or in its "

@@ -193,9 +193,8 @@ def test_plain_inputs_that_differ_between_ranks_are_refused_on_several_axes(twin
 
     assert twin.on_mesh((2, 2), rank, ("dp", "tp"))[0] == (
         "places (Embedding): input is a plain tensor [5]; Replicate() says how it is placed along tp, but not along "
-        "dp of DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); pass use_local_output=False to the style that produced "
-        "it or, if it is the batch, distribute it: hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), "
-        "Replicate()]); if every rank has the same values, as of an arange in forward, "
-        "NoParallel(use_local_output=False) takes it, "
-        "or a layout over all axes: (Replicate(), Replicate())"
+        "dp of DeviceMesh(cpu, dp=2, tp=2, ranks=[0, 1, 2, 3]); pass use_local_output=False to the style that "
+        "produced it or, if it is the batch, distribute it: hyper_parallel.distribute_tensor(batch, mesh, [Shard(0), "
+        "Replicate()]); if every rank has the same values, such as an arange in forward, give the module "
+        "NoParallel(use_local_output=False), or a layout over all axes: (Replicate(), Replicate())"
     )

@@ -133,7 +133,7 @@ def test_stating_how_operators_are_split_has_no_effect():
     assert before == 0
     assert message == (
         "MatMul.shard() has no effect on simulated or rehearsed ranks: MindSpore's graph compiler, which splits "
-        "operators, does not run there, so every rank computes the whole; state layouts with "
+        "operators, does not run there, so every rank computes the complete operator; declare layouts with "
         "hyper_parallel.parallelize_module or distribute_tensor"
     )
 

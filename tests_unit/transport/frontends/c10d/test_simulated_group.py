@@ -263,8 +263,8 @@ def test_a_deadlock_of_two_groups_is_named():
 
 REFUSED = {
     (
-        "all_gather_into_tensor: the whole is float32[3] and the part float32[2]; over 2 ranks the whole must have 2 "
-        "times as many elements, of the same dtype"
+        "all_gather_into_tensor: the complete tensor is float32[3] and a part float32[2]; over 2 ranks the complete "
+        "tensor must have 2 times the elements of a part, of the same dtype"
     ): lambda: named(dist, GATHER)(ones(3), ones(2)),
     "all_gather over 2 ranks got 1 tensors; it takes one for each": lambda: dist.all_gather([ones(2)], ones(2)),
     "all_gather: an output is float32[3] and its input float32[2]; they must be the same": lambda: dist.all_gather(

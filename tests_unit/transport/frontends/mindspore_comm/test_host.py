@@ -55,7 +55,7 @@ def test_bfloat16_is_refused_under_another_numpy(monkeypatch):
     monkeypatch.setattr(host, "_NATIVE_BFLOAT16", None)
     text = (
         f"MindSpore {mindspore.__version__} cannot exchange bfloat16 with NumPy {np.__version__}: MindSpore was built "
-        "with another major version of NumPy; pip install 'numpy<2', or convert the tensor to float32"
+        "with a different major version of NumPy; pip install 'numpy<2', or convert the tensor to float32"
     )
     for refused in (
         lambda: host.to_host(mindspore.Tensor([1.5], mindspore.bfloat16)),

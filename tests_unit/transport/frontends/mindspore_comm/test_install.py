@@ -16,16 +16,16 @@ pytestmark = pytest.mark.platforms("mindspore")
 ARGUMENTS = {
     "ops.AllGather gathers along the first dim, which a 0-d tensor does not have",
     "ops.ReduceScatter splits the first dim of [3] over the world: it must be a multiple of 2",
-    "ops.Broadcast names rank 5 of the world; there are 0..1",
+    "ops.Broadcast names rank 5 of the world; its ranks are 0..1",
     "ops.AlltoAll splits dim 0 of [3] in 3 for the world: split_count must be its size, and the dim a multiple of it",
     "ops.AlltoAllV sends chunks of [1, 1] elements from a tensor of 3",
     "AlltoAll in the world sends 3 chunks; expected one per member, 2",
     "ops.AlltoAllVC in the world takes a matrix of 2 x 2 counts; it has 3",
-    "ops.AllGatherV in the world: output_split_sizes [1, 2] do not name this rank's 3 elements",
+    "ops.AllGatherV in the world: output_split_sizes [1, 2] do not have this rank's 3 elements",
     "ops.NeighborExchange sends a tensor of [3], but its send_shapes name [2]",
-    "all_gather_into_tensor yields float32[6], which does not fit the output float32[5]",
-    "all_gather_into_tensor_uneven in the world: rows [1, 2] do not make up [4]",
-    "all_gather_into_tensor_uneven: output_split_sizes [1, 2] name 1 rows for this rank's 3",
+    "all_gather_into_tensor yields float32[6], which does not match the output float32[5]",
+    "all_gather_into_tensor_uneven in the world: rows [1, 2] must be 2 numbers whose sum is the first dim of [4]",
+    "all_gather_into_tensor_uneven: output_split_sizes [1, 2] give this rank 1 rows; it has 3",
     "all_to_all sends chunks of [1, 1] elements from a tensor of 3",
 }
 
@@ -119,7 +119,7 @@ def refused():
 
 def test_what_is_not_served_is_refused_by_name():
     """Primitives of compiled graphs, gradients that MindSpore cannot run, DTensors, views and compiled code."""
-    here = "is not served on simulated or rehearsed ranks"
+    here = "is not supported on simulated or rehearsed ranks"
     unruled = "has no sharding rule (layouts: {0}); add one with hyper_parallel.DistributedOp, or run it replicated: "
     assert simulate(refused, 2, "mindspore")[0] == [
         (UnsupportedOnBackend, f"ops.NeighborExchangeV2 {here}: write it as ops.NeighborExchange of the borders"),
@@ -252,6 +252,5 @@ def test_dtensors_are_refused():
     """A DTensor has the whole batch: the message names the layer that takes its statistics."""
     messages = simulate(of_a_dtensor, 2, platform="mindspore")
     assert all(
-        re.match(r"nn\.SyncBatchNorm takes the batch of each rank as a plain tensor; .*BatchNorm2d", m)
-        for m in messages
+        re.match(r"nn\.SyncBatchNorm takes each rank's batch as a plain tensor; .*BatchNorm2d", m) for m in messages
     )

@@ -90,21 +90,21 @@ def refusals():
 
 def test_what_cannot_be_right_is_refused():
     """Each wrong or impossible call about groups raises one error that names it."""
-    here = "is not served on simulated or rehearsed ranks"
+    here = "is not supported on simulated or rehearsed ranks"
     assert simulate(refusals, 3, "mindspore")[0] == [
         (MeshError, "create_group('far', [0, 3]): ranks must lie in 0..2"),
         (
             MeshError,
             (
-                "create_group('turned', [1, 0]): list the ranks in ascending order; MindSpore numbers the members of "
-                "another order in two different ways, by the list and by the sorted list"
+                "create_group('turned', [1, 0]): list the ranks in ascending order; for any other order, MindSpore "
+                "numbers the members in two different ways, by the list and by the sorted list"
             ),
         ),
         (
             MeshError,
             "there is no group 'nowhere'; known are ['hccl_world_group', 'others']; create_group makes one",
         ),
-        (MeshError, "group 'others' of ranks [1, 2] has no group rank 2; there are 0..1"),
+        (MeshError, "group 'others' of ranks [1, 2] has no group rank 2; its ranks are 0..1"),
         (MeshError, "rank 0 is not a member of group 'others' of ranks [1, 2]"),
         (
             CollectiveMismatchError,
@@ -124,12 +124,12 @@ def test_what_cannot_be_right_is_refused():
         (MeshError, "init_process_group: rank is 2, but this rank runs in a world where it is 0"),
         (
             UnsupportedOnBackend,
-            "init_process_group: group_name='mine' is not served; the world's group keeps its usual name",
+            "init_process_group: group_name='mine' is not supported; the world's group keeps its usual name",
         ),
         (
             UnsupportedOnBackend,
             (
-                f"TCPStore {here}: a rank that waits for a key would hold up the others; exchange objects by "
+                f"TCPStore {here}: a rank that waits for a key would block the others; exchange objects with "
                 "all_gather_object"
             ),
         ),

@@ -83,7 +83,7 @@ def test_a_store_that_has_ended_is_named(lost_peers):
         port = free.getsockname()[1]
     peers._store = SimpleNamespace(host=store.host, port=port)
     _, *told, _ = failed(peers, GAVE_UP, (0, 1, 2))
-    reason = "nobody listens there any more, so the process that kept it has ended"
+    reason = "no process listens there any more, so the process that kept the store has ended"
     assert told == [
         f"the store of the world at 127.0.0.1:{port} cannot be reached from host {HOST}: {reason}",
         "nothing is known of ranks 0, 2",

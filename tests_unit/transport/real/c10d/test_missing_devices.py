@@ -12,7 +12,7 @@ def engine(available, count):
     return SimpleNamespace(is_available=lambda: available, device_count=lambda: count)
 
 
-HIDDEN = "its driver shows none: look at `{}`, and at {}, which may hide them"
+HIDDEN = "the driver shows no device: look at `{}`, and at {}, which may hide devices"
 BUILD = "PyTorch 1.2 was built without CUDA: install PyTorch's CUDA build"
 
 

@@ -84,7 +84,7 @@ def test_a_fault_seeded_into_the_transport_is_found(monkeypatch, fault, found):
     "device, fix",
     [
         ("npu", "torch_npu is not installed: install"),
-        ("cuda", "(PyTorch .* was built without CUDA: install|its driver shows none: look at)"),
+        ("cuda", "(PyTorch .* was built without CUDA: install|the driver shows no device: look at)"),
     ],
 )
 def test_a_device_that_pytorch_does_not_see_is_refused(device, fix, tmp_path, monkeypatch):

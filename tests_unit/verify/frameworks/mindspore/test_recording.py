@@ -171,12 +171,12 @@ def test_wrappers_recomputation_and_other_optimizers():
 class Doubled:
     """Doubles inputs, weights and gradients: the changes of a repeat, large enough to see."""
 
-    def moved(self, name, array, dtype=""):
+    def perturbed_input(self, name, array, dtype=""):
         """Double."""
         del name, dtype
         return array * 2
 
-    def displaced(self, name, step, array):
+    def perturbed_gradient(self, name, step, array):
         """Triple."""
         del name, step
         return array * 3
@@ -185,12 +185,12 @@ class Doubled:
 class Rounded(Doubled):
     """Leaves everything alone but outputs in half precision and their gradients."""
 
-    def moved(self, name, array, dtype=""):
+    def perturbed_input(self, name, array, dtype=""):
         """Keep."""
         del name, dtype
         return array
 
-    def displaced(self, name, step, array):
+    def perturbed_gradient(self, name, step, array):
         """Keep."""
         del name, step
         return array
