@@ -69,8 +69,8 @@ class LatentKV(ReplicatedStyle):
         if 0 < shared < features:
             return None
         return (
-            f"LatentKV: the shared key has {shared} features; it must have at least 1 of the {features} output features, "
-            "not all"
+            f"LatentKV: the shared key has {shared} features; it must have at least 1 of the {features} output "
+            "features, not all"
         )
 
     def _features(self, owner: Any) -> int | None:
