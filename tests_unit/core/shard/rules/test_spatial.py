@@ -111,7 +111,7 @@ def test_blocks_that_do_not_divide_are_refused(ranks, fn):
     """Channels or spatial sizes that are not whole blocks are refused."""
 
     def run(mesh):
-        with pytest.raises(ValueError, match=r"no \d by \d blocks"):
+        with pytest.raises(ValueError, match=r"are not divisible into blocks of \d by \d"):
             fn(distribute_tensor(torch.ones(4, 3, 4, 5), mesh, [Shard(0)]))
 
     ranks(2, run)
