@@ -18,10 +18,11 @@ from hyper_parallel.errors import HyperParallelError, short_dtype
 from hyper_parallel.platform.select import current_platform
 from hyper_parallel.transport.base import Ranks, Transport
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.model_case import as_case, as_plan
 from hyper_parallel.verify.model_training import ParallelRun, build_model
 from hyper_parallel.verify.parameter_layouts import parameter_layouts
-from hyper_parallel.verify.spec import blame_user
+from hyper_parallel.verify.spec import blame_user, user_line
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -82,6 +83,25 @@ class ParallelStep:
     plans: tuple[OpPlan, ...]
 
 
+@contextmanager
+def _without_values(platform: Platform) -> Iterator[None]:
+    """Say what to do about a function that fails because it reads values, which the tensors do not have."""
+    try:
+        yield
+    except Exception as error:
+        name = harness_of(platform).reading_values(error)
+        if not name:
+            raise
+        by_mask = " (indexing by a mask calls it)" if name == "nonzero" else ""
+        result = "the result" if name == "item" else "the size of the result"
+        msg = (
+            f"SPEC: the model under PLAN: {result} of {name}{by_mask} depends on values, and here the model runs "
+            "without values; use a function whose result has a known size, such as torch.where(mask, x, 0) for "
+            f"x[mask], or verify model, which runs on values{user_line(error)}"
+        )
+        raise InputError(msg) from error
+
+
 def run_parallel_step(
     make_case: Callable[[], Any],
     make_plan: Callable[[Any], Any],
@@ -113,7 +133,7 @@ def run_parallel_step(
     recorded = (watching(log), log.calls(), harness_of(platform).saved_for_backward(run.model))
     observed = observing_plans(plans.append)
     blamed = blame_user("SPEC: the model under PLAN", HyperParallelError)
-    with recorded[0], recorded[1], recorded[2] as saved, observed, blamed:
+    with recorded[0], recorded[1], recorded[2] as saved, observed, blamed, _without_values(platform):
         run.step(0)
     gradients = {path: value for path, value in run.training.gradients.items() if value is not None}
     wrong = _wrong_duals(parameters, gradients)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel._text import first_line
+from hyper_parallel.core.data_parallel.sharding import groups_of
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.dtensor.placements import Replicate
@@ -239,7 +240,8 @@ class ParallelRun(_TrainingRun):
         except _MISFITS as error:
             if number or self.fault is not None:
                 raise
-            msg = f"the model under PLAN: {error}{user_line(error)}"
+            problem = _of_sharded_model(self.model, self.plan, error) or str(error)
+            msg = f"the model under PLAN: {problem}{user_line(error)}"
             raise InputError(msg) from error
 
     def parameters(self) -> dict[str, Any]:
@@ -287,7 +289,7 @@ def plan_notes(model: Any, mesh: DeviceMesh, plan: ParallelPlan, *, failed: bool
 
 def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> Any:
     """Return the parallel model."""
-    from hyper_parallel.core.dtensor.module import distribute_module
+    from hyper_parallel.core.dtensor.module import distribute_module, is_distributed
     from hyper_parallel.core.tensor_parallel.parallelize import apply_plan, check_named
     from hyper_parallel.core.tensor_parallel.plan_names import resolve_plan
 
@@ -298,6 +300,16 @@ def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> Any:
         platform, styles = platform_of(model), resolve_plan(model, dict(plan.styles))
         check_named(platform, model, mesh, styles)  # without warnings: the report has the notes
         apply_plan(platform, model, mesh, styles)
-    if plan.batch is not None:
+    if plan.batch is not None and not is_distributed(model):
         distribute_module(model, mesh)
     return model
+
+
+def _of_sharded_model(model: Any, plan: ParallelPlan, error: Exception) -> str:
+    """Return why DTensors of a batch meet parameters that ``fully_shard`` gathers; empty if they do not."""
+    if plan.batch is None or not isinstance(error, MixedTensorError) or not any(groups_of(model)):
+        return ""
+    return (
+        "fully_shard gathers plain parameters, but batch= of ParallelPlan makes the arrays of the batch DTensors; "
+        "leave out batch=, and they stay plain"
+    )

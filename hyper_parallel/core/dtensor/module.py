@@ -257,6 +257,11 @@ def _plain_values(platform: Platform, module: Any) -> list[str]:
     return [name for name, value in values.items() if not isinstance(value, DTensor)]
 
 
+def is_distributed(module: Any) -> bool:
+    """Whether ``distribute_module`` was applied to a module."""
+    return bool(getattr(module, _APPLIED, False))
+
+
 def distribute_module(
     module: ModuleT,
     device_mesh: DeviceMesh | None = None,
@@ -283,7 +288,7 @@ def distribute_module(
     """
     mesh = resolve_mesh(device_mesh)
     platform = platform_of_argument(module, "distribute_module: module", module=True)
-    if getattr(module, _APPLIED, False):
+    if is_distributed(module):
         msg = f"distribute_module was applied to this {type(module).__name__} before; apply it once"
         raise ModuleError(msg)
     plain = platform.parameters_dict(module).items()

@@ -19,6 +19,7 @@ from hyper_parallel.verify.checker.shards import NUMBERS
 from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Reshape
 from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
 from hyper_parallel.verify.prove.laws import Relation, UnprovenError, after
+from hyper_parallel.verify.prove.size_words import excluded_sizes, in_words, names_of_sizes
 
 if TYPE_CHECKING:
     from hyper_parallel.core.shard.rule import Row
@@ -34,7 +35,7 @@ class Proof:
         forward: the reason why the results are not proven, or empty.
         backward: the reason why the gradients are not proven, or empty.
         conditions: conditions on sizes that the row requires too.
-        sizes: local sizes that the decomposition does not cover.
+        sizes: local sizes that the decomposition does not cover, in words.
         differentiable: whether the operator has gradients.
     """
 
@@ -154,11 +155,13 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
     if backward == _NOT_GIVEN:
         backward = "the gradient of an extremum goes to the ranks that attain it"
     backward = backward or (_missing(walk, row) if not forward else "")
-    assumed = tuple(text for text, _ in graph.assumptions)
-    forward = forward or next((f"sizes for which not {text} take another path" for text in assumed
+    names = names_of_sizes(graph, len(row.inputs))
+    excluded = {text: excluded_sizes(text, names) for text, _ in graph.assumptions}
+    forward = forward or next((f"another algorithm is used where {words}" for text, words in excluded.items()
                                if (found := _BOUND.fullmatch(text)) and int(found[1]) < _LIMIT), "")  # fmt: skip
-    conditions = tuple(sorted(f"{_CONDITIONS[kind]} {size}" for kind, size in walk.needs))
-    return Proof(forward, backward, conditions, assumed, differentiable or bool(graph.no_backward))
+    conditions = tuple(sorted(f"{_CONDITIONS[kind]} {in_words(str(size), names)}" for kind, size in walk.needs))
+    sizes = tuple(dict.fromkeys(excluded.values()))
+    return Proof(forward, backward, conditions, sizes, differentiable or bool(graph.no_backward))
 
 
 _NONE = -99
@@ -269,7 +272,8 @@ def _missing(walk: _Walk, row: Row) -> str:
     }
     for kind, size in sorted(walk.needs, key=str):
         if size.value(hints) not in asked[kind]:
-            return f"the row does not ask that {_CONDITIONS[kind]} {size}"
+            words = in_words(str(size), names_of_sizes(walk.graph, len(row.inputs)))
+            return f"the row does not ask that {_CONDITIONS[kind]} {words}"
     return ""
 
 

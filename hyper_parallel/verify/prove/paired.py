@@ -15,7 +15,7 @@ import numpy as np
 
 from hyper_parallel.core.dtensor.placements import Shard
 from hyper_parallel.core.shard.rule import Row
-from hyper_parallel.verify.frameworks.contract.primitives import Graph, Primitive, Step
+from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Step
 from hyper_parallel.verify.frameworks.contract.sizes import Size
 from hyper_parallel.verify.prove.laws import UnprovenError
 
@@ -30,8 +30,13 @@ def complete_text(arguments: Any) -> str:
         return repr(arguments)
 
 
-def paired(whole: Graph, local: Graph) -> Graph:
+def paired(whole: Graph, local: Graph, *, ranks: int = 1) -> Graph:
     """Return the graph in which sizes that are smaller in ``local`` are multiples of a symbol.
+
+    Args:
+        whole: the call on one device.
+        local: the call on a rank.
+        ranks: number of ranks that split a dim, for the message.
 
     Raises:
         UnprovenError: the two have different steps, or no label explains their sizes.
@@ -39,7 +44,7 @@ def paired(whole: Graph, local: Graph) -> Graph:
     names = [[step.name for step in graph.steps] for graph in (whole, local)]
     wiring = [(graph.inputs, graph.outputs, graph.cotangents, graph.gradients) for graph in (whole, local)]
     if names[0] != names[1] or wiring[0] != wiring[1]:
-        msg = "the local call takes different steps from one device"
+        msg = f"the local call takes different steps from one device{_uneven(whole, local, ranks)}"
         raise UnprovenError(msg)
     differing = {size for sizes in _sizes(whole, local) if (size := tuple(each.number for each in sizes))[0] != size[1]}
     label = math.gcd(*(size for size, _ in differing)) if differing else 1
@@ -49,6 +54,17 @@ def paired(whole: Graph, local: Graph) -> Graph:
         raise UnprovenError(msg)
     steps = [_step(one, own, label) for one, own in zip(whole.steps, local.steps, strict=True)]
     return replace(whole, steps=tuple(steps), hints={_LABEL: label}, no_backward=whole.no_backward or local.no_backward)
+
+
+def _uneven(whole: Graph, local: Graph, ranks: int) -> str:
+    """Return in words that operands are split unevenly, or an empty text."""
+    pairs = ((one.number, own.number) for at in whole.inputs
+             for one, own in zip(whole.steps[at].shape, local.steps[at].shape, strict=False))  # fmt: skip
+    found = next(((size, part) for size, part in pairs if size != part and size % ranks), None)
+    if found is None:
+        return ""
+    size, part = found
+    return f": {size} elements do not divide by {ranks} ranks, and this one has {part or 'none'} of them"
 
 
 def _sizes(whole: Graph, local: Graph) -> Iterator[tuple[Size, Size]]:
@@ -64,6 +80,8 @@ def _step(one: Step, own: Step, label: int) -> Step:
         size if size == local else Size(size.number // label, (_LABEL,))
         for size, local in zip(one.shape, own.shape, strict=True)
     )
+    if one.name == own.name and Size(0) in own.shape and not isinstance(one.does, Input):
+        return replace(one, shape=shape)  # a result without elements is its part of every result
     if one.operands != own.operands or _without_sizes(one.does) != _without_sizes(own.does):
         msg = f"{one.name}: the local call does something different from one device"
         raise UnprovenError(msg)

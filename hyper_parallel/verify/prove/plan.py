@@ -423,7 +423,9 @@ def _prove(
             if id(part) in seen:
                 continue
             seen.add(id(part))
-            proof = prove_row(paired(whole, part), conditions_met(row, [each.shape for each in call.operands], ranks))
+            proof = prove_row(
+                paired(whole, part, ranks=ranks), conditions_met(row, [each.shape for each in call.operands], ranks)
+            )
         except (UnprovenError, HyperParallelError, ValueError) as error:
             return "tested", _on(rank, str(error).splitlines()[0]), ()
         why = proof.forward or (proof.backward and f"backward: {proof.backward}")

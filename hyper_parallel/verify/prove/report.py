@@ -74,7 +74,7 @@ def _line(name: str, cells: Iterable[str]) -> str:
 
 
 def _row_line(row: ProvenRow) -> str:
-    more = [row.why, *row.conditions, *(f"not for local sizes where not {each}" for each in row.sizes)]
+    more = [row.why, *row.conditions, *(f"not covered: local sizes with {each}" for each in row.sizes)]
     return f"{row.level:8} {row.op} sample {row.sample}: {row.row}" + "".join(f"\n    {each}" for each in more if each)
 
 

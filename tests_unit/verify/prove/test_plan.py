@@ -12,6 +12,7 @@ from hyper_parallel.cli import main
 from hyper_parallel.verify import ModelCase, ParallelPlan
 from hyper_parallel.verify.frameworks.contract.primitives import Graph, Input, Primitive, Step
 from hyper_parallel.verify.frameworks.contract.sizes import ONE, Size
+from hyper_parallel.verify.input_error import InputError
 from hyper_parallel.verify.prove.laws import UnprovenError
 from hyper_parallel.verify.prove.paired import complete_text, paired
 from hyper_parallel.verify.prove.plan import certify
@@ -275,3 +276,85 @@ def test_what_no_proof_covers():
     lazy = certify(lambda: replace(case(), optimizer=lambda p: Frozen(p, lr=0.1)), plan_of(), (2,), ("tp",))
     line = "gradient clipping and the optimizer's step: on tp nothing that is followed writes 0.weight"
     assert (lazy.ok, lazy.open, lazy.updates) == (True, [line], 0)
+
+
+def test_parts_that_are_uneven_or_empty():
+    """A weight of which the last rank has nothing is proven; a row that uneven parts leave to tests says so."""
+
+    def build():
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Linear(16, 5))
+
+    def spec():
+        import torch
+
+        return ModelCase(build, [(torch.ones(6, 12), torch.ones(6, 5))], lambda out, _: (out**2).mean())
+
+    found = certify(spec, lambda _: only_sharded, (4,), ("dp",))
+    assert {call.level for call in found.calls} == {"proven"}, found.text()
+    found = certify(spec, lambda _: ParallelPlan({}, batch={"dp": Shard(0)}), (4,), ("dp",))
+    uneven = "6 elements do not divide by 4 ranks, and this one has 2 of them"
+    assert {call.why for call in found.calls if call.level != "proven"} == {
+        f"the local call takes different steps from one device: {uneven}"
+    }
+
+
+def only_sharded(model, mesh):
+    """Apply fully_shard over the whole mesh."""
+    from hyper_parallel import fully_shard
+
+    return fully_shard(model, mesh=mesh)
+
+
+def also_distributed(model, mesh):
+    """Apply distribute_module as well, which a plan with a batch does itself."""
+    from hyper_parallel import distribute_module
+
+    return distribute_module(only_sharded(model, mesh), mesh)
+
+
+def test_advice_for_a_sharded_model():
+    """A batch of DTensors does not fit what fully_shard gathers: the advice is to leave it out, and works."""
+    advice = (
+        "the model under PLAN: fully_shard gathers plain parameters, but batch= of ParallelPlan makes the arrays of "
+        "the batch DTensors; leave out batch=, and they stay plain"
+    )
+    for parallelize in (only_sharded, also_distributed):
+        with pytest.raises(InputError) as error:
+            certify(case, lambda _, run=parallelize: ParallelPlan(run, batch={}), (2,), ("dp",))
+        assert str(error.value).splitlines()[0] == advice
+        assert certify(case, lambda _, run=parallelize: ParallelPlan(run), (2,), ("dp",)).ok
+
+
+@pytest.mark.parametrize(
+    "read, problem",
+    [
+        (lambda x: x[x > 0], "the size of the result of nonzero (indexing by a mask calls it)"),
+        (lambda x: x.unique(), "the size of the result of unique"),
+        (lambda x: x * x.sum().item(), "the result of item"),
+    ],
+)
+def test_results_that_depend_on_values(read, problem):
+    """A function that reads values cannot run without them; the message says which, and what to do."""
+    import torch
+
+    class Reader(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(12, 16)
+
+        def forward(self, x):
+            return read(self.first(x))
+
+    def spec():
+        return ModelCase(Reader, [(torch.ones(8, 12), torch.ones(8, 5))], lambda out, _: (out**2).sum())
+
+    with pytest.raises(InputError) as error:
+        certify(spec, lambda _: ParallelPlan({"first": ColwiseParallel()}), (2,), ("tp",))
+    assert str(error.value).splitlines()[0] == (
+        f"SPEC: the model under PLAN: {problem} depends on values, and here the model runs without values; use a "
+        "function whose result has a known size, such as torch.where(mask, x, 0) for x[mask], or verify model, which "
+        "runs on values"
+    )

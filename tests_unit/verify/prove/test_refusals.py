@@ -150,7 +150,7 @@ def test_the_report_of_operators(platform):
     ]
     report = ProofReport(rows=rows, composed=["flatten"])
     lines = report.text().splitlines()
-    refuted = ["refuted  add sample 1: P", "    it differs", "    even", "    not for local sizes where not l > 0"]
+    refuted = ["refuted  add sample 1: P", "    it differs", "    even", "    not covered: local sizes with l > 0"]
     assert lines[-6:-2] == refuted
     assert lines[-2:] == ["not proven:", "    8 no law (relu, exp, neg, tanh, sin, cos and 1 more)"]
     assert "1 operators have no rows of their own: they are composed of others" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from hyper_parallel.verify.frameworks.contract.primitives import Graph
 
 __all__ = ["TorchHarness", "build"]
+
+
+_ON_META = re.compile(
+    r"register_meta function for torch\.(\w+)\(\)|aten::(\w+): attempted to run this operator with Meta tensors"
+    r"|Tensor\.(item)\(\) cannot be called on meta tensors"
+)
+"""Matches errors of functions on meta tensors, whose result or its size depends on values."""
 
 
 class TorchHarness(HarnessPlatform):
@@ -70,6 +78,11 @@ class TorchHarness(HarnessPlatform):
         from hyper_parallel.verify.frameworks.torch.primitives import traced
 
         return traced(run, operands, requires_grad, sizes, numbers)
+
+    def reading_values(self, error: Exception) -> str:
+        """Return the function whose error on meta tensors this is."""
+        found = _ON_META.search(str(error)) if isinstance(error, (RuntimeError, NotImplementedError)) else None
+        return next(filter(None, found.groups())).strip("_2") if found is not None else ""
 
     @contextmanager
     def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Sequence[Any]], None]) -> Iterator[None]:

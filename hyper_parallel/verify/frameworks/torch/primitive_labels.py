@@ -81,6 +81,7 @@ def argument(args: Any, kwargs: Any, position: int, name: str, default: Any) -> 
 _WORDS = (
     ("_Unknown", "it depends on the rank, such as on where its part starts"),
     ("data-dependent", "what it does depends on values, such as indices that it checks"),
+    ("int() argument must be", "it reads values as numbers, such as the largest index"),
     ("SymIntArrayRef", "PyTorch computes its shapes only from numbers"),
     ("customized tensor", "PyTorch computes its shapes only from numbers"),
 )

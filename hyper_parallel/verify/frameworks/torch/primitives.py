@@ -42,9 +42,11 @@ from hyper_parallel.verify.frameworks.contract.primitives import (
     Primitive,
     Step,
 )
+from hyper_parallel.verify.frameworks.contract.special_sizes import at_sizes, without_special_sizes
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
 from hyper_parallel.verify.frameworks.torch.primitive_labels import in_words, numbers_of, shape_of, sizes_of
 from hyper_parallel.verify.frameworks.torch.primitive_rewriting import SymbolicCalls
+from hyper_parallel.verify.frameworks.torch.primitive_sizes import TraceSizes
 from hyper_parallel.verify.frameworks.torch.primitive_table import (
     REWRITTEN,
     SIZED,
@@ -149,7 +151,7 @@ def traced(
         ValueError: the operator fails on symbolic sizes; the message gives the reason.
     """
     symbolic = not any(isinstance(each, tuple) for each in operands)
-    graphs = list[Graph]()
+    graphs = dict[tuple[bool, bool], Graph]()
     failure: Exception | None = None
     kept = {(index, dim) for index, tensor in enumerate(operands) if symbolic
             for dim, size in enumerate(tensor.shape) if not size}  # fmt: skip
@@ -161,13 +163,31 @@ def traced(
         except Exception as error:  # noqa: BLE001 - any operator may fail on symbolic sizes in its own way
             failure = failure or error
             continue
-        graphs.append(graph)
+        graphs[functional, alike] = graph
         if not _gap_count(graph, symbolic=symbolic, kept=len(kept)):
             break
     if not graphs:
         assert failure is not None
         raise ValueError(in_words(failure)) from failure
-    return min(graphs, key=lambda graph: _gap_count(graph, symbolic=symbolic, kept=len(kept)))
+    form = min(graphs, key=lambda form: _gap_count(graphs[form], symbolic=symbolic, kept=len(kept)))
+    anew = partial(_traced, run, requires_grad=requires_grad, sizes=sizes, functional=form[0], alike=form[1])
+    return without_special_sizes(graphs[form], partial(_retraced, graphs[form], operands, anew))
+
+
+def _retraced(
+    graph: Graph, operands: Sequence[Any], trace: Callable[..., Graph], values: Mapping[str, int]
+) -> Graph | None:
+    """Return a trace in which some symbols of ``graph`` have these values; None if the operator rejects them."""
+    shapes = [[at_sizes(size, values) for size in graph.steps[number].shape] for number in graph.inputs]
+    if any(size.formula for shape in shapes for size in shape):
+        return None
+    fixed = {(at, dim) for at, shape in enumerate(shapes) for dim, size in enumerate(shape) if not size.symbols}
+    tensors = [operand.new_zeros([size.value(graph.hints) for size in shape])
+               for operand, shape in zip(operands, shapes, strict=True)]  # fmt: skip
+    try:
+        return trace(tensors, kept=fixed)
+    except Exception:  # noqa: BLE001 - any operator may fail on some sizes in its own way
+        return None
 
 
 class _FixedSizesError(ValueError):
@@ -239,11 +259,13 @@ def _traced(
     alike: bool,
 ) -> Graph:
     symbolic = not any(isinstance(each, tuple) for each in operands)
-    env = ShapeEnv(duck_shape=alike, specialize_zero_one=False)
+    env = TraceSizes(duck_shape=alike, specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=env if symbolic else None, allow_non_fake_inputs=True)
     fakes = [_fake(mode, tensor, index, kept, alike=alike and index < len(operands) - 1)
              for index, tensor in enumerate(operands)]  # fmt: skip
     made = len(env.guards)  # conditions on operands' strides, which no value depends on
+    env.small = frozenset(size.node.expr for fake in fakes for size in _sizes(fake)
+                          if isinstance(size, torch.SymInt) and size.node.hint < 2)  # fmt: skip
     given = sizes([tuple(fake.shape) for fake in fakes])
 
     def joint(*tensors: Tensor) -> Any:
@@ -323,7 +345,7 @@ def _fake(
 
 def _graph(
     module: Any,
-    env: ShapeEnv,
+    env: TraceSizes,
     guards: Sequence[Any],
     requires_grad: Sequence[bool],
     failure: str,
@@ -368,7 +390,7 @@ def _graph(
         hints,
         tuple(sizes_of(node.meta["val"]) for node in outs),
         tuple((str(guard.expr), tuple(map(str, guard.expr.free_symbols))) for guard in guards
-              if not _follows(guard.expr, env)),
+              if not _follows(guard.expr, env) and str(guard.expr) not in env.required),
         failure,
     )  # fmt: skip
 
