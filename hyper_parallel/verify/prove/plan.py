@@ -290,8 +290,9 @@ def _prove_plain(
     if followed:
         found.open = [line for line in found.open if "plain" not in line]
     on_dtensors = any(event.kind == "dispatched" for event in own.events)
-    if not later and on_dtensors and any(call.level != "proven" for call in found.calls):
-        later = "it is computed on DTensors, and not all rows of operators are proven"
+    rested = ", ".join(sorted({call.op for call in found.calls if call.level != "proven"}))
+    if not later and on_dtensors and rested:
+        later = f"it is computed on DTensors, and rows of {rested} rest on tests"
     if later:
         found.open.append(f"gradient clipping and the optimizer's step: {later}")
     found.updates = 0 if later else len(own.trained)

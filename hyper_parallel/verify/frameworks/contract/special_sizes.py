@@ -20,8 +20,8 @@ from hyper_parallel.verify.frameworks.contract.sizes import Size
 
 __all__ = ["at_sizes", "is_special_case", "without_special_sizes"]
 
-_MOST = 8
-"""Number of traces with special sizes that are made of one operator."""
+_MOST = 400
+"""Number of steps in the traces with special sizes of one operator."""
 _FACTOR = r"(?:\d+|s\d+(?:\*\*\d+)?)"
 _RELATION = re.compile(
     rf"(?:Ne\((?P<ne>{_FACTOR}(?:\*{_FACTOR})*), 1\)|(?P<ge>{_FACTOR}(?:\*{_FACTOR})*) (?:>= 2|> 1))"
@@ -81,8 +81,8 @@ def without_special_sizes(graph: Graph, retrace: Callable[[Mapping[str, int]], G
     """
     known = {text: _Condition(text, symbols) for text, symbols in graph.assumptions}
     other = {text: symbols for text, symbols in graph.assumptions if known[text].number < 0}
-    cases = list(itertools.islice(_cases([each for each in known.values() if each.number >= 0]), _MOST + 1))
-    if other or len(cases) > _MOST:
+    cases = list(itertools.islice(_cases([each for each in known.values() if each.number >= 0]), _MOST))
+    if other or len(cases) * len(graph.steps) > _MOST:
         return graph
     zeros = any(0 in values.values() for values in cases)
     unproven = list[Mapping[str, int]]()
