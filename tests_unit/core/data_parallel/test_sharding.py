@@ -604,7 +604,7 @@ def test_a_parameter_that_was_replaced_after_sharding_is_refused():
             name = "bias" if replace is assign else "weight"
             assert str(info.value) == (
                 f"fully_shard: parameter {name} of Linear was replaced or converted after fully_shard, which gathers "
-                "the earlier one; convert the module first, and load values into its parameters"
+                "the original parameter; convert the module first, and load values into its parameters"
             )
         loaded = fully_shard(torch.nn.Linear(3, 4), mesh=mesh)
         loaded.load_state_dict({name: value * 2 for name, value in loaded.state_dict().items()})

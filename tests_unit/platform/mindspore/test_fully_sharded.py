@@ -499,7 +499,7 @@ def test_what_cannot_be_sharded_is_refused():
             model(x)
         assert str(info.value) == (
             "fully_shard: parameter bias of Dense was replaced or converted after fully_shard, which gathers the "
-            "earlier one; convert the module first, and load values into its parameters"
+            "original parameter; convert the module first, and load values into its parameters"
         )
         other = nn.Dense(3, 5)
         second = nn.Dense(3, 5)

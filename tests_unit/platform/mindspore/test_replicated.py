@@ -212,7 +212,9 @@ def test_local_gradients_are_refused():
             "replicate: the gradient of a gradient is not supported; gradients are averaged off the graph"
         )
         model[1].bias.requires_grad = True
-        with pytest.raises(PlanError, match=r"^replicate: parameters 1.bias were replaced, added or unfrozen since; "):
+        with pytest.raises(
+            PlanError, match=r"^replicate: parameters 1.bias were replaced, added or unfrozen after replicate; "
+        ):
             model(x)
         return np.array(by_one[0].asnumpy())
 

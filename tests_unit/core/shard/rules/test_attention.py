@@ -264,7 +264,7 @@ def test_what_recurrent_layers_refuse(ranks):
             "dropout between layers would sample a different mask on every rank; use dropout=0.0, or one module per "
             "layer with F.dropout between them"
         ),
-        "lstm: packed sequences of DTensors are not supported; pad them, and mask what the padding gives",
+        "lstm: packed sequences of DTensors are not supported; pad them, and mask the results of the padding",
     )
 
 
