@@ -37,7 +37,9 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
             continue
         scaled = {name: value * factor for name, value in gradients.items()}
         for text, kind, expected in _hypotheses(runs, scaled, power, key):
-            if all(_fits(value, expected.get(rank), norm) for rank, value in ranks.items()):
+            distinct = len({expected.get(rank) for rank in ranks}) > 1  # one number fits many hypotheses coarsely
+            tolerance = _COARSE if distinct and runs.bounds.movements.whole("rounded", key).norm else _TOLERANCE
+            if all(_fits(value, expected.get(rank), norm, tolerance) for rank, value in ranks.items()):
                 shown = ", ".join(f"{value:.9g}" for value in dict.fromkeys(ranks.values()))
                 return Cause(kind, "", f"{text} is {shown} ({words}); the single device has {norm:.9g}")
     return None
@@ -90,8 +92,8 @@ def _clips(runs: PairedRuns, gradients: Mapping[str, Any], key: Key, factor: flo
     return bool(gradients) and factor >= 1 - 1e-5
 
 
-def _fits(value: float, expected: float | None, norm: float) -> bool:
-    return expected is not None and abs(value - expected) <= max(_TOLERANCE * abs(value - norm), 1e-12 * norm)
+def _fits(value: float, expected: float | None, norm: float, tolerance: float) -> bool:
+    return expected is not None and abs(value - expected) <= max(tolerance * abs(value - norm), 1e-12 * norm)
 
 
 def _norm(parts: list[Any], power: float) -> float:

@@ -95,6 +95,27 @@ def clip_stage():
         optimizer.step()
 
 
+def clip_columns_in_half_precision():
+    """Train columns and rows of two matrices under autocast; each rank clips by the norm of its own."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    first, last = nn.Linear(8, 24, bias=False), nn.Linear(24, 4, bias=False)
+    first.weight = nn.Parameter(first.weight.detach().chunk(world)[rank].clone())
+    last.weight = nn.Parameter(last.weight.detach().chunk(world, 1)[rank].clone())
+    model = nn.Sequential(first, nn.Tanh(), last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        x, y = torch.randn(30, 8), torch.randn(30, 4)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(x).float()
+        whole = out.detach().clone()
+        dist.all_reduce(whole)
+        F.mse_loss(out + (whole - out.detach()), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+
 class Convolutions(nn.Module):
     """Convolutions over a dim whose parts ranks hold; the rows of neighbours are exchanged, or swapped."""
 
@@ -222,3 +243,11 @@ def test_a_mask_of_other_rows_is_named():
     first = verify_program(functools.partial(shift, masks=True), 2).verdict.first
     assert (first.kind, first.name, first.ranks, first.cause.kind) == ("output", "mix", (1,), "hidden")
     assert "the scores are the single device's (rows 6:12 of 12 in dim 1), but " in first.cause.evidence
+
+
+def test_a_norm_of_own_shards_is_named_in_half_precision():
+    """Norms of the ranks' own shards are recognised although gradients are rounded to half precision."""
+    report = verify_program(clip_columns_in_half_precision, 3, platform="torch", upcast=False)
+    first = report.verdict.first
+    assert (first.kind, first.cause.kind) == ("norm", "norm-local"), report.text()
+    assert first.cause.evidence.startswith("the norm of each rank's own part is ")

@@ -453,3 +453,35 @@ def test_attention_of_distributed_tokens_without_context_parallelism(tmp_path):
     file.write_text(ring(True, ""), encoding="utf-8")
     text = verify_program(str(file), 2, pretend="cuda").text()
     assert "does not have a sharding strategy registered" in text
+
+
+NORMALIZED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+net = nn.Sequential(nn.Conv2d(2, 3, 3, dtype=torch.float64), nn.BatchNorm2d(3, dtype=torch.float64), nn.Flatten())
+net = CONVERTED.to("cuda")
+model = nn.parallel.DistributedDataParallel(net, device_ids=[0])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+generator = torch.Generator().manual_seed(1)
+for _ in range(3):
+    batch = torch.randn(10, 2, 5, 5, dtype=torch.float64, generator=generator)
+    loss = model(batch.chunk(ranks)[rank].cuda()).square().sum(1).sqrt().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+net.eval()(batch.chunk(ranks)[rank].cuda())
+"""
+
+
+@pytest.mark.parametrize("converted, status", [("nn.SyncBatchNorm.convert_sync_batchnorm(net)", 0), ("net", 1)])
+def test_batch_norm_of_all_ranks_runs_on_the_pretended_device(converted, status, tmp_path):
+    """Statistics of all ranks' batches, running ones too, are those of the batch; of a rank's own batch they differ."""
+    report = verified(tmp_path / "train.py", NORMALIZED.replace("CONVERTED", converted))
+    assert report.status == status, report.text()
+    if status:
+        assert (report.verdict.first.kind, report.verdict.first.name) == ("output", "1")

@@ -24,6 +24,7 @@ from hyper_parallel.verify.frameworks.torch.pretended.device import ASKED, PARTS
 from hyper_parallel.verify.frameworks.torch.pretended.placement import Placement, replace_placement
 from hyper_parallel.verify.frameworks.torch.pretended.ring_attention import offer_ring_attention
 from hyper_parallel.verify.frameworks.torch.pretended.stubs import STUBBED, offer_stubs
+from hyper_parallel.verify.frameworks.torch.pretended.sync_batchnorm import offer_sync_batchnorm
 
 __all__ = ["asked", "install"]
 
@@ -66,6 +67,7 @@ def install(name: str) -> None:
     _PRETENDED.append((device, replace_placement(device)))
     _replace_engines()
     offer_ring_attention()
+    offer_sync_batchnorm()
     offer_stubs()
 
 
