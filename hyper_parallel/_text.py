@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["byte_words", "first_line", "near_hint", "near_names", "printable", "ranked", "shortened"]
+__all__ = ["an_object", "byte_words", "first_line", "near_hint", "near_names", "printable", "ranked", "shortened"]
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _UNIT = 1024
+
+
+def an_object(value: object) -> str:
+    """Return the type of a value in words, ``an object of type int``; ``None`` for None."""
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def byte_words(count: int) -> str:

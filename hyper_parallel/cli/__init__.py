@@ -70,15 +70,15 @@ _VERIFY_EXAMPLES = (
 )
 
 _ELSEWHERE = {
-    "help": "hyper-parallel --help",
-    "version": "hyper-parallel --version",
+    "help": "run hyper-parallel --help",
+    "version": "run hyper-parallel --version",
     **{
-        word: f"hyper-parallel verify {kind}"
+        word: f"run hyper-parallel verify {kind}"
         for kind in ("model", "program", "ops", "redistribute", "bugs")
         for word in (kind, f"verify{kind}")
     },
     **{
-        name.replace("-", ""): f"`python ci/workshop {name}` in a checkout: it is a command for maintainers"
+        name.replace("-", ""): f"it is a command for maintainers; run `python ci/workshop {name}` in a checkout"
         for name in ("bench", "contract", "cost", "coverage", "mutants", "self-test", "trend")
     },
 }
@@ -154,7 +154,9 @@ def parse(argv: Sequence[str], top: argparse.ArgumentParser | None = None) -> ar
     top = parser(words) if top is None else top
     arguments = top.parse_args(words[:end])
     if getattr(arguments, "kind", None) is not None and words[1:2] != [arguments.kind]:
-        top.error(f"{words[1]} comes before {arguments.kind}; options of verify {arguments.kind} follow it")
+        top.error(
+            f"{words[1]} is given before the word {arguments.kind!r}; give options of verify {arguments.kind} after it"
+        )
     if script and not hasattr(arguments, "arguments"):
         top.error(f"this command takes no arguments after --, got {shlex.join(script)}")
     arguments.arguments = script

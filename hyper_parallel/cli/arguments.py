@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere: subcommands that users may expect here, with the command to run instead.
 
     Attributes:
-        leftover: advice for superfluous words, which follows them in the error.
+        leftover: advice for superfluous words and unknown options, which follows them in the error.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Parser(argparse.ArgumentParser):
         """
         if message.startswith(_INCOMPLETE) and (option := self._misspelt()):
             message = self._unknown(option)
-        raise UsageError(self.prog, f"{printable(message)} (see {self.prog} --help)")
+        pointer = "" if message.endswith(" --help") else f" (see {self.prog} --help)"
+        raise UsageError(self.prog, printable(message) + pointer)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse and reject superfluous arguments here: the program's parser does not know the subcommand's options.
@@ -108,7 +109,11 @@ class Parser(argparse.ArgumentParser):
         """Return the message for an unknown option, with the option that was probably intended."""
         known = list(self._option_string_actions)
         meant = _HABITS.get(option, "")
-        hint = f"; did you mean {meant}?" if meant.partition(" ")[0] in known else near_hint(option, known)
+        hint = (
+            f"; did you mean {meant}?"
+            if meant.partition(" ")[0] in known
+            else near_hint(option, known) or self.leftover
+        )
         return f"unknown option {option}{hint}"
 
     def _misspelt(self) -> str:
@@ -131,7 +136,7 @@ class Parser(argparse.ArgumentParser):
         known = [str(choice) for choice in action.choices]
         if isinstance(action.choices, dict):  # the choices are subcommands
             if instead := self._elsewhere.get(value.replace("-", "").replace("_", "")):
-                self.error(f"{_NO_COMMAND} {value!r}; run {instead}")
+                self.error(f"{_NO_COMMAND} {value!r}; {instead}")
             self.error(f"{_NO_COMMAND} {value!r}{near_hint(value, known) or '; commands: ' + ', '.join(known)}")
         hint = near_hint(str(value), known)
         raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(known)}{hint}")
@@ -274,7 +279,7 @@ def declared_placements(lines: Sequence[str]) -> dict[str, str]:
             msg = f"--declare {line!r} must look like NAME=PLACEMENT, such as 'layers.*.wq.weight=shard(0) over tp'"
             raise ValueError(msg)
         if name in declared:
-            msg = f"--declare {line!r}: {name} has been declared before, as {declared[name]!r}"
+            msg = f"--declare {line!r}: {name} is already declared as {declared[name]!r}"
             raise ValueError(msg)
         declared[name] = placement
     return declared

@@ -139,7 +139,7 @@ def check_distinct_outputs(arguments: argparse.Namespace) -> None:
             continue
         path = Path(os.path.realpath(text))
         if path in read:
-            msg = f"--{name} {text} would overwrite a file that this command reads; name another one"
+            msg = f"--{name} {text} would overwrite a file that this command reads; name another file"
             raise ValueError(msg)
         if path in written:
             msg = f"--{written[path]} and --{name} both name {text}; give each a file of its own"
@@ -168,14 +168,14 @@ def can_be_written(option: str, path_text: str | None, *, folder: bool = False) 
     if path_text is None:
         return
     path = Path(path_text)
-    problem = "is a folder" if path.is_dir() and not folder else ""
+    problem = "it is a folder" if path.is_dir() and not folder else ""
     parent = path if folder else path.parent
     try:
         if not parent.exists():
             parent.mkdir(parents=True)
             print(f"{option}: created the folder {printable(str(parent))}", file=sys.stderr)
         elif not parent.is_dir():
-            problem = "its folder is a file"
+            problem = "it is a file, not a folder" if folder else "its folder is a file"
         if not problem and not os.access(path if path.exists() else parent, os.W_OK):
             problem = "Permission denied"
     except OSError as error:

@@ -89,7 +89,7 @@ def add_parser(kinds: Any) -> None:
         )  # fmt: skip
         subparser.add_argument(
             f"--{label}-mesh", metavar="dp=2,cp=2",
-            help=f"axes of the ranks of recording {name} that --declare names, the last varies fastest",
+            help=f"names and sizes of the axes of recording {name}, for --declare; the last varies fastest",
         )  # fmt: skip
     subparser.add_argument(
         "--a-single-args", metavar="ARGS", help="arguments of A on one rank, in one string (default: its own)"

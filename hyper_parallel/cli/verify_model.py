@@ -147,7 +147,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
         msg = "SPEC needs --plan PLAN, a function that returns the plan of parallelize_module"
         raise ValueError(msg)
     if arguments.scenario:
-        msg = "--scenario names a bundled model, and SPEC another; leave out one"
+        msg = "--scenario names a bundled model, and SPEC names another model; leave out one of them"
         raise ValueError(msg)
     if arguments.dtype is not None:
         msg = "--dtype applies to the bundled models only; build the model of SPEC in the dtype that you want"
@@ -157,7 +157,9 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[Job]:
 
     shape, names = parse_mesh(arguments.mesh, arguments.world_size)
     if math.prod(shape) == 1:
-        msg = "the mesh has one rank, which is the single device that the plan is compared with; take at least two"
+        msg = (
+            "the mesh has one rank, but the run on one rank is what the plan is compared with; give at least two ranks"
+        )
         raise ValueError(msg)
     for platform in user_platforms(arguments):
         for launch in launches:
@@ -178,7 +180,7 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
     from hyper_parallel.verify.scenarios import SCENARIOS, scenario_named
 
     if arguments.plan is not None:
-        msg = "--plan needs SPEC, the model that it is for; the bundled models have plans of their own"
+        msg = "--plan needs SPEC, which gives the model of the plan; the bundled models have plans of their own"
         raise ValueError(msg)
     chosen = [scenario_named(name) for name in arguments.scenario or ()] or list(SCENARIOS)
     if arguments.mesh is not None or arguments.world_size is not None:
@@ -186,7 +188,8 @@ def _scenario_jobs(arguments: argparse.Namespace, launches: list[str]) -> Iterat
         meshes = sorted({"x".join(map(str, scenario.mesh_shape)) for scenario in chosen})
         chosen = [scenario for scenario in chosen if scenario.mesh_shape == shape]
         if not chosen:
-            msg = f"no bundled model has the mesh {'x'.join(map(str, shape))}; their meshes are {', '.join(meshes)}"
+            wanted = "x".join(map(str, shape))
+            msg = f"no bundled model has the mesh {wanted}; the bundled models have the meshes {', '.join(meshes)}"
             raise ValueError(msg)
     fewest = None if "simulated" in launches else min(math.prod(scenario.mesh_shape) for scenario in chosen)
     for platform in platforms(arguments.platform, arguments.device, fewest):

@@ -169,7 +169,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         raise ValueError(msg)
     options = {name: getattr(arguments, name.strip("-").lower()) for name in _NOT_AUDITED}
     if ignored := [name for name, value in options.items() if value and (name, value) != ("--device", "cpu")]:
-        msg = f"--target does not go with {', '.join(ignored)}: it takes --op, --json and --report"
+        msg = f"--target cannot be combined with {', '.join(ignored)}, only with --op, --json and --report"
         raise ValueError(msg)
     can_be_written("--report", arguments.report)
     framework = TARGETS[arguments.target].framework
@@ -283,10 +283,10 @@ def mesh_sizes(text: str) -> tuple[int, ...]:
     """Parse the sizes of a mesh, as in ``2x3``."""
     sizes = text.strip().split("x")
     if not all(size.isascii() and size.isdecimal() and int(size[:_DIGITS]) > 0 for size in sizes) or len(sizes) > 3:
-        msg = f"--mesh {text!r}: write sizes like 3 or 2x3, several separated by commas"
+        msg = f"--mesh {text!r} must look like 3 or 2x3, or like 3,2x3 for two meshes"
         raise ValueError(msg)
     if max(map(len, sizes)) > _DIGITS or math.prod(map(int, sizes)) > MOST_RANKS:
-        msg = f"--mesh {text!r}: at most {MOST_RANKS} ranks"
+        msg = f"--mesh {text!r} has too many ranks; there can be at most {MOST_RANKS}"
         raise ValueError(msg)
     return tuple(map(int, sizes))
 
@@ -314,18 +314,18 @@ def _parsed(file: str) -> ast.Module:
     if path.is_dir():
         problem = "is a folder; name a Python file"
     elif not path.exists():
-        hint = f"; for the operator of this name write --op {file}" if file in _known_operators() else ""
-        problem = f"no such file{hint}"
+        hint = f"; for the operator of this name, give --op {file}" if file in _known_operators() else ""
+        problem = f"does not exist{hint}"
     elif path.suffix != ".py":
         problem = "is not a Python file: its name does not end in .py"
     else:
         try:
             return ast.parse(path.read_bytes(), path.name)
         except OSError as error:
-            problem = error.strerror or type(error).__name__
+            problem = f"cannot be read: {error.strerror or type(error).__name__}"
         except (SyntaxError, ValueError) as error:  # ValueError: bytes that are not text
-            problem = str(error)
-    msg = f"FILE {file!r}: {problem}"
+            problem = f"is not Python: {error}"
+    msg = f"FILE {file!r} {problem}"
     raise ValueError(msg)
 
 

@@ -72,14 +72,17 @@ def add_parser(kinds: Any) -> None:
         examples=_EXAMPLES,
         guide="docs/verify-a-training-script.md",
     )
+    subparser.leftover = "; give arguments of the script after --"
     subparser.add_argument(
         "file", nargs="?", metavar="FILE", help="script, or function in a script as in train.py:function"
     )
     subparser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, not FILE, as python -m does")
     subparser.add_argument("--world-size", type=int_range(1), metavar="N", help="number of ranks")
     subparser.add_argument(
-        "--mesh", metavar="dp=2,tp=2", help="names and sizes of the axes, the last varies fastest; used in messages"
-    )
+        "--mesh", metavar="dp=2,tp=2",
+        help="names and sizes of the axes, the last varies fastest; gives the number of ranks, and names axes for "
+        "--declare and messages",
+    )  # fmt: skip
     subparser.add_argument(
         "--single", metavar="FILE", help="script or function for the run on one rank (default: FILE)"
     )
@@ -163,7 +166,7 @@ def add_parser(kinds: Any) -> None:
         help="verify again in a wider dtype (default: only for half precision, where an error could pass)",
     )  # fmt: skip
     add_reports(subparser, "differences, causes and everything that was compared")
-    subparser.usage = "hyper-parallel verify program FILE --world-size N [options] [-- ARGS or COMMAND]"
+    subparser.usage = "hyper-parallel verify program FILE (--world-size N | --mesh AXES) [options] [-- ARGS or COMMAND]"
     subparser.set_defaults(run=run, arguments=())
 
 
@@ -234,14 +237,14 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
         ValueError: none or two of these are given, or the command does not state the number of ranks.
     """
     if arguments.file is not None and arguments.module is not None:
-        msg = f"FILE {arguments.file!r} and -m {arguments.module!r}: one program is verified; leave out one"
+        msg = f"FILE {arguments.file!r} and -m {arguments.module!r}: both name a program; leave out one of them"
         raise ValueError(msg)
     if arguments.file is not None or arguments.module is not None:
         target = f"-m {arguments.module}" if arguments.file is None else arguments.file
         return target, arguments.arguments, arguments.world_size
     if not arguments.arguments:
         command = "-- torchrun --nproc-per-node 2 train.py"
-        msg = f"name FILE, -m MODULE, or after -- the command that starts training, such as `{command}`"
+        msg = f"no program is named; give FILE, -m MODULE, or the command that starts training, as in `{command}`"
         raise ValueError(msg)
     from hyper_parallel.verify.program.launch_line import read_launch_line
     from hyper_parallel.verify.program.torchrun import started_by_torchrun
@@ -250,7 +253,8 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
     size = arguments.world_size or (None if arguments.mesh else line.ranks)
     if size is None and not arguments.mesh and not started_by_torchrun():
         command = shlex.join(arguments.arguments)
-        msg = f"`{command}` does not say how many ranks: `hyper-parallel verify program --world-size 2 -- {command}`"
+        example = f"hyper-parallel verify program --world-size 2 -- {command}"
+        msg = f"`{command}` does not give the number of ranks; give it with --world-size, as in `{example}`"
         raise ValueError(msg)
     return line.target, line.arguments, size
 

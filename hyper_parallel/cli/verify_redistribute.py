@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hyper_parallel.verify.checker.redistribution import MESHES, QUICK_MESHES, SHAPE, verify_redistribution
 
     if arguments.quick and arguments.mesh is not None:
-        msg = "--quick chooses the meshes; leave it out, or --mesh"
+        msg = "--quick chooses the meshes; leave out --quick or --mesh"
         raise ValueError(msg)
     meshes: tuple[tuple[int, ...], ...] = QUICK_MESHES if arguments.quick else MESHES
     if arguments.mesh is not None:
@@ -93,10 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _shape(text: str) -> tuple[int, ...]:
     sizes = text.strip().split("x")
     if not all(size.isascii() and size.isdecimal() for size in sizes):
-        msg = f"--shape {text!r}: write sizes like 7x5"
+        msg = f"--shape {text!r} must look like 7x5"
         raise ValueError(msg)
     if len(sizes) > _MOST_DIMS or max(map(len, sizes)) > _DIGITS or math.prod(map(int, sizes)) > _MOST_ELEMENTS:
-        msg = f"--shape {text!r}: at most {_MOST_DIMS} dims and {_MOST_ELEMENTS} elements"
+        msg = f"--shape {text!r} is too large; there can be at most {_MOST_DIMS} dims and {_MOST_ELEMENTS} elements"
         raise ValueError(msg)
     if math.prod(map(int, sizes)) == 0:
         msg = f"--shape {text!r} has no element, so nothing would be compared"

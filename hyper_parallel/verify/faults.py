@@ -110,7 +110,8 @@ class Fault:
         if self.module not in modules:
             nearest = describe_nearest(self.module, list(modules))
             msg = (
-                f"--inject {self.name}: the model has no module {self.module!r}; {nearest}; name one: {self.name}@PATH"
+                f"--inject {self.name}: the model has no module {self.module!r}; {nearest}; name a module, as in "
+                f"{self.name}@PATH"
             )
             raise InputError(msg)
         return modules[self.module]

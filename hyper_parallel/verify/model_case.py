@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._text import an_object
 from hyper_parallel.core.dtensor.placements import Placement, Shard
 from hyper_parallel.core.tensor_parallel.completion import complete_plan
 from hyper_parallel.core.tensor_parallel.plan import flat_plan
@@ -73,8 +74,8 @@ class ModelCase:
         inputs: Any = self.inputs
         if inputs is not None and not (type(inputs) is int and 0 <= inputs <= len(self.batches[0])):
             msg = (
-                f"ModelCase: inputs is {inputs!r}; it must be a number of arrays of a batch, which has "
-                f"{len(self.batches[0])}"
+                f"ModelCase: inputs is {inputs!r}; it must be the number of arrays of a batch that are passed to the "
+                f"model, from 0 to {len(self.batches[0])}"
             )
             raise InputError(msg)
         _check_optimizer("ModelCase", self.optimizer)
@@ -86,11 +87,11 @@ class ModelCase:
             _check_callable("ModelCase", name, getattr(self, name))
         accumulate: Any = self.accumulate
         if type(accumulate) is not int or accumulate < 1:
-            msg = f"ModelCase: accumulate is {accumulate!r}; it must be a number of batches, at least 1"
+            msg = f"ModelCase: accumulate is {accumulate!r}; it must be the number of batches per step, at least 1"
             raise InputError(msg)
         clip: Any = self.clip
         if clip is not None and not (_is_number(clip) and clip > 0):
-            msg = f"ModelCase: clip is {clip!r}; it must be a bound of the gradients' norm, above 0"
+            msg = f"ModelCase: clip is {clip!r}; it must be the largest allowed norm of the gradients, a number above 0"
             raise InputError(msg)
         if self.step is not None and self.clip is not None:
             msg = "ModelCase: step= does its own clipping; leave out clip=, and call training.clip(max_norm) in step"
@@ -139,7 +140,7 @@ class ParallelPlan:
         styles: Any = self.styles
         if not isinstance(styles, Mapping) and not callable(styles):
             msg = (
-                f"ParallelPlan: styles is {type(styles).__name__}; it must be a mapping of module patterns to "
+                f"ParallelPlan: styles is {an_object(styles)}; it must be a mapping of module patterns to "
                 "styles, or a function of model and mesh"
             )
             raise InputError(msg)
@@ -190,7 +191,7 @@ def array_of_numbers(item: Any, index: int) -> Any:
     except ValueError:  # rows of different lengths
         array = np.asarray(None)
     if array.dtype.kind in "OSU":
-        msg = f"SPEC: array {index} of a batch is {type(item).__name__}; it must be an array of numbers"
+        msg = f"SPEC: array {index} of a batch is {an_object(item)}; it must be an array of numbers"
         raise InputError(msg)
     return array
 
@@ -217,16 +218,16 @@ def as_case(value: Any) -> ModelCase:
         if {"build", "batches", "loss"} <= set(fields) <= set(ModelCase.__dataclass_fields__):
             return ModelCase(**fields)
         msg = (
-            f"SPEC returned a mapping with keys {', '.join(sorted(map(str, value)))}; it needs build (or model), "
-            f"batches, loss, and may have {', '.join(_OPTIONS)}"
+            f"SPEC returned a mapping with keys {', '.join(sorted(map(str, value)))}; it must have the keys build (or "
+            f"model), batches and loss, and may have {', '.join(_OPTIONS)}"
         )
         raise InputError(msg)
     if isinstance(value, (tuple, list)):
         what = f"{type(value).__name__} of {len(value)} item{'s' * (len(value) != 1)}"
-        msg = f"SPEC must return three items: model, batches, loss; this returned a {what}"
+        msg = f"SPEC must return three items: model, batches, loss; it returned a {what}"
         raise InputError(msg)
     msg = (
-        f"SPEC returned {type(value).__name__}; return three items: model, batches, loss; or a mapping with these "
+        f"SPEC returned {an_object(value)}; it must return three items (model, batches, loss), a mapping with these "
         "keys, or a hyper_parallel.verify.ModelCase"
     )
     raise InputError(msg)
@@ -251,7 +252,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
         return value
     if not isinstance(value, Mapping) and (not callable(value) or hasattr(value, "register_forward_pre_hook")):
         msg = (
-            f"PLAN returned {type(value).__name__}; it must return a mapping of module patterns to styles, "
+            f"PLAN returned {an_object(value)}; it must return a mapping of module patterns to styles, "
             "a function of model and mesh, or a hyper_parallel.verify.ParallelPlan"
         )
         raise InputError(msg)
@@ -272,12 +273,12 @@ def _check_styles(styles: Mapping[Any, Any]) -> None:
 def _check_optimizer(owner: str, optimizer: Any) -> None:
     """Raise an InputError if ``optimizer`` is neither a known name nor a function."""
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        msg = f"{owner}: optimizer {optimizer!r} is unknown; known: {', '.join(OPTIMIZERS)}"
+        msg = f"{owner}: optimizer {optimizer!r} is unknown; known optimizers: {', '.join(OPTIMIZERS)}"
         raise InputError(msg)
     if not isinstance(optimizer, str) and not callable(optimizer):
         msg = (
-            f"{owner}: optimizer is {type(optimizer).__name__}; give {' or '.join(map(repr, OPTIMIZERS))}, or a "
-            "function of the list of parameters, because both models need an optimizer of their own parameters"
+            f"{owner}: optimizer is {an_object(optimizer)}; it must be {' or '.join(map(repr, OPTIMIZERS))}, or a "
+            "function of the list of parameters: each of the two models needs an optimizer of its own parameters"
         )
         raise InputError(msg)
 
@@ -285,22 +286,22 @@ def _check_optimizer(owner: str, optimizer: Any) -> None:
 def _check_batches(batches: Any) -> None:
     """Raise an InputError if ``batches`` is not a sequence of tuples of arrays."""
     if isinstance(batches, (str, bytes)) or not (hasattr(batches, "__len__") and hasattr(batches, "__getitem__")):
-        msg = f"ModelCase: batches is {type(batches).__name__}; it must be a list of tuples of arrays, one per step"
+        msg = f"ModelCase: batches is {an_object(batches)}; it must be a list of tuples of arrays, one per step"
         raise InputError(msg)
     if not len(batches):
         msg = "ModelCase: batches is empty; give at least one tuple of arrays"
         raise InputError(msg)
     wrong = [batch for batch in batches if not isinstance(batch, (tuple, list)) or not batch]
     if wrong:
-        what = "empty" if isinstance(wrong[0], (tuple, list)) else type(wrong[0]).__name__
-        msg = f"ModelCase: a batch is {what}; each must be a tuple of arrays, such as (inputs, labels)"
+        what = "empty" if isinstance(wrong[0], (tuple, list)) else an_object(wrong[0])
+        msg = f"ModelCase: a batch is {what}; each batch must be a tuple of arrays, such as (inputs, labels)"
         raise InputError(msg)
 
 
 def _check_batch_placements(batch: Any) -> None:
     """Raise an InputError if ``batch`` does not map mesh axes to placements."""
     if not isinstance(batch, Mapping):
-        what = type(batch).__name__
+        what = an_object(batch)
     else:
         pairs = [f"{axis!r}: {value!r}" for axis, value in batch.items() if not _is_placed(axis, value)]
         if not pairs:
@@ -321,7 +322,7 @@ def _is_number(value: Any) -> bool:
 def _check_callable(owner: str, name: str, value: Any, *, needed: bool = False) -> None:
     """Raise an InputError if the option ``name`` is not a function, although it is set or ``needed``."""
     if (needed or value is not None) and not callable(value):
-        msg = f"{owner}: {name} is {type(value).__name__}; it must be a function"
+        msg = f"{owner}: {name} is {an_object(value)}; it must be a function"
         raise InputError(msg)
 
 
@@ -332,5 +333,5 @@ def _builder(model: Any) -> Callable[[], Any]:
     if callable(model):
         built: Callable[[], Any] = model
         return built
-    msg = f"ModelCase: build is {type(model).__name__}; it must be a model, or a function that builds one"
+    msg = f"ModelCase: build is {an_object(model)}; it must be a model, or a function that builds one"
     raise InputError(msg)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyper_parallel._text import first_line
+from hyper_parallel._text import an_object, first_line
 from hyper_parallel.core.data_parallel.sharding import groups_of
 from hyper_parallel.core.dtensor import random
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
@@ -158,18 +158,18 @@ class SingleDeviceRun(_TrainingRun):
         if not any(self.platform.is_floating(parameter) for parameter in trainable.values()):
             count = len(first_paths(self.platform.parameters_dict(self.model)))
             msg = (
-                f"SPEC: none of the model's {count} parameters is floating and requires grad, so there is nothing to "
-                "train; leave at least one unfrozen"
+                f"SPEC: none of the model's {count} parameters has a floating dtype and requires grad, so there is "
+                "nothing to train; leave at least one unfrozen"
             )
             raise InputError(msg)
 
     def _check_loss(self, loss: Any) -> None:
         if not self.platform.is_tensor(loss):
-            msg = f"SPEC: loss(output, batch) returned {type(loss).__name__}; it must return a tensor of one number"
+            msg = f"SPEC: loss(output, batch) returned {an_object(loss)}; it must return a tensor of one number"
             raise InputError(msg)
         if math.prod(loss.shape) != 1:
             msg = (
-                f"SPEC: loss(output, batch) returned a tensor {list(loss.shape)}; only one number can be trained on: "
+                f"SPEC: loss(output, batch) returned a tensor {list(loss.shape)}; it must return one number: "
                 "add .mean() or .sum()"
             )
             raise InputError(msg)
@@ -184,8 +184,8 @@ def _require_gradients(loss: float, gradients: list[Any]) -> None:
     if math.isfinite(loss) and all(np.isfinite(gradient).all() for gradient in gradients):
         raise InputError(_NO_GRADIENT)
     msg = (
-        f"SPEC: in the first step the loss is {loss:g} and every gradient zero, infinite or NaN, so nothing would be "
-        "verified; look for an overflow or NaN in the batch, the weights and the loss"
+        f"SPEC: in the first step the loss is {loss:g} and every gradient is zero, infinite or NaN, so nothing would "
+        "be verified; look for an overflow or NaN in the batch, the weights and the loss"
     )
     raise InputError(msg)
 

@@ -87,7 +87,7 @@ def read_json_rows(path: Path, needed: Collection[str], command: str) -> list[di
 
 def other_version(path: Path, missing: Collection[str], command: str) -> str:
     """Return the message for a file that lacks keys."""
-    return f"{path} has no {', '.join(missing)}: it is not a report of `{command}`, or one of another version"
+    return f"{path} has no {', '.join(missing)}: it is not a report of `{command}`, or another version wrote it"
 
 
 @contextlib.contextmanager
@@ -103,15 +103,20 @@ def reading(*paths: Path) -> Iterator[None]:
         if isinstance(error, ValueError) and str(error).startswith(tuple(map(str, paths))):
             raise  # it names its file already
         names = ", ".join(map(str, paths))
-        msg = f"{names} cannot be shown: damaged, or another version wrote it ({type(error).__name__}: {error})"
+        which = "a file" if len(paths) > 1 else "it"
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{names} cannot be shown: {which} is damaged, or another version wrote it ({reason})"
         raise ValueError(msg) from error
 
 
 def _load(path: Path, command: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except IsADirectoryError as error:
+        msg = f"{path} is a folder; name a file, which `{command}` writes"
+        raise ValueError(msg) from error
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror or type(error).__name__}; `{command}` writes it"
+        msg = f"{path} cannot be read: {error.strerror or type(error).__name__}; `{command}` writes such a file"
         raise ValueError(msg) from error
     except (ValueError, RecursionError) as error:
         msg = f"{path} is not a report of `{command}`: {error}"

@@ -29,7 +29,7 @@ def parse_mesh(
         InputError: (a ValueError) the text is not a mesh, has too many ranks, or contradicts the world size.
     """
     if mesh is None and world_size is None:
-        msg = "give --mesh, such as 2x2, or --world-size"
+        msg = "the number of ranks is missing; give --mesh, such as --mesh 2x2, or --world-size"
         raise InputError(msg)
     text = str(world_size) if mesh is None else mesh
     named = "=" in text
@@ -51,14 +51,14 @@ def parse_mesh(
         raise InputError(msg)
     names = names if named else _AXIS_NAMES[len(shape)]
     if repeated := [name for name in names if names.count(name) > 1]:
-        msg = f"--mesh {text!r} has two axes {repeated[0]!r}; axes need names of their own"
+        msg = f"--mesh {text!r} has two axes named {repeated[0]!r}; give the axes different names"
         raise InputError(msg)
     if math.prod(shape) > most:
         option = "--world-size" if mesh is None else "--mesh"
         msg = f"{option} {text} has {math.prod(shape)} ranks; there can be at most {most}"
         raise InputError(msg)
     if world_size is not None and math.prod(shape) != world_size:
-        msg = f"--mesh {text} has {math.prod(shape)} ranks, --world-size says {world_size}"
+        msg = f"--mesh {text} has {math.prod(shape)} ranks, but --world-size is {world_size}; leave out one of them"
         raise InputError(msg)
     return shape, names
 

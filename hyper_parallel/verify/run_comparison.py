@@ -90,7 +90,10 @@ def compare_reports(before: Path, after: Path) -> Comparison:
             msg = f"{path} cannot be compared: it is none of the reports of {COMMANDS}, or another version wrote it"
             raise ValueError(msg)
     if first_kind != second_kind:
-        msg = f"{before} is a report of {first_kind}, {after} one of {second_kind}: compare two of one command"
+        msg = (
+            f"{before} is a report of {first_kind}, but {after} is one of {second_kind}; compare two reports of one "
+            "command"
+        )
         raise ValueError(msg)
     with reading(before, after):
         changes = changes_between(first, second)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hyper_parallel
-from hyper_parallel._text import near_hint, shortened
+from hyper_parallel._text import an_object, near_hint, shortened
 from hyper_parallel.errors import PlanError
 from hyper_parallel.transport.installed import is_installed
 from hyper_parallel.verify.input_error import InputError
@@ -73,12 +73,15 @@ def find_function(spec: str, source: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if function is None:
         known = _public_functions(module)
-        functions = near_hint(name, known) or f"; it has {shortened(known) or 'none'}"
+        functions = near_hint(name, known) or (f"; it has {shortened(known)}" if known else ", nor any other")
         msg = f"{source} {spec!r}: {module_name} has no function {name!r}{functions}"
         raise InputError(msg)
     if not callable(function):
-        takes = " takes the mesh and" if source == "PLAN" else ""
-        msg = f"{source} {spec!r}: {name} is of type {type(function).__name__}; write a function that{takes} returns it"
+        wanted = "takes the mesh and returns the plan" if source == "PLAN" else "returns model, batches and loss"
+        msg = (
+            f"{source} {spec!r}: {name} is {an_object(function)}, not a function; {source} must name a function that "
+            f"{wanted}"
+        )
         raise InputError(msg)
     return function  # type: ignore[no-any-return] # callable, checked above
 
@@ -175,8 +178,9 @@ def call_user_function(source: str, function: Callable[..., Any], *args: Any) ->
         inspect.signature(function).bind(*args)
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
-        types = ", ".join(type(arg).__name__ for arg in args) or "no argument"
-        msg = f"{source}: {name}{inspect.signature(function)} is called with {types}: {error}"
+        given = f"{len(args)} argument{'s' * (len(args) != 1)}" if args else "no argument"
+        types = f" ({', '.join(type(arg).__name__ for arg in args)})" if args else ""
+        msg = f"{source}: {name}{inspect.signature(function)} is called with {given}{types}: {error}"
         raise InputError(msg) from None
     except ValueError:
         pass  # a function in C without a signature: calling it raises the error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hyper_parallel._text import an_object
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_scope
 from hyper_parallel.verify.frameworks import harness_of
@@ -106,7 +107,7 @@ class ModelTraining:
             msg = f"step= stepped its optimizer {self._updates} times; training.optimizer must step once"
             raise InputError(msg)
         if not self.platform.is_tensor(loss):
-            msg = f"step= returned {type(loss).__name__}; it must return the loss, a tensor of one number"
+            msg = f"step= returned {an_object(loss)}; it must return the loss, a tensor of one number"
             raise InputError(msg)
         return self.platform.detach(loss)
 
@@ -119,7 +120,7 @@ class ModelTraining:
             if case.scheduler is not None:
                 self.scheduler = case.scheduler(_scheduled(self._optimizer))
                 if not callable(getattr(self.scheduler, "step", None)):
-                    msg = f"scheduler= returned {type(self.scheduler).__name__}; it must return an object with step()"
+                    msg = f"scheduler= returned {an_object(self.scheduler)}; it must return an object with step()"
                     raise InputError(msg)
         return self._optimizer
 

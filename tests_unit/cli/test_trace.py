@@ -40,7 +40,7 @@ def test_a_record_is_shown_and_converted(tmp_path, capsys):
 def test_a_folder_without_records_is_invalid_input(tmp_path, capsys):
     """The status is 2, and the message says how to get a record."""
     assert main(["trace", str(tmp_path)]) == 2
-    assert "set HP_FLIGHT_FOLDER to it and run the ranks again" in capsys.readouterr().err
+    assert "set HP_FLIGHT_FOLDER to this folder and run the ranks again" in capsys.readouterr().err
 
 
 HOSTILE = [b"", b"\xff\xfe", b"null", b'{"rank": 0', b"[" * 5000, b'{"rank": ' + b"9" * 5000 + b"}", b'{"a":' * 5000]

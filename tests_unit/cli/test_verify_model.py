@@ -132,8 +132,9 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
     "options, text",
     [
         (["--mesh", "3"], "SPEC needs --plan PLAN, a function that returns the plan of parallelize_module"),
-        (["--plan", "PLAN"], "give --mesh, such as 2x2, or --world-size"),
-        (["--plan", "PLAN", "--mesh", "2x2", "--world-size", "3"], "--mesh 2x2 has 4 ranks, --world-size says 3"),
+        (["--plan", "PLAN"], "the number of ranks is missing; give --mesh, such as --mesh 2x2, or --world-size"),
+        (["--plan", "PLAN", "--mesh", "2x2", "--world-size", "3"], ("--mesh 2x2 has 4 ranks, but --world-size is "
+         "3; leave out one of them")),
         (["--plan", "PLAN", "--mesh", "2by2"], "--mesh '2by2' must look like 3, 2x2 or dp=2,tp=3"),
         (["--plan", "PLAN", "--mesh", "0"], "--mesh '0' must look like 3, 2x2 or dp=2,tp=3"),
         (["--plan", "PLAN", "--mesh", "2x2x2"], "--mesh '2x2x2' has 3 axes; name them, such as pp=2,dp=2,tp=2"),
@@ -149,20 +150,21 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
             ["--plan", "PLAN", "--mesh", "3", "--inject", "drop-allreduce"],
             (
                 "--inject drop-allreduce: the model has no module 'layers.1.mlp.down'; children of the module: fc1, "
-                "fc2; name one: drop-allreduce@PATH"
+                "fc2; name a module, as in drop-allreduce@PATH"
             ),
         ),
         (
             ["--plan", "PLAN", "--mesh", "3", "--inject", "double-bias@fc3"],
             (
-                "--inject double-bias: the model has no module 'fc3'; children of the module: fc1, fc2; name one: "
-                "double-bias@PATH"
+                "--inject double-bias: the model has no module 'fc3'; children of the module: fc1, fc2; name a "
+                "module, as in double-bias@PATH"
             ),
         ),
         (
             ["--plan", "NO_PLAN", "--mesh", "3"],
             (
-                "PLAN returned list; it must return a mapping of module patterns to styles, a function of model and "
+                "PLAN returned an object of type list; it must return a mapping of module patterns to styles, a "
+                "function of model and "
                 "mesh, or a hyper_parallel.verify.ParallelPlan"
             ),
         ),
@@ -174,7 +176,7 @@ def test_a_parameter_without_gradient_is_reported(platform_name, capsys):
             ),
         ),
         (["--plan", "PLAN", "--mesh", "3", "--scenario", "3-rms-untied"],
-            "--scenario names a bundled model, and SPEC another; leave out one"),
+            "--scenario names a bundled model, and SPEC names another model; leave out one of them"),
         (["--plan", "PLAN", "--mesh", "3", "--platform", "jax"], "--platform 'jax' is not one of torch, mindspore"),
     ],
 )  # fmt: skip
@@ -196,8 +198,8 @@ def test_spec_that_makes_no_case(platform_name, capsys):
         "--platform", platform_name, "--json",
     ])  # fmt: skip
     text = (
-        "SPEC returned int; return three items: model, batches, loss; or a mapping with these keys, or a "
-        "hyper_parallel.verify.ModelCase"
+        "SPEC returned an object of type int; it must return three items (model, batches, loss), a mapping with these "
+        "keys, or a hyper_parallel.verify.ModelCase"
     )
     captured = capsys.readouterr()
     assert status == 2
@@ -232,10 +234,11 @@ def test_choices(runs, capsys):
 @pytest.mark.parametrize(
     "options, text",
     [
-        (["--mesh", "5"], "no bundled model has the mesh 5; their meshes are 2x2, 3"),
+        (["--mesh", "5"], "no bundled model has the mesh 5; the bundled models have the meshes 2x2, 3"),
         (["--scenario", "4d"],
             f"scenario '4d' does not exist; scenarios: {', '.join(item.name for item in SCENARIOS)}"),
-        (["--plan", "a:b"], "--plan needs SPEC, the model that it is for; the bundled models have plans of their own"),
+        (["--plan", "a:b"], ("--plan needs SPEC, which gives the model of the plan; the bundled models have "
+         "plans of their own")),
     ],
 )  # fmt: skip
 def test_embedded_mistakes(runs, options, text, capsys):
@@ -288,7 +291,7 @@ def test_report_file(runs, name, tmp_path, capsys):
 def test_report_that_cannot_be_written(runs, option, tmp_path, capsys):
     """A report that cannot be written is an error before anything runs; missing folders are created."""
     (tmp_path / "file").write_text("")
-    for path, problem in ((tmp_path / "file" / "report", "its folder is a file"), (tmp_path, "is a folder")):
+    for path, problem in ((tmp_path / "file" / "report", "its folder is a file"), (tmp_path, "it is a folder")):
         assert main(["verify", "model", "--platform", "torch", option, str(path)]) == 2
         assert capsys.readouterr().err == f"hyper-parallel: error: {option} {path} cannot be written: {problem}\n"
     assert not runs

@@ -107,7 +107,7 @@ def test_the_matrix_as_a_page(capsys, tmp_path):
     assert "Checks per operator and framework" in page
     assert '<td class="good">held</td>' in page
     assert main(["verify", "ops", "--html", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path} cannot be written: is a folder\n"
+    assert capsys.readouterr().err == f"hyper-parallel: error: --html {tmp_path} cannot be written: it is a folder\n"
 
 
 def _interrupted(operators):
@@ -165,7 +165,7 @@ def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, fr
         ("own.py", b"x = '\xff'\n", "(unicode error) 'utf-8' codec can't decode byte 0xff"),
         ("own.txt", b"x = 1", "is not a Python file: its name does not end in .py"),
         ("", None, "is a folder; name a Python file"),
-        ("nowhere.py", None, "no such file"),
+        ("nowhere.py", None, "does not exist"),
     ],
 )
 @pytest.mark.parametrize("platform", [[], ["--platform", "torch"]])
@@ -199,12 +199,12 @@ def test_an_operator_that_the_file_does_not_have(capsys):
 
 BAD_INPUT = [
     (["--op", "sofmax"], "--op: there is no operator 'sofmax'; did you mean softmax"),
-    (["--mesh", "2xx"], "--mesh '2xx': write sizes like 3 or 2x3, several separated by commas"),
-    (["nowhere.py"], "FILE 'nowhere.py': no such file"),
+    (["--mesh", "2xx"], "--mesh '2xx' must look like 3 or 2x3, or like 3,2x3 for two meshes"),
+    (["nowhere.py"], "FILE 'nowhere.py' does not exist"),
     (["--platform", "jax"], "--platform 'jax' is not one of torch, mindspore"),
     (
         ["own.py", "--target", "torch-dtensor", "--quick"],
-        "--target does not go with FILE, --quick: it takes --op, --json and --report",
+        "--target cannot be combined with FILE, --quick, only with --op, --json and --report",
     ),
 ]
 

@@ -63,7 +63,10 @@ def test_a_declared_placement_and_other_options(script, capsys):
     "words, message",
     [
         (["no.py", "--world-size", "2"], "hyper-parallel: error: FILE: there is no file "),
-        (["no.py"], "hyper-parallel: error: give --mesh, such as 2x2, or --world-size"),
+        (
+            ["no.py"],
+            "hyper-parallel: error: the number of ranks is missing; give --mesh, such as --mesh 2x2, or --world-size",
+        ),
         (
             ["no.py", "--world-size", "2", "--declare", "weight"],
             "hyper-parallel: error: --declare 'weight' must look like NAME=PLACEMENT, such as 'layers.*.wq.weight=",

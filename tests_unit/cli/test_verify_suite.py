@@ -179,7 +179,7 @@ def test_options_before_a_command_are_refused(capsys):
     """They would be passed over: each command has its own."""
     assert main(["verify", "--json", "program", "train.py"]) == 2
     assert capsys.readouterr().err == (
-        "hyper-parallel: error: --json comes before program; options of verify program follow it "
+        "hyper-parallel: error: --json is given before the word 'program'; give options of verify program after it "
         "(see hyper-parallel --help)\n"
     )
     assert sorted(verify_suite._COMMANDS) == ["diff", "model", "program"]

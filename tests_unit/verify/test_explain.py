@@ -247,7 +247,7 @@ def test_what_only_other_ranks_know_is_not_guessed(spec, capsys):
         "none; run the program in a simulated world: hyper-parallel verify model\n"
     )
     assert main(command) == 2
-    assert "give --mesh, such as 2x2, or --world-size" in capsys.readouterr().err
+    assert "the number of ranks is missing; give --mesh, such as --mesh 2x2, or --world-size" in capsys.readouterr().err
 
 
 @pytest.mark.platforms("torch")

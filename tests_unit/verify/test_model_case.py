@@ -50,12 +50,12 @@ def test_inputs_are_all_but_the_last_by_default():
 
 
 NO_CASE = (
-    "SPEC returned int; return three items: model, batches, loss; or a mapping with these keys, or a "
-    "hyper_parallel.verify.ModelCase"
+    "SPEC returned an object of type int; it must return three items (model, batches, loss), a mapping with these "
+    "keys, or a hyper_parallel.verify.ModelCase"
 )
 NO_FIELDS = (
-    "SPEC returned a mapping with keys lose, model; it needs build (or model), batches, loss, "
-    "and may have inputs, optimizer, learning_rate, scheduler, step, accumulate, clip, hooks, context"
+    "SPEC returned a mapping with keys lose, model; it must have the keys build (or model), batches and "
+    "loss, and may have inputs, optimizer, learning_rate, scheduler, step, accumulate, clip, hooks, context"
 )
 
 
@@ -64,19 +64,20 @@ NO_FIELDS = (
     [
         (7, NO_CASE),
         ({"model": Model, "lose": 1}, NO_FIELDS),
-        ((7, [(1,)], loss), "ModelCase: build is int; it must be a model, or a function that builds one"),
+        ((7, [(1,)], loss), ("ModelCase: build is an object of type int; it must be a model, or a function that "
+         "builds one")),
         ((Model, [], loss), "ModelCase: batches is empty; give at least one tuple of arrays"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "optimizer": "lion"},
-            "ModelCase: optimizer 'lion' is unknown; known: sgd, adamw"),
+            "ModelCase: optimizer 'lion' is unknown; known optimizers: sgd, adamw"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "optimizer": object()},
-            ("ModelCase: optimizer is object; give 'sgd' or 'adamw', or a function of the list of parameters, because "
-             "both models need an optimizer of their own parameters")),
+            ("ModelCase: optimizer is an object of type object; it must be 'sgd' or 'adamw', or a function of the list "
+             "of parameters: each of the two models needs an optimizer of its own parameters")),
         ({"model": Model, "batches": [(1,)], "loss": loss, "scheduler": 3},
-            "ModelCase: scheduler is int; it must be a function"),
+            "ModelCase: scheduler is an object of type int; it must be a function"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "accumulate": 0},
-            "ModelCase: accumulate is 0; it must be a number of batches, at least 1"),
+            "ModelCase: accumulate is 0; it must be the number of batches per step, at least 1"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "clip": -1.0},
-            "ModelCase: clip is -1.0; it must be a bound of the gradients' norm, above 0"),
+            "ModelCase: clip is -1.0; it must be the largest allowed norm of the gradients, a number above 0"),
         ({"model": Model, "batches": [(1,)], "loss": loss, "clip": 1.0, "step": loss},
             "ModelCase: step= does its own clipping; leave out clip=, and call training.clip(max_norm) in step"),
     ],
@@ -99,7 +100,8 @@ def test_plans():
     with pytest.raises(InputError) as caught:
         as_plan([1], ("tp",))
     assert str(caught.value) == (
-        "PLAN returned list; it must return a mapping of module patterns to styles, a function of model and mesh, "
+        "PLAN returned an object of type list; it must return a mapping of module patterns to styles, a "
+        "function of model and mesh, "
         "or a hyper_parallel.verify.ParallelPlan"
     )
 
@@ -146,10 +148,11 @@ def test_a_function_is_a_plan():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"styles": [1]}, ("ParallelPlan: styles is list; it must be a mapping of module patterns to styles, or a "
-            "function of model and mesh")),
-        ({"styles": {}, "optimizer": "lion"}, "ParallelPlan: optimizer 'lion' is unknown; known: sgd, adamw"),
-        ({"styles": {}, "step": 1}, "ParallelPlan: step is int; it must be a function"),
+        ({"styles": [1]}, ("ParallelPlan: styles is an object of type list; it must be a mapping of module patterns to "
+            "styles, or a function of model and mesh")),
+        ({"styles": {}, "optimizer": "lion"}, ("ParallelPlan: optimizer 'lion' is unknown; known optimizers: "
+         "sgd, adamw")),
+        ({"styles": {}, "step": 1}, "ParallelPlan: step is an object of type int; it must be a function"),
     ],
 )  # fmt: skip
 def test_wrong_plans(options, text):

@@ -22,7 +22,7 @@ NO_GRADIENT = (
     "depend on the model's output, without detach() or no_grad() on the way"
 )
 FROZEN = (
-    "SPEC: none of the model's 4 parameters is floating and requires grad, so there is nothing to train; "
+    "SPEC: none of the model's 4 parameters has a floating dtype and requires grad, so there is nothing to train; "
     "leave at least one unfrozen"
 )
 
@@ -241,10 +241,11 @@ def batches():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"optimizer": lambda _: 3}, "optimizer= returned int; it is called with the list of parameters and must"),
-        ({"scheduler": lambda _: 3}, "scheduler= returned int; it must return an object with step()"),
+        ({"optimizer": lambda _: 3}, ("optimizer= returned an object of type int; it is called with the list of "
+         "parameters and must")),
+        ({"scheduler": lambda _: 3}, "scheduler= returned an object of type int; it must return an object with step()"),
         ({"step": lambda training: training.loss()}, "step= stepped its optimizer 0 times"),
-        ({"step": lambda training: training.optimizer.step()}, "step= returned NoneType; it must return the loss"),
+        ({"step": lambda training: training.optimizer.step()}, "step= returned None; it must return the loss"),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options, text):
@@ -336,7 +337,7 @@ def test_a_fault_beside_the_bias_is_found(platform_name):
         ("detached_loss", NO_GRADIENT),
         (
             "loss_per_column",
-            "SPEC: loss(output, batch) returned a tensor [5]; only one number can be trained on: add .mean() or .sum()",
+            "SPEC: loss(output, batch) returned a tensor [5]; it must return one number: add .mean() or .sum()",
         ),
         ("loss_as_number", "SPEC: loss(output, batch) returned float; it must return a tensor of one number"),
     ],

@@ -19,7 +19,7 @@ def test_a_report_must_have_its_keys(tmp_path):
     path.write_text('{"a": 1}')
     assert read_json(path, ["a"], "make") == {"a": 1}
     with pytest.raises(
-        ValueError, match=r"report\.json has no b, c: it is not a report of `make`, or one of another version$"
+        ValueError, match=r"report\.json has no b, c: it is not a report of `make`, or another version wrote it$"
     ):
         read_json(path, ["a", "b", "c"], "make")
     with pytest.raises(ValueError, match=r"report\.json is not a report of `make`: it is not a list$"):

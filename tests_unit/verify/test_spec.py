@@ -74,7 +74,13 @@ def test_module_and_file(here):
         ("own_case", "SPEC 'own_case' must look like package.module:function or path/file.py:function"),
         ("own_case:", "SPEC 'own_case:' must look like package.module:function or path/file.py:function"),
         ("own_case:cas", "SPEC 'own_case:cas': own_case has no function 'cas'; did you mean case?"),
-        ("own_case:SIZE", "SPEC 'own_case:SIZE': SIZE is of type int; write a function that returns it"),
+        (
+            "own_case:SIZE",
+            (
+                "SPEC 'own_case:SIZE': SIZE is an object of type int, not a function; SPEC must name a function "
+                "that returns model, batches and loss"
+            ),
+        ),
         (
             "no_such:f",
             "SPEC: cannot import no_such: ModuleNotFoundError: No module named 'no_such'",
@@ -99,7 +105,10 @@ def test_a_value_instead_of_a_function(here):
     """A plan that is a value is answered with the function to write."""
     with pytest.raises(InputError) as caught:
         find_function("own_case:SIZE", "PLAN")
-    message = "PLAN 'own_case:SIZE': SIZE is of type int; write a function that takes the mesh and returns it"
+    message = (
+        "PLAN 'own_case:SIZE': SIZE is an object of type int, not a function; PLAN must name a function "
+        "that takes the mesh and returns the plan"
+    )
     assert str(caught.value) == message
 
 
@@ -196,7 +205,7 @@ def test_every_function_of_the_user_is_reported_alike(platform_name, path):
     plan = {name: f"{path}:{name}" for name in ("no_argument", "no_key", "two_lines", "leaves")}
     assert (
         error_of(PLAN=plan["no_argument"])
-        == "PLAN: no_argument() is called with DeviceMesh: too many positional arguments"
+        == "PLAN: no_argument() is called with 1 argument (DeviceMesh): too many positional arguments"
     )
     assert error_of(PLAN=plan["no_key"]) == "PLAN raised KeyError: 'missing'" + line_of(
         path, "no_key", 'return {}["missing"]'

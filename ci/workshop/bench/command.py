@@ -31,40 +31,42 @@ _MOST_FUNCTIONS = 30
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    text = "microseconds per operation, next to PyTorch's DTensor or plain MindSpore; seconds of the harness"
+    text = "time operations next to PyTorch's DTensor or plain MindSpore, or the commands of the harness"
     subparser = commands.add_parser("bench", help=text, description=text)
     subparser.add_argument(
         "--repeats",
         type=int_range(1, _MOST_REPEATS),
         default=1000,
-        help="calls per measurement (default 1000, about 40 s)",
+        help="calls per measurement (default: 1000, which takes about 40 s)",
     )
     subparser.add_argument(
-        "--platform", choices=FRAMEWORKS, help="whose operations (default: torch; with --harness, those installed)"
+        "--platform",
+        choices=FRAMEWORKS,
+        help="framework of the operations (default: torch; with --harness, those installed)",
     )
     subparser.add_argument(
-        "--harness", action="store_true", help="time the harness instead, about 5 minutes on two cores"
+        "--harness", action="store_true", help="time the harness instead, which takes about 5 minutes on two cores"
     )
     subparser.add_argument(
         "--training",
         action="store_true",
-        help="time training steps and the save of 1 GiB instead, over real processes of PyTorch, about 3 minutes",
+        help="time training steps and the save of 1 GiB over processes of PyTorch instead, which takes about 3 minutes",
     )
     subparser.add_argument(
         "--profile",
         metavar="NAME",
-        help="the functions that take the time of one row's call instead, such as 'linear' or "
-        "'partial to shard(1), 8 ranks'",
+        help="list the functions that take the time of one row's call instead; rows are, for example, "
+        "'linear' and 'partial to shard(1), 8 ranks'",
     )
-    add_device(subparser, "of the tensors; what is measured is the host's time, there too")
+    add_device(subparser, "device of the tensors; the time of the host is measured on every device")
     subparser.add_argument("--report", metavar="FILE", help="also write the measurements as JSON, for `coverage html`")
     subparser.add_argument(
         "--baseline",
         metavar="FILE",
         type=Path,
-        help=f"a --report of an earlier run: a ratio may be {BAND} times what it was, instead of its budget",
+        help=f"report of an earlier run: allow each ratio {BAND} times its earlier value, instead of its budget",
     )
-    subparser.add_argument("--json", action="store_true", help="the rows as JSON")
+    subparser.add_argument("--json", action="store_true", help="print the rows as JSON")
     subparser.set_defaults(run=run)
 
 
@@ -109,10 +111,10 @@ def _check(arguments: argparse.Namespace) -> None:
         msg = "--harness times commands, and --training training steps; leave out one of them"
     elif arguments.baseline is not None and (arguments.harness or arguments.profile is not None):
         option = "--harness" if arguments.harness else "--profile"
-        msg = f"--baseline is of ratios, and {option} has none; leave out one of them"
+        msg = f"--baseline compares ratios, and {option} measures none; leave out one of them"
     elif arguments.profile is not None and (arguments.harness or arguments.training):
         what = "--harness times commands" if arguments.harness else "--training times steps"
-        msg = f"--profile is of one row's call, and {what}; leave out one of them"
+        msg = f"--profile measures the call of one row, and {what}; leave out one of them"
     elif arguments.device != "cpu" and (arguments.harness or arguments.training):
         what = "--harness times the commands" if arguments.harness else "--training times the steps"
         msg = f"{what} on cpu; leave out --device, or {what.split()[0]}"

@@ -25,10 +25,10 @@ _MOST_RANKS = 64
 _DESCRIPTION = """\
 Check every member of the platform contract and its documented errors on every rank of a world: collectives and their
 gradients, groups, checkpoints, delayed parameters, memory and the rest. A member that a framework or device does not
-support must raise the error listed in its gap ledger. An unlisted gap fails the run, and so does a
-listed one that works.
+support must raise the error listed in its gap ledger. An unlisted gap fails the run, and so does a listed gap whose
+member works.
 
-Exit status: 0 if everything was checked and held, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 if everything was checked and passed, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 
 
 def add_parser(kinds: Any) -> None:
@@ -38,9 +38,13 @@ def add_parser(kinds: Any) -> None:
         help="check every member that a framework's platform must serve",
         description=_DESCRIPTION,
     )
-    subparser.add_argument("--platform", metavar="torch,mindspore", help="default: what is installed")
-    subparser.add_argument("--launch", default="simulated", metavar="simulated,processes", help="default: simulated")
-    add_device(subparser, "where tensors are: simulated ranks share one device, processes have one each")
+    subparser.add_argument(
+        "--platform", metavar="torch,mindspore", help="frameworks to check (default: those installed)"
+    )
+    subparser.add_argument(
+        "--launch", default="simulated", metavar="simulated,processes", help="how ranks run (default: simulated)"
+    )
+    add_device(subparser, "device of the tensors: simulated ranks share one, processes have one each")
     subparser.add_argument(
         "--world-size",
         type=int_range(2, _MOST_RANKS),
@@ -48,18 +52,18 @@ def add_parser(kinds: Any) -> None:
         metavar="N",
         help="number of ranks, at least 2 (default: 3)",
     )
-    subparser.add_argument("--facet", metavar="tensors,groups", help="only these facets of the contract")
+    subparser.add_argument("--facet", metavar="tensors,groups", help="check only these facets of the contract")
     subparser.add_argument(
         "--memory",
         action="store_true",
         help="also measure checkpointing, swapping and building",
     )
     subparser.add_argument(
-        "--seed", type=seed, default=0, metavar="N", help="of the data of all ranks: the same seed, the same data (0)"
+        "--seed", type=seed, default=0, metavar="N", help="seed of the data of all ranks (default: 0)"
     )
-    subparser.add_argument("--json", action="store_true", help="the results as JSON on stdout")
+    subparser.add_argument("--json", action="store_true", help="print the results as JSON on stdout")
     subparser.add_argument(
-        "--report", metavar="FOLDER", help="also write a JSON file per result here, for coverage html"
+        "--report", metavar="FOLDER", help="also write a JSON file per result to FOLDER, for coverage html"
     )
     subparser.set_defaults(run=run)
 

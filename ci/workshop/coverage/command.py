@@ -15,8 +15,9 @@ from hyper_parallel.verify.report import report_json
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Floors are kept in pyproject.toml, [tool.hyper_parallel.coverage]; data and reports lie in coverage_reports/.
-`erase ENV` goes before the tests of an environment, `gate ENV` after them; `combine` and `html` after all.
+Check that coverage does not fall. The floors are in pyproject.toml, table [tool.hyper_parallel.coverage]; data and
+reports are in coverage_reports/. Run `erase ENV` before the tests of an environment and `gate ENV` after them; run
+`combine` and `html` after the tests of all environments.
 
 Exit status: 0 if every check passed, 1 if not, 2 for invalid input."""
 
@@ -33,31 +34,45 @@ def add_parser(commands: Any) -> None:
     )
     subcommands = top.add_subparsers(required=True, metavar="WHAT")
     _add_subcommand(
-        subcommands, "erase", _erase, "drop data and reports of earlier runs of an environment"
-    ).add_argument("env")
-    gate = _add_subcommand(subcommands, "gate", _gate, "combine one environment, write its reports, check every gate")
-    gate.add_argument("env")
-    gate.set_defaults(arguments=())
-    gate.epilog = "After `--`: pytest's arguments, if only a part of the tests ran; then no floor is held."
-    combine = _add_subcommand(
-        subcommands, "combine", _combine, "one report over environments, checked against the floors of every file"
+        subcommands, "erase", _erase, "delete data and reports of earlier runs of an environment"
+    ).add_argument("env", help="tox environment, such as torch")
+    gate = _add_subcommand(
+        subcommands, "gate", _gate, "combine the data of an environment, write its reports, check all gates"
     )
-    combine.add_argument("env", nargs="*", help="default: those that pyproject.toml names, or all whose data is there")
+    gate.add_argument("env", help="tox environment, such as torch")
+    gate.set_defaults(arguments=())
+    gate.epilog = "If pytest had arguments, so that not all tests ran, give them after `--`; then no floor is checked."
+    combine = _add_subcommand(
+        subcommands, "combine", _combine, "write one report of several environments, and check the floor of every file"
+    )
     combine.add_argument(
-        "--versions", action="store_true", help="also the environments of versions (py312-torch214) whose data is there"
+        "env", nargs="*", help="environments (default: those that pyproject.toml names, or all that have data)"
+    )
+    combine.add_argument(
+        "--versions",
+        action="store_true",
+        help="also combine environments of other versions that have data, such as py312-torch214",
     )
     for parser in (gate, combine):
-        parser.add_argument("--update-baseline", action="store_true", help="raise the ratchet to this run, if it holds")
-        parser.add_argument("--lower-baseline", action="store_true", help="set it to this run, lower numbers included")
-    _add_subcommand(subcommands, "html", _html, "write coverage_reports/index.html and what it links").add_argument(
-        "env", nargs="*", help="were to run"
+        parser.add_argument(
+            "--update-baseline", action="store_true", help="raise the baseline to this run if all gates pass"
+        )
+        parser.add_argument(
+            "--lower-baseline", action="store_true", help="set the baseline to this run, also where coverage fell"
+        )
+    _add_subcommand(
+        subcommands, "html", _html, "write coverage_reports/index.html and the pages that it links"
+    ).add_argument(
+        "env", nargs="*", help="further environments that should have run; those without a report are listed as not run"
     )
 
 
 def _add_subcommand(subcommands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subcommands.add_parser(name, help=text, description=text)
-    parser.add_argument("--root", default=".", metavar="FOLDER", help="of the project (default: here)")
-    parser.add_argument("--json", action="store_true", help="the outcome as JSON")
+    parser.add_argument(
+        "--root", default=".", metavar="FOLDER", help="folder of the project (default: the current one)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser.set_defaults(run=run)
     return parser
 

@@ -95,10 +95,10 @@ def read_settings(pyproject: Path) -> Settings:
     try:
         table = _parse(pyproject.read_text(encoding="utf-8"))["tool"]["hyper_parallel"]["coverage"]
     except OSError as error:
-        msg = f"{pyproject}: {error.strerror}; run this where the project's pyproject.toml is, or give --root"
+        msg = f"{pyproject} cannot be read: {error.strerror}; run the command in the project's folder, or give --root"
         raise ValueError(msg) from error
     except ValueError as error:  # of the parser, or bytes that no text has
-        msg = f"{pyproject}: {error}"
+        msg = f"{pyproject} cannot be read: {error}"
         raise ValueError(msg) from error
     except KeyError as error:
         msg = f"{pyproject} has no table {_TABLE}: no floors are configured"
@@ -129,7 +129,7 @@ def _parse(text: str) -> dict[str, Any]:
 def _check_keys(where: str, table: Any, known: dict[str, Any]) -> None:
     """Refuse unknown keys: a mistyped one would be a floor that is never checked."""
     if not isinstance(table, dict):
-        msg = f"{_TABLE} {where} = {table!r} must be a table"
+        msg = f"{_TABLE}{where and ' '}{where} is {table!r}; it must be a table"
         raise ValueError(msg)  # noqa: TRY004 - what a file says, not what a caller passes
     for key, value in table.items():
         name = f"{where}.{key}".lstrip(".")

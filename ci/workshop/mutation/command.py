@@ -19,18 +19,18 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 Change sharding rules, one place at a time, and count how many changes the quick sweep notices: a reduction forgotten or
-of another kind, a dim shifted, a full value added on every rank, an operator taken for linear, a condition dropped,
-the adapter of the next rank, a gradient not reduced.
+of another kind, a dim shifted, a complete value added on every rank, an operator treated as linear, a condition
+dropped, the adapter of the next rank used, a gradient not reduced.
 
-Every operator gives the same number of mutants, shuffled by a seed. A mutant whose claims the rule makes too is
-equivalent, and not counted. Survivors are listed with the result of the full mode.
+Every operator gives the same number of mutants, shuffled by a seed. A mutant that claims only what the rule claims too
+is equivalent, and is not counted. Survivors are listed with the result of the full sweep.
 
-With --source: mutants of the library's own code instead, of redistribution and of the dispatcher: checked by changes
-of placement, functions on DTensors, scenarios of the dispatcher, and the costs of plans. A change that nothing can
-notice is equivalent if a table says why; other survivors are listed. --each 200 is all of them.
+With --source, the library's own code is changed instead: redistribution and the dispatcher. These mutants are checked
+by changes of placement, functions on DTensors, scenarios of the dispatcher, and the costs of plans. A change that
+nothing can notice is equivalent if a table says why; other survivors are listed. --each 200 runs all mutants.
 
-With --proofs: a mutant must break the proof of a row. Mutants of rows without a proof are not counted; a mutant that is
-proven is true, unless the quick sweep finds a wrong value: then it has survived.
+With --proofs, a mutant is noticed if it breaks the proof of a row. Mutants of rows without a proof are not counted. A
+mutant that is still proven counts as a correct rule, unless the quick sweep finds a wrong value: then it has survived.
 
 Exit status: 0 if the score reaches the floor, 1 if not, 2 for invalid input, 130 after Ctrl-C."""
 _MOST_MUTANTS = 1_000_000
@@ -41,15 +41,15 @@ def add_parser(subcommands: Any) -> None:
     """Declare the subcommand."""
     parser = subcommands.add_parser(
         "mutants",
-        help="how many changed rules the verifier notices",
+        help="count how many changed rules the verifier notices",
         description=_DESCRIPTION,
     )
-    parser.add_argument("--op", nargs="+", metavar="NAME", help="only mutants of these operators")
-    text = "mutants of the library's own code, of these modules or all, as in core.shard.dispatch"
+    parser.add_argument("--op", nargs="+", metavar="NAME", help="change only the rules of these operators")
+    text = "change the library's own code instead: these modules, such as core.shard.dispatch, or all"
     parser.add_argument("--source", nargs="*", metavar="MODULE", help=text)
-    text = "whether each mutant breaks a proof of prove ops, instead of whether the quick sweep notices it"
+    text = "check whether each mutant breaks a proof of prove ops, instead of running the quick sweep on it"
     parser.add_argument("--proofs", action="store_true", help=text)
-    parser.add_argument("--platform", default="torch", metavar="torch", help="one framework (default: torch)")
+    parser.add_argument("--platform", default="torch", metavar="torch", help="framework of the rules (default: torch)")
     parser.add_argument(
         "--each",
         type=int_range(1, _MOST_MUTANTS),
@@ -58,18 +58,22 @@ def add_parser(subcommands: Any) -> None:
         help=f"mutants per operator (default: {_EACH})",
     )
     parser.add_argument(
-        "--wanted", type=int_range(0, _MOST_MUTANTS), default=0, metavar="N", help="fail if there are fewer in all"
+        "--wanted",
+        type=int_range(0, _MOST_MUTANTS),
+        default=0,
+        metavar="N",
+        help="fail if there are fewer than N mutants in all",
     )
     parser.add_argument(
         "--floor",
         type=float_range(100.0, least=0.0),
         default=99.5,
         metavar="PERCENT",
-        help="least score (default: 99.5)",
+        help="lowest score that passes (default: 99.5)",
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the order of mutants (default: 0)")
-    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
-    parser.add_argument("--report", metavar="PATH", help="also write the report there, as JSON")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the order of mutants (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+    parser.add_argument("--report", metavar="PATH", help="also write the report to PATH, as JSON")
     parser.set_defaults(run=run)
 
 
@@ -80,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from workshop.mutation.report import MutantResult, Score
 
     if arguments.proofs and arguments.source is not None:
-        msg = "--proofs: rules are proven; --source changes the library's own code, of which there are no proofs"
+        msg = "--proofs tests proofs of rules, and --source changes the library's own code; leave out one of them"
         raise ValueError(msg)
     modules = None if arguments.source is None else _modules(arguments)
     platform = _framework(arguments.platform)
@@ -122,7 +126,7 @@ def _modules(arguments: argparse.Namespace) -> list[str]:
     from workshop.mutation.suite.checks import MODULE_CHECKS
 
     if arguments.op:
-        msg = "--op: operators have rules; --source changes the library's own code, which has none"
+        msg = "--op selects rules of operators, and --source changes the library's own code; leave out one of them"
         raise ValueError(msg)
     platform = names_of(arguments.platform, "--platform", FRAMEWORKS)[0]
     if platform != "torch":
@@ -132,7 +136,7 @@ def _modules(arguments: argparse.Namespace) -> list[str]:
     for module in asked:
         if module not in MODULE_CHECKS:
             known = ", ".join(known.removeprefix("hyper_parallel.") for known in MODULE_CHECKS)
-            msg = f"--source {module.removeprefix('hyper_parallel.')}: this module is not mutated; there are {known}"
+            msg = f"--source {module.removeprefix('hyper_parallel.')}: this module is not mutated; modules: {known}"
             raise ValueError(msg)
     return asked or list(MODULE_CHECKS)
 

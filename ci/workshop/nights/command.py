@@ -22,28 +22,28 @@ __all__ = ["add_parser", "run"]
 
 _DESCRIPTION = """\
 Keep a few values of every night in one file, HISTORY, and show how they changed: numbers of checks, outcomes and tests,
-coverage, ratios of times. With --add the reports become the newest night; HISTORY is made if it does not exist.
-REPORT is a JSON file that --report wrote, the gate.json of coverage gate, a JUnit file, or a folder of them.
---night writes one page of these reports: suites by device and framework, what failed and was skipped, what is new since
-the night before. The log of each failed test, what its ranks printed included, becomes a file in FILE-logs.
+coverage, ratios of times. With --add, the reports become the newest night; HISTORY is created if it does not exist.
+REPORT is a JSON file that --report wrote, the gate.json of coverage gate, a JUnit file, or a folder of such files.
+--night writes one page of these reports: suites by device and framework, failed and skipped tests, and what is new
+since the night before. The log of each failed test, with the output of its ranks, is written to a file in FILE-logs.
 
-Exit status: 0 if the history could be read and written, 2 for invalid input. compare is the command that fails if
-something got worse."""
+Exit status: 0 if the history could be read and written, 2 for invalid input. To fail if something got worse, use
+compare."""
 
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
         "trend",
-        help="values of nightly reports over the nights",
+        help="keep values of nightly reports, and show how they changed",
         description=_DESCRIPTION,
     )
-    parser.add_argument("history", metavar="HISTORY", help="a JSON file that this command writes")
-    parser.add_argument("--add", nargs="+", metavar="REPORT", help="the reports of a new night")
+    parser.add_argument("history", metavar="HISTORY", help="JSON file that this command reads and writes")
+    parser.add_argument("--add", nargs="+", metavar="REPORT", help="reports of a new night")
     parser.add_argument(
         "--keep", type=int_range(1), default=60, metavar="N", help="number of nights to keep (default: 60)"
     )
-    parser.add_argument("--json", action="store_true", help="the history as JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print the history as JSON on stdout")
     parser.add_argument("--html", metavar="FILE", help="also write a page with curves")
     parser.add_argument("--night", metavar="FILE", help="also write a page of the reports that --add adds")
     parser.set_defaults(run=run)
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     can_be_written("--html", arguments.html)
     can_be_written("--night", arguments.night)
     if arguments.night is not None and not arguments.add:
-        msg = "--night FILE is a page of new reports: name them with --add REPORT"
+        msg = "--night writes a page of new reports; name the reports with --add REPORT"
         raise ValueError(msg)
     nights = read_history(path) if path.exists() or not arguments.add else ()
     if arguments.add:

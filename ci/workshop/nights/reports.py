@@ -137,7 +137,7 @@ def read_reports(paths: Sequence[Path]) -> NightReports:
             report = _command(path, name, required=required)
             commands += [report] if report is not None else []
     if not suites and not commands:
-        msg = f"{', '.join(map(str, paths))}: no report of {COMMANDS}, and no JUnit file"
+        msg = f"there is no report of {COMMANDS}, and no JUnit file, in {', '.join(map(str, paths))}"
         raise ValueError(msg)
     return NightReports(tuple(suites), tuple(commands))
 

@@ -26,15 +26,17 @@ _LINE = "{:>6} {:>5} {:>6} {:>6}  {:>9} {:>9} {:>6}  {:>8} {:>8}  {:>7} {:>7}  {
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    text = "what verify program takes for a GPT of several sizes, compared with the same script under torchrun"
+    text = "measure verify program on a GPT of several sizes, compared with the same script under torchrun"
     subparser = commands.add_parser("cost", help=text, description=text)
-    subparser.add_argument("--size", default="0.1M,11M", help=f"of {', '.join(SIZES)}; default: 0.1M,11M")
-    subparser.add_argument("--mode", default="ddp,fsdp", help="of ddp, fsdp; default: both")
-    subparser.add_argument("--ranks", default="4", help="numbers of ranks, such as 4,64; default: 4")
-    subparser.add_argument("--steps", default="3", help="numbers of optimizer steps, such as 1,10; default: 3")
-    stacks = "programs of training stacks instead, such as accelerate_ddp,megatron_gpt, or all that are installed"
+    subparser.add_argument(
+        "--size", default="0.1M,11M", help=f"numbers of parameters: {', '.join(SIZES)} (default: 0.1M,11M)"
+    )
+    subparser.add_argument("--mode", default="ddp,fsdp", help="ddp or fsdp (default: both)")
+    subparser.add_argument("--ranks", default="4", help="numbers of ranks, such as 4,64 (default: 4)")
+    subparser.add_argument("--steps", default="3", help="numbers of optimizer steps, such as 1,10 (default: 3)")
+    stacks = "run programs of training stacks instead, such as accelerate_ddp,megatron_gpt, or all that are installed"
     subparser.add_argument("--stacks", default="", metavar="all|NAMES", help=stacks)
-    subparser.add_argument("--json", action="store_true", help="the rows as JSON")
+    subparser.add_argument("--json", action="store_true", help="print the rows as JSON")
     subparser.set_defaults(run=run)
 
 

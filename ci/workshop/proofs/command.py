@@ -19,18 +19,18 @@ __all__ = ["add_parser", "run"]
 
 _COMMAND = "hyper-parallel prove ops --report RUN.json"
 _DESCRIPTION = f"""\
-Write the table of proofs that the package has, from a run of `{_COMMAND}` over all operators, and list the
-rows whose level is another one than before. verify model, explain and the pages of verify ops read levels from this
-table. It is of the rules of now: a run with other rows is refused.
+Write the package's table of proofs from a run of `{_COMMAND}` over all operators, and list the rows whose
+level has changed. verify model, explain and the pages of verify ops read levels from this table. A run whose rows are
+not those of the current rules is rejected.
 
 Exit status: 0 if the table was written, 1 if a row is no longer proven, 2 for invalid input."""
 
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    parser = commands.add_parser("proofs", help="the stored table of proofs", description=_DESCRIPTION)
-    parser.add_argument("report", metavar="RUN.json", help=f"the report of {_COMMAND}")
-    parser.add_argument("--json", action="store_true", help="the counts and changes as JSON on stdout")
+    parser = commands.add_parser("proofs", help="write the stored table of proofs", description=_DESCRIPTION)
+    parser.add_argument("report", metavar="RUN.json", help=f"report of {_COMMAND}")
+    parser.add_argument("--json", action="store_true", help="print the counts and changes as JSON on stdout")
     parser.set_defaults(run=run)
 
 

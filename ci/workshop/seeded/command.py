@@ -20,8 +20,8 @@ _SHARE = 0.95
 """Of the bugs found in the full model, the share that the reduced one must show."""
 _LINE = "{:<8} {:<42} {:<28} {:<28}"
 _DESCRIPTION = f"""\
-Verify four configurations with one seeded bug at a time, and what `hyper-parallel reduce` makes of them. Bugs depend on
-the structure: heads, layers of several kinds, experts, stages, tied weights.
+Verify four configurations, each with one seeded bug at a time, both as they are and reduced by `hyper-parallel reduce`.
+The bugs depend on structure: heads, layers of several kinds, experts, stages, tied weights.
 
 Exit status: 0 if the programs without a bug pass and at least {_SHARE:.0%} of the bugs that are found in the full
 models are found in the reduced ones, 1 if not, 2 for invalid input."""
@@ -29,13 +29,15 @@ models are found in the reduced ones, 1 if not, 2 for invalid input."""
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    text = "bugs seeded in models and in what reduce makes of them: which are found in each"
+    text = "count which seeded bugs are found in full models and in reduced ones"
     parser = commands.add_parser("seeded", help=text, description=_DESCRIPTION)
-    parser.add_argument("--case", default="", metavar="NAMES", help=f"of {', '.join(CASES)}; default: all")
-    parser.add_argument("--bug", default="", metavar="NAMES", help="bugs, such as tied-not-reduced; default: all")
-    parser.add_argument("--size", choices=SIZES, help="the full or the reduced models only")
-    parser.add_argument("--report", metavar="FILE", help="write the outcomes as JSON")
-    parser.add_argument("--json", action="store_true", help="the outcomes as JSON on stdout")
+    parser.add_argument(
+        "--case", default="", metavar="NAMES", help=f"configurations: {', '.join(CASES)} (default: all)"
+    )
+    parser.add_argument("--bug", default="", metavar="NAMES", help="bugs, such as tied-not-reduced (default: all)")
+    parser.add_argument("--size", choices=SIZES, help="verify only the full or only the reduced models")
+    parser.add_argument("--report", metavar="FILE", help="also write the outcomes to FILE, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON on stdout")
     parser.set_defaults(run=run)
 
 

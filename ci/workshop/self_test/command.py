@@ -20,13 +20,15 @@ _LAUNCHES = ("simulated", "processes")
 
 def add_parser(commands: Any) -> None:
     """Declare the subcommand."""
-    text = "inject wrong models, hangs, crashes, mismatches and lost coverage, and show each caught"
+    text = "inject wrong models, hangs, crashes, mismatches and lost coverage, and check that each is caught"
     subparser = commands.add_parser("self-test", help=text, description=text)
     subparser.add_argument(
-        "--platform", choices=FRAMEWORKS, action="append", help="default: what is installed; repeatable"
+        "--platform", choices=FRAMEWORKS, action="append", help="framework (default: those installed); repeatable"
     )
-    subparser.add_argument("--launch", choices=_LAUNCHES, action="append", help="default: both; repeatable")
-    subparser.add_argument("--json", action="store_true", help="the results as JSON")
+    subparser.add_argument(
+        "--launch", choices=_LAUNCHES, action="append", help="how ranks run (default: both ways); repeatable"
+    )
+    subparser.add_argument("--json", action="store_true", help="print the results as JSON")
     subparser.set_defaults(run=run)
 
 

@@ -102,9 +102,9 @@ def plain_tensor_error(
         return MixedTensorError(
             f"{path}{path and ': '}{argument} is a plain parameter {list(shape)}, but other operands are DTensors on "
             f"{mesh!r}; give {path or 'its module'} a style in the plan, such as "
-            "hyper_parallel.NoParallel(use_local_output=False), as hyper_parallel.complete_plan(model, plan) does, or "
-            "replicate every parameter without one: "
-            f"hyper_parallel.distribute_module(model, mesh){source}"
+            "hyper_parallel.NoParallel(use_local_output=False); hyper_parallel.complete_plan(model, plan) adds the "
+            "styles that a plan lacks, and hyper_parallel.distribute_module(model, mesh) replicates every parameter "
+            f"that has no style{source}"
         )
     return MixedTensorError(
         f"{path}{path and ': '}{argument} is a plain tensor {list(shape)}, but other operands are DTensors on "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hyper_parallel._text import shortened
+from hyper_parallel._text import an_object, shortened
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.layout import Layout
 from hyper_parallel.core.dtensor.parameter_paths import (
@@ -142,16 +142,19 @@ def flat_plan(plan: Any, prefix: str = "") -> Iterator[tuple[str, ParallelStyle]
     elif isinstance(plan, Mapping):
         for key, inner in plan.items():
             if not isinstance(key, str):
-                msg = f"parallelize_plan: a path must be a str such as 'layers.0', got {key!r}"
+                msg = f"parallelize_plan: a path must be a string such as 'layers.0', got {key!r}"
                 raise ArgumentTypeError(msg)
             yield from flat_plan(inner, f"{prefix}.{key}" if prefix and key else prefix or key)
     else:
         where = f" under {prefix!r}" if prefix else ""
         kind = plan if isinstance(plan, type) else type(plan)
         theirs = kind.__module__.startswith("torch.")
-        name = f"PyTorch's {kind.__name__}" if theirs else kind.__name__
-        got = f"the class {name}" if kind is plan else name
-        msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to them, got {got}{where}"
+        owner = "PyTorch's" if theirs else "the"
+        if kind is plan:
+            got = f"{owner} class {kind.__name__}"
+        else:
+            got = f"{owner} {kind.__name__}" if theirs else an_object(plan)
+        msg = f"parallelize_plan must be a ParallelStyle or a mapping of paths to styles, got {got}{where}"
         if theirs:
             msg = f"{msg}; import the styles from hyper_parallel"
         elif isinstance(plan, type) and issubclass(plan, ParallelStyle):

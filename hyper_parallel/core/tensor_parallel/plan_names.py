@@ -161,7 +161,7 @@ def _resolved(plan: Any, path: str, problems: list[str]) -> Any:
         problems.append(f"{path!r}: {plan!r} is not supported: {_REFUSED[plan]}")
         return None
     close = near_names(plan, [*STYLE_NAMES, *_NOTHING], 2)
-    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
     problems.append(f"{path!r}: there is no style {plan!r}{hint}")
     return None
 

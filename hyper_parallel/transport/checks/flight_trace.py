@@ -23,6 +23,7 @@ _MICROSECONDS = 1e6
 _WIDTH = 60
 _DIGITS = 20
 _LARGEST = 1 << 20  # ranks of a world
+_JSON_KINDS = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
 
 _Key = tuple[tuple[int, ...], str, int]
 
@@ -121,7 +122,7 @@ def read_flight(folder: Path) -> Flight:
     """
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
-        msg = f"{folder} {problem}; name the folder of HP_FLIGHT_FOLDER"
+        msg = f"{folder} {problem}; name the folder that HP_FLIGHT_FOLDER named during the run"
         raise ValueError(msg)
     records: dict[int, dict[str, Any]] = {}
     for path in sorted(folder.glob("rank-*.json")):
@@ -131,7 +132,9 @@ def read_flight(folder: Path) -> Flight:
             raise ValueError(msg)
         records[record["rank"]] = record
     if not records:
-        msg = f"{folder} has no flight record (rank-*.json): set HP_FLIGHT_FOLDER to it and run the ranks again"
+        msg = (
+            f"{folder} has no flight record (rank-*.json): set HP_FLIGHT_FOLDER to this folder and run the ranks again"
+        )
         raise ValueError(msg)
     sizes = {record["world_size"] for record in records.values()}
     if len(sizes) > 1 or max(records) >= max(sizes) or min(records) < 0:
@@ -166,7 +169,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _problem(content: object, needed: dict[str, Any]) -> str | None:
     if not isinstance(content, dict):
-        return f"{type(content).__name__} instead of an object"
+        return f"{_JSON_KINDS.get(type(content), 'null')} instead of an object"
     wrong = [
         name
         for name, kind in needed.items()

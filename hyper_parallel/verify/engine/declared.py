@@ -62,8 +62,8 @@ def parse_declaration(words: str, axes: Collection[str] | None) -> Declaration:
             pending += _axes(reduction[1], words, axes)
         elif part not in {"replica", "local"} or len(parts) > 1:
             raise ValueError(
-                f"cannot read the declaration {words!r}: write 'replica', 'shard(0) over tp', 'pending sum over tp', "
-                "'local', or shards and sums joined by ' and '"
+                f"the declaration {words!r} cannot be read; write 'replica', 'shard(0) over tp', 'pending sum over "
+                "tp', 'local', or shards and sums joined by ' and '"
             )
     return Declaration(tuple(shards), pending, words == "local", words)
 

@@ -163,15 +163,15 @@ def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes
     calls = calls_of_first_step(rank.notes)
     if calls > 1 and not accumulates:
         lines.append(
-            f"it calls its model {calls} times before the first optimizer step: if these are micro-batches, whether "
-            "they train like one batch; give the script's arguments for one batch with --accumulate"
+            f"whether micro-batches train like one batch (the script calls its model {calls} times before the first "
+            "optimizer step); give the script's arguments for one batch with --accumulate"
         )
     anew = any(record.kind == "state" and not record.step and record.call for record in rank.records)
     saves = any(record.kind == "saved" for record in rank.records)
     if (saves or anew) and not resumes:
-        what = "it saves tensors" if saves else "two optimizers train a parameter, the second from its own first step"
+        what = "it saves tensors" if saves else "two optimizers train one parameter, and the second starts anew"
         lines.append(
-            f"{what}: whether it goes on from what it has saved as if it had not been stopped; give the script's "
-            "arguments for that with --resume"
+            f"whether the script continues correctly from what it has saved ({what}); give the script's arguments for "
+            "a restart with --resume"
         )
     return lines

@@ -35,8 +35,8 @@ _ELSEWHERE = {
 """Options of launchers that are refused, with the reason and the fix."""
 
 OTHER_FILES = {
-    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
-    ".sh": "a shell script: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
+    ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program there",
+    ".sh": "a shell script: write its command after --, as in `-- torchrun --nproc-per-node 2 train.py`",
 }
 """Files that are not Python programs, by suffix, and how to fix that."""
 
@@ -77,10 +77,10 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
         if name in _RANKS and value.isdigit():
             ranks = int(value)
         elif name in _RANKS:
-            msg = f"{name} {value!r} is not a number; leave it out, and give --world-size"
+            msg = f"{name} {value!r} is not a number; leave out {name}, and give --world-size"
             raise InputError(msg)
         elif name in _HOSTS and value not in ("1", "1:1"):
-            msg = f"{name} {value}: all ranks are started on this machine; leave it out, and give --world-size"
+            msg = f"{name} {value}: all ranks are started on this machine; leave out {name}, and give --world-size"
             raise InputError(msg)
         elif name not in (*_HARMLESS, *_HOSTS):
             msg = f"{name} of {launcher or 'python'} is not supported here: {_ELSEWHERE.get(launcher, 'leave it out')}"
@@ -101,9 +101,8 @@ def _without(words: Sequence[str], program: Sequence[str]) -> str:
     inner = ["python", *program] if inner == list(program) else inner
     variables = "".join(f"{word} " for word in words[:place] if _VARIABLE.match(word))
     ranks = "" if _launcher(inner)[0] else "--world-size N "
-    return (
-        f"{words[0]!r} is not supported here: `{variables}hyper-parallel verify program {ranks}-- {shlex.join(inner)}`"
-    )
+    command = f"{variables}hyper-parallel verify program {ranks}-- {shlex.join(inner)}"
+    return f"{words[0]!r} is not supported here; run `{command}`"
 
 
 def with_program(words: Sequence[str], module: str) -> list[str]:
@@ -123,12 +122,12 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         start = [sys.executable]
     if launcher == "deepspeed" or not start:
         msg = (
-            f"{words[0]!r} is not supported here: only python, torchrun, msrun and accelerate launch are; put `with "
-            "hyper_parallel.verify.record_run(FOLDER):` around the training in the script"
+            f"{words[0]!r} is not supported here; python, torchrun, msrun and accelerate launch are supported; "
+            "otherwise put `with hyper_parallel.verify.record_run(FOLDER):` around the training in the script"
         )
         raise InputError(msg)
     if "--no-python" in options:
-        raise InputError("--no-python starts a program that is not a Python script; leave it out")
+        raise InputError("--no-python starts a program that is not a Python script; leave out --no-python")
     options += (
         ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []
     )  # msrun runs its arguments as a command
@@ -211,9 +210,8 @@ def module_file(name: str, source: str) -> Path:
             None if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
         )
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        msg = (
-            f"{source}: there is no module {name or repr(name)} in this folder, nor installed, that python -m could run"
-        )
+        module = name or repr(name)
+        msg = f"{source}: python -m finds no module {module}, neither in this folder nor among those installed"
         if name.endswith(".py"):
             msg = f"{msg}; -m takes the name of a module, without .py"
         raise InputError(msg)

@@ -119,7 +119,7 @@ def find_program(target: str | Callable[..., Any], arguments: Sequence[str], sou
 
 def _check_file(path: Path, source: str, *, is_file: bool) -> None:
     if not is_file:
-        msg = f"{source}: {path} is a folder" if path.is_dir() else f"{source}: there is no file {path}"
+        msg = f"{source}: {path} is a folder; name a script" if path.is_dir() else f"{source}: there is no file {path}"
         with contextlib.suppress(InputError):
             module_file(path.name, source)
             msg += f"; -m {path.name} runs the module of this name"
@@ -224,7 +224,8 @@ def start_program(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
         function = getattr(module, program.function, None)
         if not callable(function):
             names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
-            msg = f"the file has no function {program.function!r}; it has {', '.join(names) or 'none'}"
+            others = f"; it has {', '.join(names)}" if names else ", nor any other"
+            msg = f"the file has no function {program.function!r}{others}"
             raise InputError(msg)
         _call(function, mesh)
 

@@ -386,7 +386,7 @@ class _Verification:
 def _own_arguments(arguments: Sequence[str], option: str) -> Sequence[str]:
     """Return the arguments of an option, which must not be empty."""
     if not arguments:
-        msg = f"{option} names no arguments of the script; give those with which it makes the other run"
+        msg = f"{option} is empty; give the arguments with which the script makes the run to compare"
         raise InputError(msg)
     return arguments
 
@@ -403,7 +403,7 @@ def _resumption(
     if arguments is None:
         if after is not None or size is not None:
             option = "--resume-world" if after is None else "--resume-after"
-            msg = f"{option} says how a script is started again; give its arguments then with --resume"
+            msg = f"{option} needs --resume, which gives the arguments of the script when it is started again"
             raise InputError(msg)
         return None
     if launch == "torchrun":

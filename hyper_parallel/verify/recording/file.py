@@ -199,9 +199,11 @@ def read_header(path: Path, label: str) -> dict[str, Any]:
         msg = f"{label}: {path} is not a recording: its first line is not a header"
         raise InputError(msg)
     if header["recording"] != FORMAT:
+        version = header.get("version")
+        writer = f"version {version}" if version else "the version that wrote it, which the file does not name"
         msg = (
-            f"{label}: {path} is a recording of format {header['recording']!r}, and this version of hyper-parallel "
-            f"reads format {FORMAT}; it was written by version {header.get('version', 'unknown')}: use that one"
+            f"{label}: {path} is a recording of format {header['recording']!r}, but this version of hyper-parallel "
+            f"reads format {FORMAT}; read it with {writer}"
         )
         raise InputError(msg)
     if not all(isinstance(header.get(name), int) for name in ("rank", "world_size")):

@@ -121,8 +121,8 @@ def read_recording(folder: str | Path, label: str) -> Recording:
     if not names and not dumped:
         msg = (
             f"{label}: {folder} is a folder, but not a recording: it has no file rank-0.jsonl; `hyper-parallel record "
-            "-o FOLDER -- torchrun ... train.py` makes one; a dump of msprobe has folders step0 and the like, logs of "
-            "DebugMode are files rank-0.log"
+            "-o FOLDER -- torchrun ... train.py` makes a recording; a dump of msprobe has folders such as step0, and "
+            "logs of DebugMode are files such as rank-0.log"
         )
         raise InputError(msg)
     ranks = read_dump(path, label) if dumped else [read_rank(path / name, label) for name in names]

@@ -74,8 +74,8 @@ def read_document(path: Path) -> Document:
     form = _SUFFIXES.get(path.suffix, "megatron" if _MEGATRON.search(text) else "")
     if not form:
         msg = (
-            f"{path} is not a configuration of a known format: these are .json of Hugging Face, .toml of torchtitan, "
-            ".yaml of MindFormers, and arguments of Megatron such as --num-layers"
+            f"{path} is not a configuration of a known format; known formats are .json of Hugging Face, .toml of "
+            "torchtitan, .yaml of MindFormers, and arguments of Megatron such as --num-layers"
         )
         raise InputError(msg)
     return _READERS[form](path, text)

@@ -633,9 +633,9 @@ def test_a_plain_tensor_among_dtensors_is_told_with_the_entry_of_the_plan(twin):
     first, residual, parameter, elsewhere = twin.on_mesh((2,), rank)[0]
     plain = (
         "argument {} is a plain parameter [{}], but other operands are DTensors on DeviceMesh(cpu, {}, ranks=[0, 1]); "
-        "give its module a style in the plan, such as hyper_parallel.NoParallel(use_local_output=False), as "
-        "hyper_parallel.complete_plan(model, plan) does, or replicate every parameter without one: "
-        "hyper_parallel.distribute_module(model, mesh)"
+        "give its module a style in the plan, such as hyper_parallel.NoParallel(use_local_output=False); "
+        "hyper_parallel.complete_plan(model, plan) adds the styles that a plan lacks, and "
+        "hyper_parallel.distribute_module(model, mesh) replicates every parameter that has no style"
     )
     output = (
         "; the last DTensor that a style returned is the output of mlp.fc2 (Linear), entry 'mlp.*2' (RowwiseParallel) "

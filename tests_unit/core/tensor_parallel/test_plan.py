@@ -184,14 +184,15 @@ def test_a_layer_whose_weight_is_computed(twin):
 
 
 @pytest.mark.parametrize("plan, message", [
-    (3, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got int"),
-    ({"fc1": "colwise"}, "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got str under 'fc1'"),
+    (3, "parallelize_plan must be a ParallelStyle or a mapping of paths to styles, got an object of type int"),
+    ({"fc1": "colwise"}, ("parallelize_plan must be a ParallelStyle or a mapping of paths to styles, got an "
+     "object of type str under 'fc1'")),
     ({"a": {"b": None}},
-     "parallelize_plan must be a ParallelStyle or a mapping of paths to them, got NoneType under 'a.b'"),
+     "parallelize_plan must be a ParallelStyle or a mapping of paths to styles, got None under 'a.b'"),
     ({"fc1": ColwiseParallel},
-     ("parallelize_plan must be a ParallelStyle or a mapping of paths to them, got the class ColwiseParallel under "
+     ("parallelize_plan must be a ParallelStyle or a mapping of paths to styles, got the class ColwiseParallel under "
       "'fc1'; pass an instance: ColwiseParallel()")),
-    ({0: ColwiseParallel()}, "parallelize_plan: a path must be a str such as 'layers.0', got 0"),
+    ({0: ColwiseParallel()}, "parallelize_plan: a path must be a string such as 'layers.0', got 0"),
 ])  # fmt: skip
 def test_what_is_no_plan(twin, plan, message):
     """A plan of a wrong type raises a TypeError with its path, as in PyTorch."""

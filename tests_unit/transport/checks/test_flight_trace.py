@@ -81,12 +81,12 @@ def test_the_trace_has_a_bar_per_call(tmp_path):
     "text, problem",
     [
         ("{", "is not a flight record: "),
-        ("[]", "it has list instead of an object"),
+        ("[]", "it has an array instead of an object"),
         ("[" * 100_000, "is not a flight record: "),
         ('{"rank": 0}', "it has no world_size, written, error, doing, calls"),
         (
             '{"rank": 0, "world_size": 1, "written": 1, "error": null, "doing": "", "calls": [1]}',
-            "it has int instead of an object",
+            "it has a number instead of an object",
         ),
         ('{"rank": 0, "world_size": 1, "written": NaN}', "NaN is not a number"),
         ('{"rank": 0, "world_size": 1, "written": 1e999}', "1e999 is not a number"),

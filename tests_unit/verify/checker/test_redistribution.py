@@ -75,9 +75,9 @@ def test_the_command(capsys):
     assert main(["verify", "redistribute", "--platform", "torch", "--mesh", "2", "--shape", "3x4"]) == 0
     assert capsys.readouterr().out.startswith("torch, mesh 2, tensor [3, 4]: equal, 49 changes of placement")
     assert main(["verify", "redistribute", "--mesh", "x"]) == 2
-    assert "--mesh 'x': write sizes like 3 or 2x3" in capsys.readouterr().err
+    assert "--mesh 'x' must look like 3 or 2x3" in capsys.readouterr().err
     assert main(["verify", "redistribute", "--shape", "a"]) == 2
-    assert "--shape 'a': write sizes like 7x5" in capsys.readouterr().err
+    assert "--shape 'a' must look like 7x5" in capsys.readouterr().err
 
 
 @pytest.mark.platforms("torch")

@@ -62,7 +62,9 @@ def test_a_report_of_another_version_is_rejected(samples, tmp_path):
     path.write_text(json.dumps(samples.sweep()))
     assert read_report(path)["ok"]
     path.write_text('{"operators": []}')
-    again = "it is not a report of `hyper-parallel verify ops --report operators-torch.json`, or one of another version"
+    again = (
+        "it is not a report of `hyper-parallel verify ops --report operators-torch.json`, or another version wrote it"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(f'{path} has no columns: {again}')}$"):
         read_report(path)
     path.write_text('{"columns": [], "operators": [{"op": "add"}]}')

@@ -175,7 +175,7 @@ def test_arguments_that_make_no_single_batch_are_refused(script):
     with pytest.raises(InputError) as caught:
         verify_program(script, 2, accumulate=[])
     assert str(caught.value) == (
-        "--accumulate names no arguments of the script; give those with which it makes the other run"
+        "--accumulate is empty; give the arguments with which the script makes the run to compare"
     )
 
 

@@ -224,11 +224,13 @@ def test_a_script_that_spawns_is_refused_and_what_it_spawns_is_verified(tmp_path
 
 SCRIPT = Program("train.py", "train.py")
 MICRO = (
-    "it calls its model 2 times before the first optimizer step: if these are micro-batches, whether they train like "
-    "one batch; give the script's arguments for one batch with --accumulate"
+    "whether micro-batches train like one batch (the script calls its model 2 times before the first optimizer step); "
+    "give the script's arguments for one batch with --accumulate"
 )
 RESUME = (
-    "whether it goes on from what it has saved as if it had not been stopped; give the script's arguments for that "
+    "whether the script continues correctly from what it has saved ({}); give the script's arguments for a "
+    "restart with "
+    "--resume"
 )
 
 
@@ -247,11 +249,11 @@ def run(*records, calls=1):
     [
         ((("rate", "optimizer 0", 0), ("state", "w:step", 0), ("state", "b:step", 0)), 1, []),
         ((), 2, [MICRO]),
-        ((("saved", "model", 1),), 1, [f"it saves tensors: {RESUME}with --resume"]),
+        ((("saved", "model", 1),), 1, [RESUME.format("it saves tensors")]),
         (
             (("state", "w:step", 0), ("state", "w:step", 0)),
             1,
-            [f"two optimizers train a parameter, the second from its own first step: {RESUME}with --resume"],
+            [RESUME.format("two optimizers train one parameter, and the second starts anew")],
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "torchrun --nnodes 2 train.py",
-            "--nnodes 2: all ranks are started on this machine; leave it out, and give --world-size",
+            "--nnodes 2: all ranks are started on this machine; leave out --nnodes, and give --world-size",
         ),
         (
             "torchrun --log-dir logs train.py",
@@ -97,7 +97,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "torchrun --nproc-per-node gpu train.py",
-            "--nproc-per-node 'gpu' is not a number; leave it out, and give --world-size",
+            "--nproc-per-node 'gpu' is not a number; leave out --nproc-per-node, and give --world-size",
         ),
         (
             "make train",
@@ -115,15 +115,21 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "nohup torchrun --nproc-per-node 2 train.py 7",
-            "'nohup' is not supported here: `hyper-parallel verify program -- torchrun --nproc-per-node 2 train.py 7`",
+            (
+                "'nohup' is not supported here; run `hyper-parallel verify program -- torchrun --nproc-per-node 2 "
+                "train.py 7`"
+            ),
         ),
         (
             "env -u B A=1 torchrun -m pkg",
-            "'env' is not supported here: `A=1 hyper-parallel verify program -- torchrun -m pkg`",
+            "'env' is not supported here; run `A=1 hyper-parallel verify program -- torchrun -m pkg`",
         ),
         (
             "mpirun -n 2 bin/python3 train.py",
-            "'mpirun' is not supported here: `hyper-parallel verify program --world-size N -- bin/python3 train.py`",
+            (
+                "'mpirun' is not supported here; run `hyper-parallel verify program --world-size N -- bin/python3 "
+                "train.py`"
+            ),
         ),
         (
             "bash -c 'torchrun --nproc-per-node 2 train.py 7'",
@@ -134,7 +140,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "uv run train.py 7",
-            "'uv' is not supported here: `hyper-parallel verify program --world-size N -- python train.py 7`",
+            "'uv' is not supported here; run `hyper-parallel verify program --world-size N -- python train.py 7`",
         ),
     ],
 )
@@ -177,7 +183,10 @@ def test_modules_are_found_without_importing_them(tmp_path, monkeypatch):
     assert module_file("package", "FILE") == tmp_path / "package" / "__main__.py"
     assert module_file("spaces.deep.run", "FILE") == tmp_path / "spaces" / "deep" / "run.py"
     for name in ("package.nosuch", "spaces", "nosuch.train"):
-        with pytest.raises(InputError, match=f"FILE: there is no module {name} in this folder, nor installed"):
+        with pytest.raises(
+            InputError,
+            match=f"FILE: python -m finds no module {name}, neither in this folder nor among those installed",
+        ):
             module_file(name, "FILE")
     with pytest.raises(InputError) as caught:
         find_program("package.train", [], "FILE")
@@ -212,6 +221,9 @@ def test_a_module_is_verified_by_the_command_that_starts_it(tmp_path, monkeypatc
 def test_without_a_program_the_command_says_what_to_name(capsys):
     """No FILE, and two of them."""
     assert main(["verify", "program", "--world-size", "2"]) == 2
-    assert "name FILE, -m MODULE, or after -- the command that starts training, such as" in capsys.readouterr().err
+    assert (
+        "no program is named; give FILE, -m MODULE, or the command that starts training, as in"
+        in capsys.readouterr().err
+    )
     assert main(["verify", "program", "a.py", "-m", "b", "--world-size", "2"]) == 2
-    assert "FILE 'a.py' and -m 'b': one program is verified; leave out one" in capsys.readouterr().err
+    assert "FILE 'a.py' and -m 'b': both name a program; leave out one of them" in capsys.readouterr().err

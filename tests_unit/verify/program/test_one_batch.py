@@ -119,7 +119,9 @@ def test_calls_with_the_same_samples_are_no_micro_batches(tmp_path):
     assert report.verdict.equal
     assert [case.title for case in report.hardened] == ["data"]
     assert report.hardened[0].skipped == "the program trains with no sample of a data loader of PyTorch"
-    assert report.untested[0].startswith("it calls its model 2 times before the first optimizer step")
+    assert report.untested[0].startswith(
+        "whether micro-batches train like one batch (the script calls its model 2 times before"
+    )
     with pytest.raises(InputError) as caught:
         verify_program(str(path), 2, accumulate=("auto",), upcast=False, logged=False)
     assert str(caught.value) == (

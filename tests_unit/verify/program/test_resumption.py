@@ -164,10 +164,10 @@ def test_a_failing_second_start_is_in_the_report(script):
 def test_options_of_a_second_start_need_one(script, monkeypatch):
     """Where and when it is started again is said with --resume alone; functions and torchrun's ranks are refused."""
     assert refusal(script, resume_after=1) == (
-        "--resume-after says how a script is started again; give its arguments then with --resume"
+        "--resume-after needs --resume, which gives the arguments of the script when it is started again"
     )
     assert refusal(script, resume_world=2) == (
-        "--resume-world says how a script is started again; give its arguments then with --resume"
+        "--resume-world needs --resume, which gives the arguments of the script when it is started again"
     )
     assert refusal(f"{script}:main", resume=[], platform="torch") == (
         f"--resume starts a script again; {script}:main is a function"

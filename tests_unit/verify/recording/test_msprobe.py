@@ -202,7 +202,8 @@ def test_folders_that_are_no_dump(tmp_path):
     """Folders without ranks, with two for one rank, or without all ranks of a step are refused by name."""
     (tmp_path / "steps").mkdir()
     assert refused(tmp_path).endswith(
-        "makes one; a dump of msprobe has folders step0 and the like, logs of DebugMode are files rank-0.log"
+        "makes a recording; a dump of msprobe has folders such as step0, and logs of DebugMode are files such "
+        "as rank-0.log"
     )
     training(tmp_path, ranks=3)
     (tmp_path / "step1" / "rank1" / "dump.json").unlink()

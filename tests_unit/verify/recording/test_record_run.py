@@ -224,7 +224,7 @@ def test_record_runs_python_and_refuses_other_commands(script, tmp_path, capfd):
     assert "nothing was recorded" in err  # the files are those of the first run
     assert main(["record", "-o", str(folder), "--", "deepspeed", "train.py"]) == 2
     assert (
-        "'deepspeed' is not supported here: only python, torchrun, msrun and accelerate launch are"
+        "'deepspeed' is not supported here; python, torchrun, msrun and accelerate launch are supported"
         in capfd.readouterr().err
     )
     assert main(["record", "-o", str(folder)]) == 2

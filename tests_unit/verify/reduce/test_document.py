@@ -168,7 +168,11 @@ def test_a_mesh_that_contradicts_the_file_is_refused():
         ("config.json", b"[1]", " cannot be read as a Hugging Face config: it must be a JSON object"),
         ("config.json", b"\xff", " cannot be read: it is not text"),
         ("config.json", None, " cannot be read: No such file or directory"),
-        ("train.py", b"import torch", " is not a configuration of a known format: these are .json of Hugging Face, "),
+        (
+            "train.py",
+            b"import torch",
+            " is not a configuration of a known format; known formats are .json of Hugging Face, ",
+        ),
     ],
 )
 def test_what_is_not_a_config_is_refused(name, content, message, tmp_path):

@@ -134,8 +134,8 @@ class Boundary:
             return without_elements(value, platform, layout, f"{self.module}: {argument}", known=False)
         if layout.local_shape != tuple(value.shape):
             msg = (
-                f"{self.module}: {argument} should hold {list(layout.local_shape)} of {layout.notation(value.dtype)} "
-                f"on rank {self.mesh.rank}, got {list(value.shape)}"
+                f"{self.module}: {argument} should be the shard {list(layout.local_shape)} of "
+                f"{layout.notation(value.dtype)} on rank {self.mesh.rank}, got {list(value.shape)}"
             )
             if tuple(value.shape) == layout.shape:
                 msg += f", the global shape; if every rank has all of it, its layout for {self.style} is Replicate()"

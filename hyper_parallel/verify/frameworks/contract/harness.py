@@ -6,6 +6,7 @@ import abc
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hyper_parallel._text import an_object
 from hyper_parallel.errors import UnsupportedOnBackend
 from hyper_parallel.verify.frameworks.contract.training import OPTIMIZERS, first_paths
 
@@ -343,11 +344,11 @@ class HarnessPlatform(abc.ABC):
 
     def unknown_optimizer(self, name: str) -> ValueError:
         """Return the error for a name that is not in ``OPTIMIZERS``."""
-        return ValueError(f"optimizer {name!r} is unknown; known: {', '.join(OPTIMIZERS)}")
+        return ValueError(f"optimizer {name!r} is unknown; known optimizers: {', '.join(OPTIMIZERS)}")
 
     def no_optimizer(self, engine: Any, classes: str) -> ValueError:
         """Return the error for a function that returns no optimizer of the framework's ``classes``."""
         return ValueError(
-            f"optimizer= returned {type(engine).__name__}; it is called with the list of parameters and must return a "
+            f"optimizer= returned {an_object(engine)}; it is called with the list of parameters and must return a "
             f"{classes}"
         )

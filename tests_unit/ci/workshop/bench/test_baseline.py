@@ -62,7 +62,7 @@ def test_wrong_baselines_are_told(bench, tmp_path):
     ))  # fmt: skip
     (tmp_path / "wrong.json").write_text(json.dumps([{"name": "add", "ratio": [], "budget": 2.0}]))
     status, _, err = bench(ROWS, "--baseline", "wrong.json")
-    assert (status, err.partition(":")[2].startswith(" error: wrong.json cannot be shown: damaged")) == (2, True)
+    assert (status, err.partition(":")[2].startswith(" error: wrong.json cannot be shown: it is damaged")) == (2, True)
     bench(ROWS[:1], "--report", "few.json")
     status, _, err = bench(ROWS, "--baseline", "few.json")
     assert status == 2
@@ -77,5 +77,5 @@ def test_what_has_no_ratios_takes_no_baseline(bench, options, name):
     """Seconds and profiles cannot be held to ratios."""
     status, _, err = bench(ROWS, "--baseline", "earlier.json", *options)
     assert (status, err) == (
-        2, f"python ci/workshop: error: --baseline is of ratios, and {name} has none; leave out one of them\n"
+        2, f"python ci/workshop: error: --baseline compares ratios, and {name} measures none; leave out one of them\n"
     )  # fmt: skip

@@ -33,7 +33,10 @@ def test_steps_are_a_table(monkeypatch, capsys, tmp_path):
     "options, message",
     [
         (["--harness"], "--harness times commands, and --training training steps; leave out one of them"),
-        (["--profile", "add"], "--profile is of one row's call, and --training times steps; leave out one of them"),
+        (
+            ["--profile", "add"],
+            "--profile measures the call of one row, and --training times steps; leave out one of them",
+        ),
         (["--device", "npu"], "--training times the steps on cpu; leave out --device, or --training"),
         (
             ["--platform", "mindspore"],

@@ -88,7 +88,10 @@ def test_a_report_that_cannot_be_written(capsys, tmp_path):
     asked = ["--platform", "torch", "--facet", "identity", "--world-size", 2, "--report", tmp_path / "file"]
     status, _, err = ran(capsys, *asked)
     assert status == 2
-    assert err == f"python ci/workshop: error: --report {tmp_path / 'file'} cannot be written: its folder is a file\n"
+    assert (
+        err
+        == f"python ci/workshop: error: --report {tmp_path / 'file'} cannot be written: it is a file, not a folder\n"
+    )
 
 
 def test_the_seed_is_that_of_the_data(platform_name, capsys):

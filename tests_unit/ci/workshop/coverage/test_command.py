@@ -410,7 +410,7 @@ def test_a_report_of_another_version_is_an_error(project, command):
     path.write_text("{}")
     status, out, err = command("html")
     command = "hyper-parallel verify ops --report operators-torch.json"
-    message = f"{path} has no columns, operators: it is not a report of `{command}`, or one of another version"
+    message = f"{path} has no columns, operators: it is not a report of `{command}`, or another version wrote it"
     assert (status, out, err) == (2, "", f"python ci/workshop: error: {message}\n")
 
 

@@ -246,7 +246,7 @@ def test_floors_are_read_from_pyproject(project):
         ("total = 80", "ranks = false", r"env.torch.ranks = False must be a number of ranks"),
         ("total = 80", "totl = 80", r"env.torch.totl is unknown; known: total, omit, exceptions, ranks, files"),
         ("combined = []", "combine = []", r"combine is unknown; known: combined, ratchet, shared, env"),
-        ("combined = []", "ratchet = 3", r"ratchet = 3 must be a table"),
+        ("combined = []", "ratchet = 3", r"ratchet is 3; it must be a table"),
     ],
 )
 def test_a_floor_that_cannot_be_held_is_refused(project, old, new, message):

@@ -42,7 +42,7 @@ def test_a_report_of_another_version_is_rejected(samples, tmp_path):
     del report["kinds"], report["score"]
     path.write_text(json.dumps(report))
     message = (
-        f"{path} has no score, kinds: it is not a report of `python ci/workshop mutants`, or one of another version"
+        f"{path} has no score, kinds: it is not a report of `python ci/workshop mutants`, or another version wrote it"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_mutation(path)

@@ -41,7 +41,7 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
     "wrong, text",
     [
         (["--op", "relu"], "--source changes the library's own code, which has none"),
-        (["core.shard.rules"], "--source core.shard.rules: this module is not mutated; there are core.dtensor.steps, "),
+        (["core.shard.rules"], "--source core.shard.rules: this module is not mutated; modules: core.dtensor.steps, "),
         (
             ["core.shard.entry", "--platform", "mindspore"],
             "both frameworks run the same code, which is mutated on",

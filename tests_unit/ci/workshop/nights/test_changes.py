@@ -102,7 +102,7 @@ def test_the_command_writes_page_and_logs(tmp_path, capsys):
     assert "no\nrank 1" in (page.parent / "the night-logs" / "001.txt").read_text()
     assert main(command) == 2
     assert capsys.readouterr().err == (
-        "python ci/workshop: error: --night FILE is a page of new reports: name them with --add REPORT\n"
+        "python ci/workshop: error: --night writes a page of new reports; name the reports with --add REPORT\n"
     )
 
 

@@ -165,7 +165,9 @@ def test_a_damaged_history_is_one_line(values, message, tmp_path, capsys):
     path.write_text(json.dumps({"nights": [{"header": {}, "values": values, "skipped": {}}]}))
     before = path.read_text()
     assert main(["trend", str(path)]) == 2
-    expected = f"python ci/workshop: error: {path} cannot be shown: damaged, or another version wrote it ({message})\n"
+    expected = (
+        f"python ci/workshop: error: {path} cannot be shown: it is damaged, or another version wrote it ({message})\n"
+    )
     assert capsys.readouterr().err == expected
     assert path.read_text() == before
 

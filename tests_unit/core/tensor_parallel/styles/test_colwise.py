@@ -241,11 +241,13 @@ def test_a_shard_that_does_not_fit_the_layer(twin):
 
     def rank(mesh):
         layer = parallelize_module(linear(twin), mesh, ColwiseParallel(input_layouts=Shard(1)))
-        with pytest.raises(ValueError, match="should hold") as caught:
+        with pytest.raises(ValueError, match="should be the shard") as caught:
             layer(twin.random(5, 2))
         return str(caught.value)
 
-    assert twin.on_mesh((2,), rank)[0] == "Linear: input should hold [5, 4] of f64[5, 7@0] on rank 0, got [5, 2]"
+    assert (
+        twin.on_mesh((2,), rank)[0] == "Linear: input should be the shard [5, 4] of f64[5, 7@0] on rank 0, got [5, 2]"
+    )
 
 
 def test_a_layout_that_does_not_fit_the_tensor(twin):

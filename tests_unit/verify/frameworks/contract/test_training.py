@@ -110,7 +110,7 @@ def test_unknown_names(platform_name):
     model = harness_of(platform).reference_model(SMALL)
     with pytest.raises(ValueError, match=r"load_arrays: no parameter embed.bias; the model has embed.weight, "):
         harness_of(platform).load_arrays(model, {"embed.bias": np.zeros(3)})
-    with pytest.raises(ValueError, match="optimizer 'lion' is unknown; known: sgd, adamw"):
+    with pytest.raises(ValueError, match="optimizer 'lion' is unknown; known optimizers: sgd, adamw"):
         harness_of(platform).optimizer(model, "lion", 0.1)
 
 
