@@ -167,4 +167,4 @@ def test_an_array_of_a_batch_holds_numbers(item, kind):
     """Rows of different lengths, text and objects are no array of numbers."""
     with pytest.raises(InputError) as raised:
         array_of_numbers(item, 1)
-    assert str(raised.value) == f"SPEC: array 1 of a batch is {kind}; it must be an array of numbers"
+    assert str(raised.value) == f"SPEC: array 1 of a batch is an object of type {kind}; it must be an array of numbers"

@@ -339,7 +339,10 @@ def test_a_fault_beside_the_bias_is_found(platform_name):
             "loss_per_column",
             "SPEC: loss(output, batch) returned a tensor [5]; it must return one number: add .mean() or .sum()",
         ),
-        ("loss_as_number", "SPEC: loss(output, batch) returned float; it must return a tensor of one number"),
+        (
+            "loss_as_number",
+            "SPEC: loss(output, batch) returned an object of type float; it must return a tensor of one number",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(platform_name, name, message):

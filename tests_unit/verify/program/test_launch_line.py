@@ -108,10 +108,7 @@ def test_a_module_takes_the_place_of_a_program(command, expected):
         ),
         (
             "bash run.sh",
-            (
-                "run.sh is a shell script: give the command in it after --, as in `-- torchrun --nproc-per-node 2 "
-                "train.py`"
-            ),
+            ("run.sh is a shell script: write its command after --, as in `-- torchrun --nproc-per-node 2 train.py`"),
         ),
         (
             "nohup torchrun --nproc-per-node 2 train.py 7",
@@ -156,11 +153,11 @@ def test_commands_that_cannot_be_followed_are_refused(command, message):
     [
         (
             "train.ipynb",
-            "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program in it",
+            "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program there",
         ),
         (
             "run.sh",
-            "a shell script: give the command in it after --, as in `-- torchrun --nproc-per-node 2 train.py`",
+            "a shell script: write its command after --, as in `-- torchrun --nproc-per-node 2 train.py`",
         ),
     ],
 )

@@ -323,7 +323,7 @@ def test_damaged_recordings_are_refused(record, tmp_path):
     assert "is not a recording: its first line is not a header" in refused("x\n")
     assert "is not a recording: its first line is not a header" in refused("")
     header = json.loads(content[0])
-    assert "is a recording of format 7, and this version" in refused(json.dumps({**header, "recording": 7}) + "\n")
+    assert "is a recording of format 7, but this version" in refused(json.dumps({**header, "recording": 7}) + "\n")
     assert "its header has no rank and world size" in refused(json.dumps({**header, "rank": None}) + "\n")
     assert "has 1 of the files of 3 ranks; missing: rank-1.jsonl, rank-2.jsonl" in refused(
         json.dumps({**header, "world_size": 3}) + "\n" + content[1]
