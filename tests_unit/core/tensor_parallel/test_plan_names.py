@@ -133,7 +133,8 @@ def test_unknown_names_are_refused_with_suggestions():
         resolve_plan(module, {"a": "colwize", "b": {"c": "xyz"}, "d": "local_packed_rowwise"})
     assert str(info.value) == (
         "parallelize_plan: 'a': there is no style 'colwize' (did you mean 'colwise' or 'colwise_rep'?); 'b.c': "
-        "there is no style 'xyz'; 'd': 'local_packed_rowwise' is not supported: shards of a packed weight would mix its "
+        "there is no style 'xyz'; 'd': 'local_packed_rowwise' is not supported: shards of a packed weight would "
+        "mix its "
         "blocks; use one layer per block (to load a checkpoint that has the packed weight, map the name of each "
         f"layer's weight to a Block of it); styles by name: {', '.join(STYLE_NAMES)}, local, gather, ep_router"
     )
