@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hyper_parallel.verify.engine.comparison import compare_runs
+from hyper_parallel.verify.engine.hypotheses import _tells_elements_apart
 from hyper_parallel.verify.frameworks.contract.records import RankRecords, Record, Region, Run
 
 RNG = np.random.default_rng(21)
@@ -588,3 +589,11 @@ def test_outputs_that_no_sum_makes_right():
         "the output of o, the one before, is the reference's only as a sum over tp, and ranks that should hold the "
         "same here do not"
     )
+
+
+def test_a_vector_that_fits_in_many_places_tells_no_order():
+    """A vector whose tolerances are as wide as its elements are apart is not named a permutation."""
+    total = np.arange(64.0)
+    assert _tells_elements_apart(total[::-1], total, np.full(64, 0.4))
+    assert not _tells_elements_apart(total[::-1], total, np.full(64, 1.4))
+    assert _tells_elements_apart(total.reshape(8, 8), total.reshape(8, 8), np.full((8, 8), 1.4))
