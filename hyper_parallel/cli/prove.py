@@ -33,9 +33,11 @@ laws of prove ops, or listed as tested; the report also lists where pending sums
 proof covers.
 
 No certificate is issued, and the module is named, if a pending sum is passed on as a plain tensor, the layout of a
-gradient differs from that of its parameter, or a gradient to which several ranks contribute is not reduced.
+gradient differs from that of its parameter, or a gradient to which several ranks contribute is not reduced. The step
+also runs as one device: losses, gradients and new weights of both runs must be the same expressions.
 
-Exit status: 0 with a certificate, 1 without, 2 for invalid input, 130 after Ctrl-C."""
+Exit status: 0 with a certificate, 1 if something differs from one device, 2 for invalid input, 3 if nothing is refuted,
+but something is not covered, 130 after Ctrl-C."""
 
 _MOST_RANKS = 65536
 
@@ -134,7 +136,7 @@ def run_redistributions(arguments: argparse.Namespace) -> int:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Certify a plan; 0 if it has a certificate."""
+    """Certify a plan; 0 with a certificate, 1 if it is refuted, 3 if it is inconclusive."""
     from hyper_parallel.verify.prove.plan import certify
     from hyper_parallel.verify.run_arguments import parse_mesh
 

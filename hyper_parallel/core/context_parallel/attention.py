@@ -71,6 +71,21 @@ def context_parallel_attention(
         PlanError: (a ValueError) shapes, an axis, a form, a mask or positions do not match.
         UnsupportedOnBackend: a second gradient of ``ring``.
     """
+    return _attention(query, key, value, axis, form, attn_mask, is_causal, scale, positions)
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    axis: str,
+    form: str,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    positions: Sequence[int] | None,
+) -> Any:
+    """Return the attention: a function of its own that ``prove plan`` observes as one call."""
     platform = platform_of_argument(query, f"{_NAME}: query")
     if form not in _FORMS:
         raise PlanError(f"{_NAME}: form is {form!r}; it must be {', '.join(map(repr, _FORMS[:-1]))} or {_FORMS[-1]!r}")

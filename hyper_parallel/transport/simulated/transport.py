@@ -46,6 +46,14 @@ class SimulatedGroup:
         """Number of members."""
         return len(self.ranks)
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a process group of the framework has, such as its collectives."""
+        msg = (
+            f"simulated ranks have no process group, so torch.distributed cannot call {name}; the sum of the ranks' x "
+            "over a mesh is hyper_parallel.DTensor.from_local(x, mesh, [hyper_parallel.Partial()]).full_tensor()"
+        )
+        raise AttributeError(msg)
+
 
 @dataclass(frozen=True)
 class _Collective:

@@ -33,7 +33,8 @@ from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.primitives import Opaque
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.laws import UnprovenError
-from hyper_parallel.verify.prove.paired import complete_text, conditions_met, paired
+from hyper_parallel.verify.prove.paired import conditions_met, paired
+from hyper_parallel.verify.prove.program import Program, arguments_text, library_borders
 
 if TYPE_CHECKING:
     from hyper_parallel.core.dtensor.layout import Layout
@@ -92,7 +93,7 @@ class _Event:
     @cached_property
     def text(self) -> str:
         """The arguments as text that differs if they do."""
-        return complete_text(self.args)
+        return arguments_text(self.args)
 
 
 @dataclass
@@ -120,6 +121,8 @@ class PlainCalls:
 
     Attributes:
         platform: the framework.
+        program: records the values of all calls, those of DTensors included; None if they are not compared.
+        like: record of the same plan on one rank; the arguments of its calls are those of one device.
         batch: arrays that the model is called with.
         model: the parallel model, once it is built.
         events: the events in order.
@@ -129,6 +132,8 @@ class PlainCalls:
     """
 
     platform: Platform
+    program: Program | None = None
+    like: PlainCalls | None = None
     batch: Sequence[Any] = ()
     model: Any = None
     events: list[_Event] = field(default_factory=list)
@@ -142,6 +147,7 @@ class PlainCalls:
     _borders: dict[int, _Border] = field(default_factory=dict)
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
     _owners: dict[int, tuple[Any, str, Layout | None]] = field(default_factory=dict)
+    _text: str = ""  # the arguments of the running call, as one rank has them
 
     @property
     def _done(self) -> bool:
@@ -157,19 +163,17 @@ class PlainCalls:
     def recording(self) -> Iterator[None]:
         """Record the program's events inside the block."""
         transport = self.platform.transport()
-        patched = {**self._tensor_borders(), **self._style_borders(), **self._region_borders()}
-        before = {(owner, name): vars(owner)[name] for owner, name in patched}
-        for (owner, name), function in patched.items():
-            setattr(owner, name, function)
-        try:
+        every = None if self.program is None else self._recorded
+        with contextlib.ExitStack() as stack:
+            for borders in (self._tensor_borders, self._style_borders, self._region_borders):
+                stack.enter_context(_replaced(borders()))
+            if self.program is not None:
+                stack.enter_context(_replaced(library_borders(self.program)))
             vars(transport)["all_reduce"] = self._reducing(transport.all_reduce)
-            with harness_of(self.platform).observed_calls(self._called, self._stepped):
+            stack.callback(vars(transport).pop, "all_reduce", None)
+            with harness_of(self.platform).observed_calls(self._called, self._stepped, every, self.program):
                 yield
             self._close()
-        finally:
-            vars(transport).pop("all_reduce", None)
-            for (owner, name), function in before.items():
-                setattr(owner, name, function)
 
     def _tensor_borders(self) -> dict[tuple[Any, str], Any]:
         to_local, from_local = DTensor.to_local, DTensor.from_local
@@ -210,6 +214,8 @@ class PlainCalls:
             for (_, value), local in zip(arguments, given, strict=True):
                 if isinstance(value, DTensor):
                     self._leaves(local, next(layouts), f"local_map({region.name})", reduced=True)
+                    if self.program is not None:
+                        self.program.same(local, value)
             return prepared
 
         def ending(region: Any, output: Any, prepared: Any) -> Any:
@@ -225,6 +231,8 @@ class PlainCalls:
         def reducing(x: Any, op: str, ranks: Any) -> Any:
             number = self._number(x) if self._done else None
             result = all_reduce(x, op, ranks)
+            if self.program is not None:
+                self.program.same(result, x, known=True)
             if number is not None:
                 results = (self._new(result),)
                 self.events.append(_Event("reduces", module_path(), results, (number,), name=op, ranks=tuple(ranks)))
@@ -337,7 +345,20 @@ class PlainCalls:
         if number is not None:
             self.events.append(_Event("enters", module_path(), operands=(number,), layout=layout, name=name))
 
+    def _recorded(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, by_program: bool) -> None:
+        """Record the value of a call."""
+        text, self._text = self._text, ""
+        program = self.program
+        if program is None or self.model is None:
+            return
+        name = getattr(func, "__name__", str(func))
+        if name == "__get__":
+            func = getattr(func, "__self__", func)
+            name = f".{getattr(func, '__name__', name)}"
+        program.called(func, name, args, kwargs, result, text, by_program=by_program)
+
     def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, in_backward: bool) -> None:
+        self._text = ""
         if self.model is None or (self._done and in_backward):
             return
         given, results = leaves([args, kwargs], _TREES), leaves([result], (list, tuple))
@@ -362,6 +383,9 @@ class PlainCalls:
         self.events.append(_Event("call", module_path(), made, tuple(operands), func, (empty, places), name=name))
         if self._done:
             self._note_writes(tensors, results)
+        if self.like is not None and len(self.events) <= len(self.like.events):
+            other = self.like.events[len(self.events) - 1]
+            self._text = other.text if (other.kind, other.func) == ("call", func) else ""
 
     def _note_writes(self, operands: Sequence[Any], results: Sequence[Any]) -> None:
         """Record the tensors that a call has written and that outlive the step."""
@@ -417,6 +441,19 @@ class PlainCalls:
             self._border(tensor, None, name)
         self.events.append(_Event("given", name.rpartition(".")[0], (number,), name=name))
         return number
+
+
+@contextlib.contextmanager
+def _replaced(functions: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replace attributes inside the block, given by owner and name."""
+    before = {(owner, name): vars(owner)[name] for owner, name in functions}
+    try:
+        for (owner, name), function in functions.items():
+            setattr(owner, name, function)
+        yield
+    finally:
+        for (owner, name), function in before.items():
+            setattr(owner, name, function)
 
 
 def _choices(own: Sequence[int], one: Sequence[int]) -> list[Placement]:

@@ -30,14 +30,17 @@ from hyper_parallel.verify.explain import meta_tensors, rehearsed_transport
 from hyper_parallel.verify.explained_step import ParallelStep, run_parallel_step
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.input_error import InputError
-from hyper_parallel.verify.model_case import ModelCase, as_case
+from hyper_parallel.verify.model_case import ModelCase, ParallelPlan, as_case, as_plan
 from hyper_parallel.verify.model_training import plain_tensors
 from hyper_parallel.verify.ops.claims import axis_rows, mesh_of, row_text, with_operands
 from hyper_parallel.verify.prove.checker import prove_row
+from hyper_parallel.verify.prove.compare import compared
 from hyper_parallel.verify.prove.data_axes import prove_groups
+from hyper_parallel.verify.prove.expressions import Expressions
 from hyper_parallel.verify.prove.laws import UnprovenError
 from hyper_parallel.verify.prove.paired import complete_text, conditions_met, paired
 from hyper_parallel.verify.prove.plain import PlainCalls, prove_plain
+from hyper_parallel.verify.prove.program import RETURNED, Program
 from hyper_parallel.verify.prove.step_checker import TooManyRanksError, check_gradient, check_transition
 from hyper_parallel.verify.report import Report
 from hyper_parallel.verify.spec import user_function
@@ -49,12 +52,15 @@ if TYPE_CHECKING:
     from hyper_parallel.core.shard.strategy import Choice
     from hyper_parallel.platform.contract.platform import Platform
     from hyper_parallel.verify.frameworks.contract.primitives import Graph
+    from hyper_parallel.verify.training_loop import Training
 
 __all__ = ["CallProof", "Certificate", "certify", "wrongly_reduced"]
 
 
 _NO_CALL = "no operator was called with DTensors, so nothing is proven"
-_COMPARED = "it does not show that these are the calls of one device: verify model compares both"
+STEP = "gradient clipping and the optimizer's step"
+INCONCLUSIVE = 3
+"""The exit status if nothing is refuted, but not everything is covered."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,10 @@ class Certificate(Report):
         gradients: gradients whose layouts match those of their parameters.
         plain: proven calls on plain tensors.
         updates: parameters whose new values are proven equal to those of one device, including clipping.
-        open: gaps that no proof covers: values that enter or leave as plain tensors, with the module.
-        wrong: reasons why there is no certificate.
+        compared: losses, gradients and new values that are the expressions of one device.
+        open: gaps that no proof covers, with the module.
+        wrong: differences from one device.
+        notes: probably unintended properties of the plan.
     """
 
     model: str
@@ -109,15 +117,22 @@ class Certificate(Report):
     gradients: int = 0
     plain: int = 0
     updates: int = 0
+    compared: int = 0
     open: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     peak_bytes: int = 0
 
     @property
     def ok(self) -> bool:
         """Whether the plan has a certificate."""
-        return not self.wrong and bool(self.calls)
+        return self.status == 0
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 with a certificate, 1 if something is refuted, 3 if something is not covered."""
+        return 1 if self.wrong else INCONCLUSIVE if self.open or not self.calls else 0
 
     def text(self) -> str:
         """Return the certificate as readable text."""
@@ -125,7 +140,7 @@ class Certificate(Report):
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         levels = Counter(call.level for call in self.calls)
         lines = [f"{self.model} on {ranks} ranks ({mesh})"]
-        lines += [f"no certificate: {line}" for line in self.wrong or ([] if self.calls else [_NO_CALL])]
+        lines += [f"no certificate: {line}" for line in self.wrong]
         lines.append(f"proven for these sizes: {levels['proven']} of {len(self.calls)} rows of operators")
         if self.plain:
             lines.append(f"proven for these sizes: {self.plain} calls with plain tensors")
@@ -137,16 +152,29 @@ class Certificate(Report):
         lines += [f"moved: {what}{_times(count)}" for what, count in self.moves.items()]
         lines += [f"changes of placement: {what}{_times(count)}" for what, count in self.changes.items()]
         lines += [f"not covered: {line}" for line in self.open]
-        if self.ok:
-            lines.append(f"certificate: {_except(len(self.calls) - levels['proven'], len(self.open))}; {_COMPARED}")
+        lines += [f"note: {line}" for line in self.notes]
         lines.append(f"{self.seconds:.1f} s, {byte_words(self.peak_bytes)}")
+        lines.append(self._verdict(len(self.calls) - levels["proven"]))
         return "\n".join(lines)
+
+    def _verdict(self, unproven: int) -> str:
+        if self.wrong:
+            return f"REFUTED: {self.wrong[0]}{_more(self.wrong)}"
+        if self.open:
+            return f"INCONCLUSIVE: not covered: {self.open[0]}{_more(self.open)}"
+        if not self.calls:
+            return f"INCONCLUSIVE: {_NO_CALL}"
+        tests = f", except {unproven} rows of operators that rest on tests" if unproven else ""
+        return (
+            f"certificate: all calls are proven{tests}; they are those of one device: "
+            f"{self.compared} losses, gradients and values of parameters and buffers have the same expressions"
+        )
 
     def json(self) -> dict[str, Any]:
         """Return the certificate as a JSON object."""
         counters = {name: dict(value) for name, value in vars(self).items() if isinstance(value, Counter)}
         fields = {**vars(self), **counters}
-        return {"ok": self.ok, **fields, "calls": [asdict(call) for call in self.calls]}
+        return {"ok": self.ok, "status": self.status, **fields, "calls": [asdict(call) for call in self.calls]}
 
 
 def _line(call: CallProof) -> str:
@@ -154,11 +182,8 @@ def _line(call: CallProof) -> str:
     return f"{call.level}: {call.op} in {where} on {call.axis}: {call.row}: {call.why}"
 
 
-def _except(unproven: int, uncovered: int) -> str:
-    """Return what a certificate covers, in words, given numbers of rows that rest on tests and of lines not covered."""
-    gaps = [f"rows of operators that rest on tests ({unproven})"] if unproven else []
-    gaps += [f"what is not covered ({uncovered})"] if uncovered else []
-    return f"the calls of the parallel run, except {' and '.join(gaps)}" if gaps else "all calls of the parallel run"
+def _more(lines: Sequence[str]) -> str:
+    return f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
 
 
 def _times(count: int) -> str:
@@ -191,13 +216,18 @@ def certify(
     found = Certificate(name or str(spec), dict(zip(names, shape, strict=True)))
     planned: list[tuple[str, OpPlan]] = []
     with use_platform("torch"), _uncollected():
+        run, alone = partial(_run, make_case, names=names), (1,) * len(shape)
+        table = Expressions()
+        parallel, single = (Program(current_platform(), table, single=each) for each in (False, True))
+        one, why = _one_rank(run, make_plan, alone)
+        differing = _of_one_device(run, alone, single)
         empty_layout_caches()
         with (
             observing_plans(lambda each: planned.append((module_path(), each))),
             _border(found),
             watching(_Changes(found)),
         ):
-            step, recorded = _run(make_case, make_plan, shape, names)
+            step, recorded = run(make_plan, shape, program=parallel, like=one)
         found.gradients = step.gradients
         found.wrong += step.wrong
         for event in step.events:
@@ -207,7 +237,8 @@ def certify(
         found.wrong += groups.wrong
         found.changes += groups.steps
         _prove_calls(found, current_platform(), planned)
-        followed = _prove_plain(found, partial(_run, make_case, make_plan, names=names), shape, recorded)
+        followed = _prove_plain(found, partial(run, make_plan), shape, recorded, one, why)
+        _compare(found, parallel, single, differing)
         own = Counter((each.module, each.collective, each.axes) for each in step.events if not each.source)
         if followed:
             own.subtract((each.module, "all_reduce", axes_of(each.ranks)) for each in recorded.reductions)
@@ -217,7 +248,7 @@ def certify(
             if count > 0 and (module, collective, axes) not in groups.collectives
         ]
         axes = groups.axes | {name for _, each in planned for name in each.call.mesh.names}
-        found.open += [f"axis {name}: no operator has DTensors on it" for name in names if name not in axes]
+        found.notes += [f"axis {name}: no operator has DTensors on it" for name in names if name not in axes]
     found.seconds = time.monotonic() - started
     found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return found
@@ -235,47 +266,121 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def _recorded_case(made: ModelCase, calls: PlainCalls) -> ModelCase:
+    """Return a case whose model, batches and losses are noted."""
+    batches = [plain_tensors(calls.platform, batch) for batch in made.batches]
+    calls.batch = [each for batch in batches for each in batch]
+
+    def build() -> Any:
+        calls.model = made.build()
+        if calls.program is not None:
+            calls.program.batch = calls.batch
+            calls.program.built(calls.model)
+        return calls.model
+
+    def loss(output: Any, batch: tuple[Any, ...]) -> Any:
+        value = made.loss(output, batch)
+        calls.finish(value)
+        return value
+
+    return replace(made, build=build, batches=batches, loss=loss)
+
+
+def _recorded_plan(made: ParallelPlan, case: ModelCase, program: Program) -> ParallelPlan:
+    """Return a plan that notes the parallel model, and the loss that a step of the user's returns."""
+    own, step = made.hooks or case.hooks, made.step or case.step
+
+    def hooks(model: Any) -> None:
+        program.begin(model)
+        if own is not None:
+            own(model)
+
+    def stepped(training: Training) -> Any:
+        result = None if step is None else step(training)
+        if program.platform.is_tensor(result):
+            program.ends[RETURNED] = program.number(result)
+        return result
+
+    return replace(made, hooks=hooks, step=None if step is None else stepped)
+
+
 def _run(
-    make_case: Callable[[], Any], make_plan: Callable[[Any], Any], shape: tuple[int, ...], names: tuple[str, ...]
+    make_case: Callable[[], Any],
+    make_plan: Callable[[Any], Any],
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    program: Program | None = None,
+    like: PlainCalls | None = None,
 ) -> tuple[ParallelStep, PlainCalls]:
     """Run a step as the first rank of a mesh; return its record, and its events on plain tensors."""
     transport = rehearsed_transport("torch", math.prod(shape), 0)
     # Ranks exchange only sizes of shards, which are assumed to be equal.
     transport.all_gather_object = lambda obj, ranks: [obj] * len(ranks)  # type: ignore[method-assign]
-    calls = PlainCalls(current_platform())
+    calls = PlainCalls(current_platform(), program, like)
+    cases: list[ModelCase] = []
 
     def case() -> ModelCase:
-        made = as_case(make_case())
-        batches = [plain_tensors(calls.platform, batch) for batch in made.batches]
-        calls.batch = [each for batch in batches for each in batch]
+        cases.append(_recorded_case(as_case(make_case()), calls))
+        return cases[0]
 
-        def build() -> Any:
-            calls.model = made.build()
-            return calls.model
-
-        def loss(output: Any, batch: tuple[Any, ...]) -> Any:
-            value = made.loss(output, batch)
-            calls.finish(value)
-            return value
-
-        return replace(made, build=build, batches=batches, loss=loss)
+    def plan(mesh: DeviceMesh) -> ParallelPlan:
+        made = as_plan(make_plan(mesh), mesh.names)
+        return made if program is None else _recorded_plan(made, cases[0], program)
 
     with use_transport(transport), meta_tensors(), calls.recording():
-        return run_parallel_step(case, make_plan, shape, names), calls
+        step = run_parallel_step(case, plan, shape, names)
+        if program is not None:
+            program.finish()
+        return step, calls
+
+
+def _one_rank(
+    run: Callable[..., tuple[ParallelStep, PlainCalls]], make_plan: Callable[[Any], Any], alone: tuple[int, ...]
+) -> tuple[PlainCalls | None, str]:
+    """Return the events on plain tensors of the plan on one rank, or the reason why it does not run."""
+    try:
+        return run(make_plan, alone)[1], ""
+    except (HyperParallelError, InputError) as error:
+        return None, f"one device does not run the plan: {str(error).splitlines()[0]}"
+
+
+def _of_one_device(run: Callable[..., Any], alone: tuple[int, ...], program: Program) -> str:
+    """Record the step of one device, without the plan; return the reason why it does not run, or an empty text."""
+    try:
+        run(lambda _: ParallelPlan(lambda model, _: model), alone, program=program)
+    except (HyperParallelError, InputError) as error:
+        return str(error).splitlines()[0].replace("SPEC: the model under PLAN", "the model")
+    return ""
+
+
+def _compare(found: Certificate, parallel: Program, single: Program, failed: str) -> None:
+    """Compare the calls of the parallel run with those of one device."""
+    if failed:
+        found.open.append(f"whether these are the calls of one device, which does not run the program: {failed}")
+        return
+    comparison = compared(current_platform(), parallel, single)
+    found.compared = comparison.equal
+    found.wrong += comparison.wrong
+    found.open += comparison.open
 
 
 def _prove_plain(
-    found: Certificate, run: Callable[..., tuple[ParallelStep, PlainCalls]], shape: tuple[int, ...], own: PlainCalls
+    found: Certificate,
+    run: Callable[..., tuple[ParallelStep, PlainCalls]],
+    shape: tuple[int, ...],
+    own: PlainCalls,
+    whole: PlainCalls | None,
+    later: str,
 ) -> bool:
     """Prove the calls on plain tensors, on each axis; return whether the part after backward is proven."""
     split = [axis for axis, size in enumerate(shape) if size > 1]
-    followed, later = True, ""
+    followed = True
     graphs: dict[Any, Graph | str] = {}
     try:
-        _, whole = run(shape=(1,) * len(shape))
-        for axis in split:
+        for axis in split if whole is not None else ():
+            assert whole is not None
             alone = tuple(size if each == axis else 1 for each, size in enumerate(shape))
-            local = own if alone == shape else run(shape=alone)[1]
+            local = own if alone == shape else run(alone)[1]
             name = list(found.mesh)[axis]
             proof = prove_plain(current_platform(), local, whole, name, shape[axis], graphs)
             found.plain += proof.proven
@@ -283,7 +388,8 @@ def _prove_plain(
             found.open += proof.open
             followed, later = followed and proof.followed, later or proof.step
     except (HyperParallelError, InputError) as error:
-        later = f"one device does not run the plan: {str(error).splitlines()[0]}"
+        whole, later = None, f"one device does not run the plan: {str(error).splitlines()[0]}"
+    if whole is None:
         if any(event.kind == "leaves" for event in own.events[: own.after]):
             found.open.append(f"plain tensors: {later}")
         followed = False
@@ -291,11 +397,12 @@ def _prove_plain(
         found.open = [line for line in found.open if "plain" not in line]
     on_dtensors = any(event.kind == "dispatched" for event in own.events)
     rested = ", ".join(sorted({call.op for call in found.calls if call.level != "proven"}))
-    if not later and on_dtensors and rested:
-        later = f"it is computed on DTensors, and rows of {rested} rest on tests"
+    tested = on_dtensors and bool(rested)
     if later:
-        found.open.append(f"gradient clipping and the optimizer's step: {later}")
-    found.updates = 0 if later else len(own.trained)
+        found.open.append(f"{STEP}: {later}")
+    elif tested:
+        found.notes.append(f"{STEP}: it is computed on DTensors, and rows of {rested} rest on tests")
+    found.updates = 0 if later or tested else len(own.trained)
     return not later
 
 

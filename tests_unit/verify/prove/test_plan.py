@@ -143,9 +143,9 @@ def test_graphs_of_one_device_and_of_a_rank():
 def test_unused_placements():
     """A row of an axis of one rank, or of whole operands alone, needs no proof."""
     certificate = certify(case, lambda _: ParallelPlan({}, batch={"dp": Shard(0)}), (1,), ("dp",))
-    assert certificate.calls == []
-    assert "axis tp: no operator has DTensors on it" in certify(case, lambda _: ParallelPlan({}), (2,), ("tp",)).open
-    assert not certificate.ok
+    assert (certificate.calls, certificate.status) == ([], 3)
+    assert certificate.text().endswith("\nINCONCLUSIVE: no operator was called with DTensors, so nothing is proven")
+    assert certify(case, lambda _: ParallelPlan({}), (2,), ("tp",)).notes == ["axis tp: no operator has DTensors on it"]
 
 
 def test_ranks_whose_parts_have_other_sizes():
@@ -275,7 +275,7 @@ def test_what_no_proof_covers():
 
     lazy = certify(lambda: replace(case(), optimizer=lambda p: Frozen(p, lr=0.1)), plan_of(), (2,), ("tp",))
     line = "gradient clipping and the optimizer's step: on tp nothing that is followed writes 0.weight"
-    assert (lazy.ok, lazy.open, lazy.updates) == (True, [line], 0)
+    assert (lazy.status, lazy.wrong, lazy.open[0], lazy.updates) == (3, [], line, 0)
 
 
 def test_parts_that_are_uneven_or_empty():
@@ -299,7 +299,7 @@ def test_parts_that_are_uneven_or_empty():
     assert {call.why for call in found.calls if call.level != "proven"} == {
         f"the local call takes different steps from one device: {uneven}"
     }
-    assert found.open == [
+    assert found.notes == [
         "gradient clipping and the optimizer's step: it is computed on DTensors, and rows of mean rest on tests"
     ]
 

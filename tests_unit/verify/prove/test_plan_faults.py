@@ -248,7 +248,12 @@ def test_plain_tensors_of_the_program(finish, wrong):
     """A shard that the program declares to be another, or leaves in the loss, has no certificate."""
     found = certify(lambda: scaled(finish), lambda _: ParallelPlan({}, batch={"tp": Shard(1)}), (2,), ("tp",))
     assert found.wrong == wrong
-    assert not found.open or any("mul on tp: not traced" in line for line in found.open)
+    assert found.open[-1] == (
+        "whether these are the calls of one device, which does not run the program: the model raised AttributeError: "
+        "'Tensor' object has no attribute 'to_local'"
+    )
+    assert len(found.open) == 1 or any("mul on tp: not traced" in line for line in found.open)
+    assert found.status == (1 if wrong else 3)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hyper_parallel import DTensor, Partial, Replicate, Shard, defer_grad_reduce, distribute_tensor, fully_shard
+from hyper_parallel.core.dtensor.dtensor import to_local
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.core.tensor_parallel import clip
 from hyper_parallel.verify import ModelCase, ParallelPlan
@@ -79,7 +80,7 @@ def local_optimizer(update):
 
 def descend(parameter, gradient):
     """Step on local tensors."""
-    parameter.to_local().add_(gradient.to_local(), alpha=-0.1)
+    to_local(parameter).add_(to_local(gradient), alpha=-0.1)
 
 
 def descend_by_a_share(parameter, gradient):
@@ -138,10 +139,10 @@ def trusted(norm):
 
     def update(parameter, gradient):
         ratio = norm(parameter) / (norm(gradient) + 1e-6)
-        if isinstance(ratio, DTensor):
+        if isinstance(ratio, DTensor) or not isinstance(parameter, DTensor):
             parameter.add_(gradient * ratio, alpha=-0.1)
         else:
-            parameter.to_local().add_(gradient.to_local() * ratio, alpha=-0.1)
+            to_local(parameter).add_(to_local(gradient) * ratio, alpha=-0.1)
 
     return local_optimizer(update)
 
@@ -149,7 +150,7 @@ def trusted(norm):
 def test_an_optimizer_with_a_norm_per_rank():
     """A norm of a shard is not that of the weight."""
     assert_right(certified(optimizer=trusted(lambda value: value.norm())))
-    found = certified(optimizer=trusted(lambda value: value.to_local().norm()))
+    found = certified(optimizer=trusted(lambda value: to_local(value).norm()))
     assert_wrong(found, "is written with what is not proven")
 
 

@@ -310,7 +310,11 @@ class HarnessPlatform(abc.ABC):
         return ""
 
     def observed_calls(
-        self, observe: Callable[..., None], stepped: Callable[[Sequence[Any]], None]
+        self,
+        observe: Callable[..., None],
+        stepped: Callable[[Sequence[Any]], None],
+        every: Callable[..., None] | None = None,
+        program: Any = None,
     ) -> AbstractContextManager[Any]:
         """Call ``observe(func, args, kwargs, result, in_backward)`` after each function that the program calls.
 
@@ -319,11 +323,14 @@ class HarnessPlatform(abc.ABC):
         Args:
             observe: records a call.
             stepped: called with the DTensors whose local tensors an optimizer's step is about to use.
+            every: ``every(func, args, kwargs, result, by_program)`` is called after each function, the library's too.
+            program: its methods ``backward``, ``hooked``, ``hooked_after``, ``hooked_module``, ``called`` and ``same``
+                are called by backward and hooks.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no such hook.
         """
-        del observe, stepped
+        del observe, stepped, every, program
         msg = f"{self.platform.platform_type} does not observe calls; plans are proven on PyTorch"
         raise UnsupportedOnBackend(msg)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,11 +85,19 @@ class TorchHarness(HarnessPlatform):
         return next(filter(None, found.groups())).strip("_2") if found is not None else ""
 
     @contextmanager
-    def observed_calls(self, observe: Callable[..., None], stepped: Callable[[Sequence[Any]], None]) -> Iterator[None]:
-        """Observe calls by a torch function mode."""
+    def observed_calls(
+        self,
+        observe: Callable[..., None],
+        stepped: Callable[[Sequence[Any]], None],
+        every: Callable[..., None] | None = None,
+        program: Any = None,
+    ) -> Iterator[None]:
+        """Observe calls by a torch function mode, backward by replacing the functions that register hooks or run it."""
+        from hyper_parallel.verify.frameworks.torch.observed_backward import observed_backward
         from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls, observed_steps
 
-        with ObservedCalls(observe), observed_steps(stepped):
+        calls = ObservedCalls(observe, every)
+        with calls, observed_steps(stepped), nullcontext() if program is None else observed_backward(program, calls):
             yield
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:

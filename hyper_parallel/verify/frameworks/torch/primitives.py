@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ from hyper_parallel.verify.frameworks.torch.primitive_table import (
     unread,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of the standard library from Python 3.11 on
+
 __all__ = ["ObservedCalls", "observed_steps", "traced"]
 
 _LIBRARY = str(Path(__file__).parents[3])
@@ -76,11 +79,27 @@ class ObservedCalls(TorchFunctionMode):
 
     Args:
         observe: called with function, arguments, named arguments, result, and whether backward runs.
+        every: called with function, arguments, named arguments, result, and whether the program made the call, also for
+            the library's own calls.
     """
 
-    def __init__(self, observe: Callable[..., None]) -> None:
+    def __init__(self, observe: Callable[..., None], every: Callable[..., None] | None = None) -> None:
         super().__init__()
-        self._observe = observe
+        self._observe, self._every = observe, every
+        self._inside = False  # whether a function is running, whose own calls are parts of it
+        self._outside: list[bool] = []
+
+    def __enter__(self) -> Self:
+        """Observe from now on, also where a function such as backward runs the program's own code."""
+        self._outside.append(self._inside)
+        self._inside = False
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Observe as before."""
+        super().__exit__(*error)
+        self._inside = self._outside.pop()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -88,11 +107,15 @@ class ObservedCalls(TorchFunctionMode):
         """Call the function, and record the call."""
         del types
         named = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__" and type(args[0]) in _PLAIN:
-            with DisableTorchFunction():  # the other modes of the run change no property
-                result = func(*args)
-        else:
-            result = func(*args, **named)
+        part, self._inside = self._inside, True
+        try:
+            if getattr(func, "__name__", "") == "__get__" and type(args[0]) in _PLAIN:
+                with DisableTorchFunction():  # the other modes of the run change no property
+                    result = func(*args)
+            else:
+                result = func(*args, **named)
+        finally:
+            self._inside = part
         if isinstance(result, _FACTS):
             return result
         caller: Any = sys._getframe(1)  # noqa: SLF001 - the only way to find the caller's file
@@ -100,9 +123,13 @@ class ObservedCalls(TorchFunctionMode):
             caller = caller.f_back
         file = caller.f_code.co_filename
         clips = file.startswith(_PLATFORM) and caller.f_back.f_code.co_filename == _CLIP
-        if clips or file == _CLIP or not file.startswith(_LIBRARY):
+        by_program = clips or file == _CLIP or not file.startswith(_LIBRARY)
+        if by_program or (self._every is not None and not part):
             with DisableTorchFunction():  # reads of tensors would pass the other modes
-                self._observe(func, args, named, result, recomputes())
+                if by_program:
+                    self._observe(func, args, named, result, recomputes())
+                if self._every is not None and not part:
+                    self._every(func, args, named, result, by_program)
         return result
 
 

@@ -1,0 +1,143 @@
+"""Observes what a torch function mode does not, for ``prove plan``.
+
+These are backward, the hooks of gradients, functions with a backward of their own, and the methods of DTensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyper_parallel.platform.torch.dtensor import TorchDTensor
+from hyper_parallel.platform.torch.intercept import interception
+
+__all__ = ["observed_backward"]
+
+_LIBRARY = str(Path(__file__).parents[3])
+_IDENTITY = "torch.nn.modules._functions"
+"""Module of the functions that only carry hooks of modules."""
+
+_HOOKS = {
+    (Tensor, "register_hook"): "hooked",
+    (TorchDTensor, "register_hook"): "hooked",
+    (Tensor, "register_post_accumulate_grad_hook"): "hooked_after",
+    (TorchDTensor, "register_post_accumulate_grad_hook"): "hooked_after",
+    (nn.Module, "register_full_backward_hook"): "hooked_module",
+    (nn.Module, "register_full_backward_pre_hook"): "hooked_module",
+}
+"""Functions that register a hook, and the method of the program that makes the hook observed."""
+
+
+def _by_library() -> bool:
+    """Return whether the caller of the replaced function is the library."""
+    return sys._getframe(2).f_code.co_filename.startswith(_LIBRARY)  # noqa: SLF001 - the only way to find the caller
+
+
+@contextmanager
+def observed_backward(program: Any, calls: Any) -> Iterator[None]:
+    """Let ``program`` observe backward.
+
+    Args:
+        program: a ``verify.prove.program.Program``.
+        calls: context manager in which the calls of hooks are observed.
+    """
+    seeds: list[Any] = []
+    registering: list[Any] = []
+    replaced: dict[tuple[Any, str], Any] = {
+        place: _registering(getattr(*place), getattr(program, method), calls, registering)
+        for place, method in _HOOKS.items()
+    }
+    backward, of_dtensor, apply = torch.autograd.backward, TorchDTensor.backward, vars(torch.autograd.Function)["apply"]
+
+    running: list[Any] = []
+
+    def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        again = bool(running) and running[-1] is tensors  # by a torch function mode
+        if again or (not seeds and _by_library()):  # the library reduces a deferred gradient
+            backward(tensors, grad_tensors, *args, **kwargs)
+            return
+        by_library = _by_library()
+        given = seeds.pop() if seeds and by_library else grad_tensors
+        roots, cotangents = ([each] if isinstance(each, Tensor) or each is None else list(each)
+                             for each in (tensors, given))  # fmt: skip
+        running.append(tensors)
+        try:
+            with program.backward(roots, cotangents, by_library=by_library):
+                backward(tensors, grad_tensors, *args, **kwargs)
+        finally:
+            running.pop()
+
+    def observed_of_dtensor(tensor: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        seeds.append(gradient)
+        try:
+            of_dtensor(tensor, gradient, *args, **kwargs)
+        finally:
+            seeds.clear()
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        result = apply.__func__(cls, *args, **kwargs)
+        if cls.__module__ == _IDENTITY:
+            results = result if isinstance(result, tuple) else (result,)
+            for one, other in zip(results, (each for each in args if isinstance(each, Tensor)), strict=False):
+                program.same(one, other)
+        elif not cls.__module__.startswith("hyper_parallel."):
+            codes = tuple(getattr(getattr(cls, name), "__code__", None) for name in ("forward", "backward"))
+            program.called((cls.__qualname__, codes), cls.__name__, args, kwargs, result)
+        return result
+
+    replaced |= _methods()
+    data: Any = vars(TorchDTensor)["data"]
+    replaced[TorchDTensor, "data"] = property(_data_of(program, data.fget), data.fset)
+    replaced |= {
+        (torch.autograd, "backward"): observed,
+        (TorchDTensor, "backward"): observed_of_dtensor,
+        (torch.autograd.Function, "apply"): classmethod(applied),
+    }
+    before = {(owner, name): vars(owner)[name] for owner, name in replaced}
+    for (owner, name), function in replaced.items():
+        setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        for (owner, name), function in before.items():
+            setattr(owner, name, function)
+
+
+def _methods() -> dict[tuple[Any, str], Any]:
+    """Return PyTorch's methods in place of those of DTensors that skip its argument parser, and with it the mode."""
+    entries, found = interception().functions, {}
+    for name in ("detach", *dir(Tensor)):
+        func = getattr(Tensor, name, None)
+        if name in vars(TorchDTensor) and callable(func) and (name == "detach" or entries.get(func) is not None):
+            found[TorchDTensor, name] = func
+    return found
+
+
+def _data_of(program: Any, data: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(tensor: Any) -> Any:
+        result = data(tensor)
+        program.share(tensor, result)
+        return result
+
+    return read
+
+
+def _registering(
+    register: Callable[..., Any], hooked: Callable[..., Any], calls: Any, running: list[Any]
+) -> Callable[..., Any]:
+    def call(owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+        if running or _by_library():  # it is part of another call, which a torch function mode may repeat
+            return register(owner, hook, *args, **kwargs)
+        running.append(owner)
+        try:
+            return register(owner, hooked(owner, hook, lambda: calls), *args, **kwargs)
+        finally:
+            running.pop()
+
+    return call
