@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,14 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
 
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         again = bool(running) and running[-1] is tensors  # by a torch function mode
-        if again or (not seeds and _by_library()):  # the library reduces a deferred gradient
-            backward(tensors, grad_tensors, *args, **kwargs)
-            return
         by_library = _by_library()
-        given = seeds.pop() if seeds and by_library else grad_tensors
+        own = again or (by_library and not seeds)  # the library reduces a deferred gradient
+        given = seeds.pop() if seeds and by_library and not own else grad_tensors
         roots, cotangents = ([each] if isinstance(each, Tensor) or each is None else list(each)
                              for each in (tensors, given))  # fmt: skip
         running.append(tensors)
         try:
-            with program.backward(roots, cotangents, by_library=by_library):
+            with nullcontext() if own else program.backward(roots, cotangents, by_library=by_library):
                 backward(tensors, grad_tensors, *args, **kwargs)
         finally:
             running.pop()
