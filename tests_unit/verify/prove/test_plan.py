@@ -299,9 +299,7 @@ def test_parts_that_are_uneven_or_empty():
     assert {call.why for call in found.calls if call.level != "proven"} == {
         f"the local call takes different steps from one device: {uneven}"
     }
-    assert found.notes == [
-        "gradient clipping and the optimizer's step: it is computed on DTensors, and rows of mean rest on tests"
-    ]
+    assert (found.open, found.status) == ([], 0), found.text()
 
 
 def only_sharded(model, mesh):
