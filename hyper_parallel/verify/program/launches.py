@@ -113,7 +113,11 @@ def _joins(value: Any, seen: set[Any]) -> bool:
         return False
     seen.add(fn)
     loaded, attributes = _names(fn.__code__)
-    closed = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ()), strict=True))
+    closed = {
+        name: cell.cell_contents
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+        if cell != types.CellType()  # a variable that is assigned later
+    }
     found = [closed.get(name, fn.__globals__.get(name)) for name in loaded]
     owners = [each for each in found if isinstance(each, (type, types.ModuleType))]
     members = [vars(owner).get(name) for owner in owners for name in attributes | {"__init__"}]

@@ -145,12 +145,17 @@ def test_processes_that_join_a_group_are_refused():
     made = f"{FUNCTION}test_launches.py:makes_trainer (docs/stacks.md)"
     assert refusal(lambda: multiprocessing.Process(target=makes_trainer, args=(0,)).start()) == made
     assert refusal(lambda: multiprocessing.Process(target=functools.partial(calls_joins, 0)).start()) == named
+
+    def early(rank):
+        return later if rank else rank
+
     with refused_launches():
-        for other in (worker, print, functools.partial(print, end=""), Recursive(), Trainer.prepare):
+        for other in (worker, print, functools.partial(print, end=""), Recursive(), Trainer.prepare, early):
             process = multiprocessing.get_context("fork").Process(target=other, args=(0,))
             process.start()
             process.join()
             assert process.exitcode == 0
+    later = 1  # after the process of a function that refers to it has started
 
 
 class Recursive:
