@@ -1,1 +1,1 @@
-"""Proves rows of rules, and plans that use them, for every size."""
+"""Proves rules of operators for all sizes, and plans of models for given sizes."""

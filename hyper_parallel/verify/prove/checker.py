@@ -1,9 +1,10 @@
 """Checks one row of a rule: whether the laws derive the placements of the results from those of the operands.
 
-The row is plain data; the code that made it is not called. Forward, each result must have the relation that the row
-claims. Backward, the gradients of the results are given in the dual placements, and the gradient of each operand must
-have the operand's dual placement: replicated for a pending sum, a shard for a shard. If a replicated operand is used
-with operands that differ between ranks, its gradient must be a pending sum, which the library reduces (varying view).
+The row is plain data; the code that made the row is not called. In forward, each result must have the placement that
+the row states. In backward, the gradients of the results are given in the dual placements, and the gradient of each
+operand must have the operand's dual placement: replicated for a pending sum, a shard for a shard. If a replicated
+operand is used with operands that differ between ranks, its gradient must be a pending sum, which the library reduces
+(varying view). "Pending" is the laws' word for partial.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Proof:
     Attributes:
         forward: the reason why the results are not proven, or empty.
         backward: the reason why the gradients are not proven, or empty.
-        conditions: conditions on sizes that the row requires too.
-        sizes: local sizes that the decomposition does not cover, in words.
+        conditions: conditions on sizes that the proof needs; the row requires them too.
+        sizes: local sizes that the decomposition does not cover, as text.
         differentiable: whether the operator has gradients.
     """
 
@@ -56,7 +57,7 @@ _NOT_GIVEN = "a gradient that is not given"
 
 @dataclass
 class _Walk:
-    """Derives the relations of all steps to which the laws apply."""
+    """Applies the laws to a graph, step by step, to derive the relation of each result."""
 
     graph: Graph
     split: str
@@ -85,7 +86,7 @@ class _Walk:
                 self.unknown[number] = str(error)
 
     def problem(self, number: int, wanted: Relation) -> str:
-        """Return the reason why step ``number`` is not in the relation ``wanted``, or an empty text."""
+        """Return the reason why the result of step ``number`` does not have the relation ``wanted``, or ""."""
         if number in self.unknown:
             return self.unknown[number]
         found, size = self.known[number], self.graph.steps[number].shape
@@ -117,7 +118,7 @@ def prove_row(graph: Graph, row: Row) -> Proof:
 
 
 def _candidates(graph: Graph, row: Row) -> list[str]:
-    """Return the symbols of the labels that the row may split, or an unused symbol if it splits none."""
+    """Return the symbols of the labels that the row may split; ``[""]`` if the row splits none."""
     found = [graph.steps[number].shape[place.dim].symbols
              for number, place in zip(graph.inputs, row.inputs, strict=False) if isinstance(place, Shard)]  # fmt: skip
     return list(dict.fromkeys(found[0])) if found and found[0] else [""]
@@ -167,20 +168,20 @@ def _prove(graph: Graph, row: Row, split: str) -> Proof:
 _NONE = -99
 _NAMES = {"f": "floating numbers", "c": "complex numbers", "i": "integers", "b": "booleans"}
 _BOUND, _LIMIT = re.compile(r"s\d+ <=? (\d+)"), 2**20
-"""Matches an assumption that a size is at most a number: PyTorch then chooses another algorithm above it."""
+"""Matches an assumption that a size is below a limit: PyTorch chooses a different algorithm for larger sizes."""
 _CONDITIONS = {"even": "the number of ranks divides", "full": "no rank has an empty part of"}
 
 
 def _is_impossible(graph: Graph, number: int, place: Placement) -> bool:
-    """Whether the library has no such partial values of a step's dtype, such as a pending sum of booleans."""
+    """Whether ``place`` does not exist for the dtype of a step's result, such as a partial sum of booleans."""
     return isinstance(place, Partial) and graph.steps[number].numbers not in NUMBERS[place.reduce_op]
 
 
 def _keeps_extrema(graph: Graph) -> bool:
-    """Whether every element of a result is an element of an operand, or a strict function of one.
+    """Whether every element of a result is an element of an operand, or a ``strict`` function of one, such as relu.
 
-    Ranks that attain an extremum in a result then attain it in the operand too, or have a derivative of zero there, and
-    the adjoint routes the gradient there.
+    Backward sends the gradient of a pending maximum to the ranks whose result attains it. These ranks then also attain
+    the maximum of the operand, or the derivative is zero there.
     """
     waiting, seen = list(graph.outputs), set[int]()
     while waiting:
@@ -212,7 +213,7 @@ def _given(walk: _Walk, number: int, place: Placement) -> Relation:
 
 
 def _result(place: Placement) -> Relation:
-    """Return the relation that a placement denotes; for an average, the ranks have a pending sum times ``n``."""
+    """Return the relation that a placement denotes; a partial average is a pending sum of values scaled by ``n``."""
     if isinstance(place, Shard):
         return Relation("part", place.dim)
     if isinstance(place, Partial):
@@ -223,13 +224,13 @@ def _result(place: Placement) -> Relation:
 
 
 def _mismatch(walk: _Walk, number: int, place: Placement) -> str:
-    """Return why a result does not have ``place``; a replicated result is its own average or extremum."""
+    """Return why a result does not have ``place``, or ""; a replicated result also counts as its average or maximum."""
     own = isinstance(place, Partial) and place.reduce_op in {"avg", "max", "min", "any", "all"}
     return walk.problem(number, Relation("whole") if own else _result(place)) and walk.problem(number, _result(place))
 
 
 def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
-    """Return the relation of the gradient of a result, or None if it depends on values."""
+    """Return the relation of the gradient of a result in ``place``; None if it depends on values, as for a maximum."""
     if isinstance(place, Partial):
         return {"sum": Relation("whole"), "avg": Relation("whole", ranks=-1)}.get(place.reduce_op)
     if isinstance(place, Shard):
@@ -243,7 +244,10 @@ def _dual(walk: _Walk, number: int, place: Placement) -> Relation | None:
 
 
 def _gradient(place: Placement, *, differs: bool) -> Relation:
-    """Return the required relation of the gradient of an operand in ``place``; for an extremum it must be zero."""
+    """Return the required relation of the gradient of an operand in ``place``.
+
+    For a pending maximum or minimum, only a gradient of zero is accepted.
+    """
     if isinstance(place, Partial) and place.reduce_op not in {"sum", "avg"}:
         return Relation("whole", ranks=_NONE)
     if isinstance(place, Shard):
@@ -254,7 +258,10 @@ def _gradient(place: Placement, *, differs: bool) -> Relation:
 
 
 def _even(size: Size, split: str) -> set[tuple[str, Size]]:
-    """Return the condition under which rows of a split label are a shard of a dim in the library's division."""
+    """Return the condition under which a rank's elements of the split label are its shard of a dim of ``size``.
+
+    The condition is empty if the dim is the label itself, else equal shards of the label.
+    """
     label = Size(1, (split,))
     return set() if size.over(label) == ONE else {("even", label)}
 

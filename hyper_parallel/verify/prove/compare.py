@@ -1,9 +1,9 @@
-"""Compares what a parallel step computes with the step of one device, expression by expression.
+"""Compares the expressions that a parallel step computes with those of the step on one device.
 
 If all ends (losses, effects of hooks, gradients, new weights) have the same expressions, the parallel run makes the
-calls of one device. Otherwise the first difference is named. It is a fact that the step differs only if a single call
-was replaced, added or left out, everywhere alike, and if both calls give other results on random numbers; what is
-different in several ways may still be equal.
+calls of one device. Otherwise the first difference is named. It is reported as wrong only if all differences are the
+same one call that was replaced, added or left out, and if the two results differ on random numbers. Otherwise the
+difference is listed as open, because different expressions may have equal values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compared"]
 
 _LARGEST = 1 << 22
-"""Largest number of elements of the operands with which two calls are compared."""
+"""Maximum number of operand elements, in total, for which two calls are computed and compared."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Comparison:
     Attributes:
         equal: number of ends with equal expressions.
         wrong: differences from one device.
-        open: differences that need not change a value.
+        open: differences in expressions that need not change a value.
     """
 
     equal: int = 0
@@ -74,7 +74,11 @@ def compared(platform: Platform, parallel: Program, single: Program) -> Comparis
 
 
 def _complete(run: Program, other: Program) -> None:
-    """Add the ends that only the other run has: a gradient without a hook stays; the default step returns the loss."""
+    """Add the ends that only the other run has.
+
+    Where the other run's hook changed a gradient, this run has the gradient unchanged. Where the other run's ``step``
+    returned a loss, this run returned the loss of backward.
+    """
     for name in other.ends:
         default = run.ends.get("the loss") if name == RETURNED else other.unhooked.get(name)
         if name not in run.ends and default:
@@ -103,7 +107,10 @@ def _is_call(item: Expression) -> bool:
 
 
 def _kind(table: Expressions, one: int, own: int) -> Any:
-    """Return what distinguishes two values, if they are one call of the same operands or one call more; else None."""
+    """Return the two calls in which two values differ, without their operands.
+
+    None unless both values are calls on the same operands, or one value is a call on the other value.
+    """
     first, second = table.items[one], table.items[own]
     same = first.operands == second.operands and _is_call(first) and _is_call(second)
     more = second.operands == (one,) and _is_call(second)
@@ -115,7 +122,7 @@ def _kind(table: Expressions, one: int, own: int) -> Any:
 
 
 def _differs(platform: Platform, table: Expressions, one: int, own: int) -> bool:
-    """Return whether two values differ for random operands."""
+    """Return whether two values differ if their operands are random numbers; False if they cannot be computed."""
     computed = [each for each, other in ((one, own), (own, one)) if each not in table.items[other].operands]
     numbers = sorted({operand for each in computed for operand in table.items[each].operands})
     known = [table.items[each] for each in numbers]
@@ -140,7 +147,7 @@ def _random(platform: Platform, random: Any, item: Expression) -> Any:
 
 
 def _result(platform: Platform, item: Expression, values: dict[int, Any]) -> Any:
-    """Return the result of a call, or the operand that it writes, which is a copy."""
+    """Return the result of a call, or the operand that it writes; operands are copied before the call."""
     operands = [platform.copy(values[each]) for each in item.operands]
     filled = list(leaves(item.args, TREES))
     for place, each in zip(item.places, operands, strict=True):

@@ -1,8 +1,9 @@
 """Checks the groups of ``fully_shard``: parameters are all-gathered before use, gradients averaged over the ranks.
 
-Inputs are layouts, members of the collectives that ran, factors and positions in the rows; the code that made them is
-not called. The corresponding steps are checked by :mod:`~hyper_parallel.verify.prove.step_checker`. The copies of
-tensors into rows and out of them are tested, not proven.
+The inputs are layouts, the ranks and axes of the collectives that ran, factors, and positions in the flat buffers that
+are communicated; the code that made them is not called. The steps are checked by
+:mod:`~hyper_parallel.verify.prove.step_checker`. The copies of tensors into the buffers and out of them are tested, not
+proven.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class GroupProof:
 
     Attributes:
         steps: number of steps by kind and by the proof that covers them.
-        collectives: proven collectives: module, collective and axes.
+        collectives: proven collectives, each as module, collective and axes.
         axes: names of the axes over which gradients are averaged.
         wrong: differences from one device, with the module.
     """
@@ -52,7 +53,7 @@ def prove_groups(
     Args:
         groups: pairs of module path and group.
         events: collectives that ran in the step.
-        axes_of: returns the names of the axes that ranks span.
+        axes_of: returns the names of the mesh axes along which the given ranks lie.
     """
     found = GroupProof()
     proofs: dict[_Facts, list[tuple[str, str]]] = {}
@@ -93,11 +94,11 @@ def _refuse(why: str) -> None:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the steps of a parameter are proven from; they are equal in equal layers.
+    """The facts from which the steps of a parameter are proven; equal layers have equal facts.
 
     Attributes:
         sharded: layout of the parameter.
-        slot: its place in a row, moved to the start.
+        slot: its slot in the flat buffer, with offset 0.
         ranks: ranks over which it is sharded.
         replicas: ranks that have the same shard.
         divisor: factor by which the sum of its gradients is divided.
@@ -140,7 +141,7 @@ def _proven(facts: _Facts) -> list[tuple[str, str]]:
 
 
 def _axes_along(layout: Layout, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes of the layout's mesh that these ranks span; none for one rank."""
+    """Return the axes of the layout's mesh along which these ranks lie; none for one rank."""
     mesh = layout.mesh
     for count in range(1, mesh.ndim + 1) if len(ranks) > 1 else ():
         for axes in itertools.combinations(range(mesh.ndim), count):
@@ -152,7 +153,7 @@ def _axes_along(layout: Layout, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_rows(group: Any) -> None:
-    """Reject overlapping slots, of all parameters or of those with a gradient."""
+    """Raise an error if slots of parameters overlap in a flat buffer, or leave gaps."""
     for plan in (group.plan, group.gradient_plan):
         ends = [0, *(slot.offset + slot.size for slot in plan.slots)]
         if [slot.offset for slot in plan.slots] != ends[:-1] or plan.row != ends[-1]:

@@ -1,7 +1,7 @@
-"""Values of a program as expressions, in one table for all runs: equal numbers are equal expressions.
+"""A table of the values of a program as expressions; several runs share it, and equal expressions have equal numbers.
 
-An expression has an operator, its other arguments, and operands, which are expressions. A leaf is a parameter, an array
-of the batch, or a tensor of unknown origin.
+An expression has an operator, operands, which are expressions, and the other arguments of the operator. A leaf is a
+parameter, an array of the batch, or a tensor of unknown origin.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Expression:
 
     Attributes:
         name: name of the operator, or of a leaf.
-        shape: global shape, as the first run has it.
+        shape: global shape in the first run that has the expression, or None.
         dtype: dtype, or None.
         operands: numbers of the operands.
         func: function that is called, or None.
         args: positional and named arguments, with None in place of tensors.
         places: positions of the operands among the arguments.
-        part: number of the result; of a tensor that the call writes, its position among the operands, below zero.
+        part: index of the result; for an operand that the call writes, a negative number that encodes its position.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Expression:
 
     @property
     def notation(self) -> str:
-        """The value as text: dtype and shape, or the name of what no call makes."""
+        """The value as text: dtype and shape of a call's result, or the name of a leaf."""
         return self.name if self.shape is None or self.func is None else f"{short_dtype(self.dtype)}{list(self.shape)}"
 
 
 @dataclass
 class Expressions:
-    """The table.
+    """The table of expressions.
 
     Attributes:
         items: the expressions by number; number 0 stands for no value.
@@ -64,8 +64,8 @@ class Expressions:
         """Return the number of an expression.
 
         Args:
-            expression: its shape and arguments are only for messages.
-            text: text of the arguments, that differs if they do.
+            expression: the expression; its shape and ``args`` are not compared, but used in messages.
+            text: the arguments as text, which is compared.
         """
         key = (expression.func or expression.name, text, expression.operands, expression.part, expression.dtype)
         found = self._numbers.get(key)
@@ -75,7 +75,7 @@ class Expressions:
         return found
 
     def leaf(self, name: str, shape: Sequence[int] | None = None, dtype: Any = None) -> int:
-        """Return the number of a leaf of a name, shape and dtype."""
+        """Return the number of the leaf with this name, shape and dtype."""
         own = None if shape is None else tuple(map(int, shape))
         return self.number(Expression(name, own, dtype), repr(own))
 
@@ -114,7 +114,10 @@ class _Shown:
 
 
 def first_differences(table: Expressions, one: int, other: int) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of expressions in which two expressions differ, and whose operands do not show why."""
+    """Yield the innermost pairs of subexpressions in which two expressions differ.
+
+    A pair is innermost if its two calls differ themselves, not only in their operands.
+    """
     waiting, seen = [(one, other)], {(one, other)}
     while waiting:
         pair = waiting.pop()

@@ -1,8 +1,8 @@
-"""The laws: how the ranks' values relate to the value on one device, after one primitive.
+"""The laws of proofs, each of which relates the ranks' results of one primitive to its result on one device.
 
 `docs/proofs.md` states them in words; `tests_unit/verify/prove/test_laws.py` checks each of them on every small case. A
-law concerns one mesh axis of ``n`` ranks, which splits one label of size ``s``; a rank has ``l`` of its elements,
-possibly none.
+law concerns one mesh axis of ``n`` ranks. The axis splits one label (an index of the primitive, as in einsum) of size
+``s``; a rank has ``l`` of the ``s`` elements, possibly none.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Relation:
     Attributes:
         kind: ``whole``: each rank has the complete value; ``part``: each rank has a shard along ``dim``; ``pending``:
             the reduction of all ranks' values by ``reduce`` gives the value.
-        dim: dim that is split.
-        outer: number of blocks of the dim; a rank has its rows of each block. 1 if the dim is the split label.
+        dim: dim that is split, for a ``part``.
+        outer: number of blocks of the dim; a rank has a shard of every block. 1 if the dim is the split label.
         factor: number of elements of the dim per element of the split label.
-        reduce: reduction of a pending value.
+        reduce: reduction of a pending value, such as ``sum``.
         ranks: power of ``n`` by which the ranks' values are scaled.
         share: power of ``l / s`` by which the ranks' values are scaled.
-        zero: whether the value is zero, which is replicated, a shard and pending at once.
+        zero: whether the value is zero everywhere; such a value is replicated, a shard and pending at once.
     """
 
     kind: str
@@ -62,14 +62,14 @@ def after(
     split: str,
     needs: set[tuple[str, Size]],
 ) -> Relation:
-    """Return the relation of the result of ``step``.
+    """Return the relation of the result of ``step``, given those of its operands.
 
     Args:
         step: the primitive.
         shapes: shapes of its operands.
         operands: relations of its operands.
         split: symbol of the split label, or empty.
-        needs: receives the conditions on sizes; ``("full", size)`` means that no rank has an empty shard of it.
+        needs: receives the conditions on sizes, such as ``("full", size)``: no rank has an empty shard of ``size``.
 
     Raises:
         UnprovenError: no law applies.
@@ -124,7 +124,7 @@ def _of_primitive(
 def _adds(
     does: Primitive, operands: Sequence[Relation], live: Sequence[int], pending: Sequence[int], label: int
 ) -> bool:
-    """Whether shards along ``label`` and pending operands are terms of one sum."""
+    """Whether the operation adds operands split along ``label`` and pending operands, so that its result is pending."""
     terms = [index for index in live if index in does.joint]
     return (
         does.reduce == "sum"
@@ -152,7 +152,10 @@ def _check_reduction(step: Step, does: Primitive, live: Sequence[int], label: in
 def _split_label(
     step: Step, does: Primitive, operands: Sequence[Relation], live: Sequence[int]
 ) -> tuple[int, Size, Size] | None:
-    """Return the one label that is split in all operands that have it, and its split; None if nothing is split."""
+    """Return the split label, with ``outer`` and ``factor`` of its dims; None if nothing is split.
+
+    It must be split in all operands that have it.
+    """
     parts = [(does.inputs[index][operands[index].dim], operands[index].outer, operands[index].factor)
              for index in live if operands[index].kind == "part"]  # fmt: skip
     if not parts:
@@ -175,7 +178,7 @@ def _split_label(
 
 
 def _scale(step: Step, does: Primitive, operands: Sequence[Relation], live: Sequence[int]) -> tuple[int, int]:
-    """Return the powers of the result's factor, for operands that are whole or split."""
+    """Return ``ranks`` and ``share`` of the result, which are powers of its scale."""
     ranks = share = 0
     for index in does.each:
         ranks, share = ranks + operands[index].ranks, share + operands[index].share
@@ -200,7 +203,7 @@ def _passed(
         raise UnprovenError(msg)
     if reduce not in _LINEAR:
         passes = does.moves or (does.increasing and reduce in {"max", "min"} and does.reduce in {"", reduce})
-        # Operands that determine positions, such as indices, are equal on all ranks.
+        # Operands that determine positions, such as indices, are equal on all ranks and need not be pending.
         moved = [index for index in live if index in does.each] if does.each else live
         if not passes or set(pending) != set(moved) or share:
             msg = f"{step.name}: not known to be increasing, and an operand is a pending {reduce}"
@@ -231,7 +234,10 @@ def _power(sizes: Sequence[Size], split: str) -> int:
 
 
 def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Relation:
-    """Law of row-major order: a shard is kept if the numbers of elements before its dim and per index are kept."""
+    """Return the relation of a reshaped tensor.
+
+    A shard remains a shard if a dim of the result has as many elements before it, and per index, as the split dim.
+    """
     if x.kind != "part" or x.zero:
         return x if x.zero else _checked(step, x, split)
     if tuple(source) == step.shape:
@@ -247,7 +253,7 @@ def _reshaped(step: Step, source: Sequence[Size], x: Relation, split: str) -> Re
 
 
 def _sized(step: Step, relation: Relation, split: str, does: Primitive | None = None) -> Relation:
-    """Return the relation of a value that is constant along its new dims, one of which may be split."""
+    """Return the relation of a result with new dims along which it is constant; one of them may have a local size."""
     dims = [dim for dim, size in enumerate(step.shape) if split and split in size.symbols]
     if not dims or (does is not None and not all(does.output[dim] in does.copies for dim in dims)):
         return _checked(step, relation, split)

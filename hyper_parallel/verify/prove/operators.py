@@ -1,4 +1,4 @@
-"""Proves the rows of the library's rules: each sample of an operator becomes a graph on which each row is checked."""
+"""Proves the rules of operators: checks each row (placements of operands and results) on the graph of a sample call."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["LEVELS", "ProvenRow", "SampleGraph", "answered", "family_of", "graph
 
 LEVELS = ("proven", "tested", "assumed", "refuted")
 HINTS = (11, 13, 17, 19, 23, 29, 31)
-"""Sizes of the letters of a sample: all different, and different from the numbers in samples."""
+"""Sizes that replace the letters of a sample's shapes: all different, and different from the numbers in samples."""
 OTHER_HINT = 37
-"""Another size of a letter that counts results."""
+"""A second size for a letter whose size determines the number of results."""
 
 
 @dataclass
@@ -41,10 +41,10 @@ class ProvenRow:
     Attributes:
         op: the operator.
         sample: number of the sample.
-        row: the row in words.
+        row: the row as text.
         level: ``proven``, ``tested``, ``assumed``, or ``refuted`` by a test.
         why: the reason why it is not proven, or empty.
-        conditions: conditions on sizes.
+        conditions: conditions on global sizes under which the proof is valid.
         sizes: local sizes that the proof does not cover.
     """
 
@@ -59,16 +59,18 @@ class ProvenRow:
 
 @dataclass
 class SampleGraph:
-    """A sample of an operator as primitives.
+    """A sample call of an operator as a graph of primitives.
 
     Attributes:
         number: number of the sample.
-        call: the call with replicated operands.
-        answer: the rule's result, with its rows.
-        graph: graph of primitives; None if it could not be traced.
-        why: the reason why it could not be traced.
-        numbers: sizes of dims that stay numbers if the operator asks for them.
-        empties: tests of its local calls on empty parts.
+        sample_call: the call with replicated operands.
+        answer: the return value of the rule, with its rows.
+        graph: graph of primitives; None if the call could not be traced.
+        why: the reason why the call could not be traced.
+        sample: the sample.
+        letters: the size of each letter in the sample's shapes.
+        numbers: sizes that the trace has as constants, not as symbols, if the operator reads them.
+        empties: tests of the local calls on empty shards.
     """
 
     number: int
@@ -90,7 +92,7 @@ def family_of(op: str) -> str:
 
 
 def graphs_of(platform: Platform, op: str) -> Iterator[SampleGraph]:
-    """Yield the samples of ``op`` as primitives."""
+    """Yield the sample calls of ``op`` as graphs of primitives."""
     rule = find_rule(op)
     if not isinstance(rule, Rule):
         return
@@ -118,7 +120,7 @@ def prove_operator(platform: Platform, op: str) -> list[ProvenRow]:
 
 
 def _test(row: ProvenRow, tests: TestedRows) -> None:
-    """Set the level of a row that is not proven."""
+    """Set the level of a row that is not proven, from the results of its tests."""
     if row.row in tests.failed:
         row.level, row.why = "refuted", tests.failed[row.row]
     elif tests.result(row.row):
@@ -126,7 +128,7 @@ def _test(row: ProvenRow, tests: TestedRows) -> None:
 
 
 def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenRow:
-    """Return one row with its level of proof."""
+    """Prove one row on the graph of a sample call; return the row with its level."""
     op, text = made.sample_call.call.op, row_text(row)
     if _same_call(made, row):
         return ProvenRow(op, made.number, text, "proven")
@@ -148,7 +150,10 @@ def prove_sample_row(platform: Platform, made: SampleGraph, row: Row) -> ProvenR
 
 
 def _on_empty_parts(made: SampleGraph, row: Row) -> str:
-    """Return why a row is wrong for a rank with an empty part, or nothing; a row excludes it by any condition."""
+    """Return why a row is wrong for a rank with an empty shard, or "".
+
+    A row with a condition on the size of the sharded dim is not tested: its conditions exclude empty shards.
+    """
     operands = made.sample_call.call.operands
     split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
     if not split or {*split} & {*row.full, *row.even, *((index, dim) for index, dim, _ in row.sizes)}:
@@ -160,7 +165,7 @@ def _on_empty_parts(made: SampleGraph, row: Row) -> str:
 
 
 def _same_call(made: SampleGraph, row: Row) -> bool:
-    """Whether each rank makes the caller's call on replicated operands without randomness: the law of one call."""
+    """Whether each rank makes the caller's call, on replicated operands and without randomness: nothing is to prove."""
     random = made.sample is not None and made.sample.random
     places = (*row.inputs, *row.outputs)
     return made.answer.localize is None and not random and all(place.is_replicate() for place in places)
@@ -173,14 +178,14 @@ def _why(proof: Proof) -> str:
 def answered(
     platform: Platform, rule: Rule, number: int, sample: Sample, letters: dict[str, int] | None = None
 ) -> tuple[SampleCall, Strategies] | None:
-    """Return a sample as a call on one rank with the rows of its rule; None if the rule has no rows.
+    """Return a sample as a call on one rank, with the rows that its rule returns; None if there are no rows.
 
     Args:
         platform: the framework.
         rule: the operator's rule.
         number: number of the sample.
         sample: the sample.
-        letters: sizes of its letters; other ones than the default.
+        letters: sizes of its letters; by default :data:`HINTS`.
     """
     sizes = letters or dict(zip(_letters(sample), HINTS, strict=False))
     seed = seed_of(rule.op, number)
@@ -218,7 +223,7 @@ def _sample_graph(platform: Platform, rule: Rule, number: int, sample: Sample) -
 
 
 def _counts(platform: Platform, rule: Rule, number: int, sample: Sample, letters: dict[str, int], letter: str) -> bool:
-    """Whether the size of a letter decides how many results there are."""
+    """Whether the size of a letter determines the number of results."""
     found = [answered(platform, rule, number, sample, letters | more) for more in ({}, {letter: OTHER_HINT})]
     first, second = (-1 if each is None else len(each[1].outputs) for each in found)
     return first != second and -1 not in {first, second}
@@ -247,7 +252,7 @@ def _made(
 
 
 def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Graph | None, str]:
-    """Return the graph of the local call, for ``row`` if given, or the reason why it could not be traced."""
+    """Return the graph of the local call for ``row``, or of the sample call if None; or why it could not be traced."""
     call, sample, rule = made.sample_call.call, made.sample, made.sample_call.rule
     assert sample is not None
     filled = made.sample_call.filled
@@ -295,7 +300,7 @@ def _traced(platform: Platform, made: SampleGraph, row: Row | None) -> tuple[Gra
 
 
 def _arguments(platform: Platform, rule: Rule, sample: Sample, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name, with references for operands and symbolic sizes."""
+    """Return the arguments by name, with a ``Ref`` in place of each operand, and with symbolic sizes."""
     from hyper_parallel.core.shard.entry import binder
     from hyper_parallel.core.shard.sample import DType
 
@@ -316,7 +321,7 @@ def _arguments(platform: Platform, rule: Rule, sample: Sample, known: dict[str, 
 
 
 def _numbers(sample: Sample) -> set[int]:
-    """Return the sizes of dims that the sample gives as numbers."""
+    """Return the sizes in the sample's shapes that are numbers, not letters."""
     found = set[int]()
 
     def collect(leaf: Any) -> None:

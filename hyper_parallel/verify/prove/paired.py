@@ -1,6 +1,7 @@
-"""Builds the graph of a call with given sizes from two graphs: that of one device and that of a rank's local call.
+"""Builds the graph of a call with given sizes from two traces: the call on one device, and a rank's local call.
 
-If both have the same steps and numbers, the sizes that differ are multiples of one label, which is split.
+Both traces must have the same steps. The sizes that differ between them are then multiples of one symbol, the size of
+the split label (see :mod:`~hyper_parallel.verify.prove.laws`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LABEL = "s"
 
 
 def complete_text(arguments: Any) -> str:
-    """Return arguments as text that differs if they do: NumPy's own leaves out elements and digits of arrays."""
+    """Return arguments as text, with all elements and digits of arrays; different arguments have different texts."""
     with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
         return repr(arguments)
 
@@ -36,10 +37,10 @@ def paired(whole: Graph, local: Graph, *, ranks: int = 1) -> Graph:
     Args:
         whole: the call on one device.
         local: the call on a rank.
-        ranks: number of ranks that split a dim, for the message.
+        ranks: number of ranks that split a dim, for the error message.
 
     Raises:
-        UnprovenError: the two have different steps, or no label explains their sizes.
+        UnprovenError: the two graphs have different steps, or the differing sizes are different fractions.
     """
     names = [[step.name for step in graph.steps] for graph in (whole, local)]
     wiring = [(graph.inputs, graph.outputs, graph.cotangents, graph.gradients) for graph in (whole, local)]
@@ -57,7 +58,7 @@ def paired(whole: Graph, local: Graph, *, ranks: int = 1) -> Graph:
 
 
 def _uneven(whole: Graph, local: Graph, ranks: int) -> str:
-    """Return in words that operands are split unevenly, or an empty text."""
+    """Return the end of the error message if operands are split unevenly, else an empty text."""
     pairs = ((one.number, own.number) for at in whole.inputs
              for one, own in zip(whole.steps[at].shape, local.steps[at].shape, strict=False))  # fmt: skip
     found = next(((size, part) for size, part in pairs if size != part and size % ranks), None)
@@ -81,7 +82,7 @@ def _step(one: Step, own: Step, label: int) -> Step:
         for size, local in zip(one.shape, own.shape, strict=True)
     )
     if one.name == own.name and Size(0) in own.shape and not isinstance(one.does, Input):
-        return replace(one, shape=shape)  # a result without elements is its part of every result
+        return replace(one, shape=shape)  # every result has the same empty shard, whatever the call computes
     if one.operands != own.operands or _without_sizes(one.does) != _without_sizes(own.does):
         msg = f"{one.name}: the local call does something different from one device"
         raise UnprovenError(msg)
@@ -93,7 +94,7 @@ def _without_sizes(does: Any) -> Any:
 
 
 def conditions_met(row: Row, shapes: Sequence[Sequence[int]], ranks: int) -> Row:
-    """Return the row with those conditions that these global shapes of the operands meet."""
+    """Return the row with only the conditions that these global shapes of the operands meet."""
     split = [(index, place.dim) for index, place in enumerate(row.inputs) if isinstance(place, Shard)]
     sizes = {pair: shapes[pair[0]][pair[1]] for pair in split}
     even = tuple(pair for pair, size in sizes.items() if size % ranks == 0)

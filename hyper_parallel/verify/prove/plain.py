@@ -1,10 +1,10 @@
 """Proves a program's calls on plain tensors: derives their placements, and finds gradients that are not reduced.
 
 A plain tensor is the local tensor of a DTensor, a parameter, or part of the batch. The program runs once as one device
-and once as the first rank of an axis. Both call the same functions; the placements of a call's operands and its two
-sets of sizes determine the placements of its results (:mod:`~hyper_parallel.verify.prove.paired`). Gradients of plain
-tensors are not reduced automatically: the gradient of a replicated operand that is used with operands that differ
-between ranks is only the rank's term of the sum.
+and once as the first rank of an axis. Both runs call the same functions. The placements of a call's results follow from
+the placements of its operands, and from the sizes in both runs (:mod:`~hyper_parallel.verify.prove.paired`). Gradients
+of plain tensors are not reduced automatically: if a replicated operand is used with operands that differ between ranks,
+its gradient on a rank is only that rank's term of a sum.
 
 After backward, clipping and the optimizer's step are followed in the same way, on the local tensors of weights,
 gradients and state, including all-reduces. A tensor that is written must have the placement of the DTensor that it is
@@ -47,12 +47,12 @@ _TREES = (list, tuple, dict)
 _MOST_RESULTS = 3
 _LOCAL = attrgetter("_local")
 _SOFT = ("not traced", "it has many results", "its result is split")
-"""Prefix of reasons that do not concern the value, because no law was applied."""
+"""Beginnings of reasons that say nothing about the value, because no law was applied."""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """The facts of a plain tensor that a proof needs."""
+    """Shape, dtype and need of a gradient of a plain tensor."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -75,7 +75,7 @@ class _Event:
         args: positional and named arguments, with None in place of tensors.
         layout: layout of the DTensor.
         reduced: whether the library reduces the gradient.
-        name: name of the function, the parameter, the border, or the reduction.
+        name: name of the function, the parameter, the tensor that enters or leaves a DTensor, or the reduction.
         ranks: ranks that take part in an all-reduce.
     """
 
@@ -92,7 +92,7 @@ class _Event:
 
     @cached_property
     def text(self) -> str:
-        """The arguments as text that differs if they do."""
+        """The arguments as text; different arguments have different texts."""
         return arguments_text(self.args)
 
 
@@ -121,8 +121,9 @@ class PlainCalls:
 
     Attributes:
         platform: the framework.
-        program: records the values of all calls, those of DTensors included; None if they are not compared.
-        like: record of the same plan on one rank; the arguments of its calls are those of one device.
+        program: records the values of all calls, including those of DTensors; None if values are not compared.
+        like: record of the same plan on one rank. ``program`` gets the arguments of its calls, because local sizes
+            among the arguments would otherwise differ from those on one device.
         batch: arrays that the model is called with.
         model: the parallel model, once it is built.
         events: the events in order.
@@ -139,7 +140,7 @@ class PlainCalls:
     events: list[_Event] = field(default_factory=list)
     values: list[_Value] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
-    _writes: list[int] = field(default_factory=list)  # into the tensor of each value, up to when it had the value
+    _writes: list[int] = field(default_factory=list)  # per value, the write count of its tensor when it had the value
     _kept: list[Any] = field(default_factory=list)  # ids are unique only among live objects
     after: int = -1
     _differentiable: int = 0  # number of values up to the last loss
@@ -147,7 +148,7 @@ class PlainCalls:
     _borders: dict[int, _Border] = field(default_factory=dict)
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
     _owners: dict[int, tuple[Any, str, Layout | None]] = field(default_factory=dict)
-    _text: str = ""  # the arguments of the running call, as one rank has them
+    _text: str = ""  # the arguments of the running call, as in the run on one rank
 
     @property
     def _done(self) -> bool:
@@ -156,7 +157,7 @@ class PlainCalls:
 
     @property
     def reductions(self) -> list[_Event]:
-        """The all-reduces of several ranks after backward."""
+        """The all-reduces after backward in which several ranks take part."""
         return [event for event in self.events if event.kind == "reduces" and len(event.ranks) > 1]
 
     @contextlib.contextmanager
@@ -241,7 +242,7 @@ class PlainCalls:
         return reducing
 
     def finish(self, loss: Any) -> None:
-        """Record a loss; calls outside of backward after the last one belong to the rest of the step."""
+        """Record a loss; after the last loss, calls outside of backward belong to clipping or the optimizer's step."""
         if self._done:
             if any(event.kind in ("written", "dispatched") for event in self.events[self.after :]):
                 self.events.insert(self.after, _Event("written", "", name="a weight, between two losses,"))
@@ -264,7 +265,7 @@ class PlainCalls:
             self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=True)
 
     def _close(self) -> None:
-        """Record the writes of calls that are not followed, and the parameters that have gradients."""
+        """Record the tensors that calls wrote without being recorded, and the parameters that have gradients."""
         for path, (memory, version) in self._weights().items() if self._done else ():
             if memory not in self._borders:
                 self._note_dispatched(path, memory, version)
@@ -300,9 +301,10 @@ class PlainCalls:
         return number
 
     def _number(self, tensor: Any, *, by_call: bool = False) -> int | None:
-        """Return the number of a tensor, or None if it is not known; after a change that is not followed, a new one.
+        """Return the number of a tensor's value; None if the tensor is not known.
 
-        Not followed are writes through views and by calls without a result, and functions with a backward of their own.
+        A tensor that has changed otherwise than by a recorded call gets a new number: after writes through views or by
+        calls without a result, and after functions with a backward of their own.
 
         Args:
             tensor: the tensor.
@@ -403,7 +405,7 @@ class PlainCalls:
                 self.events.append(_Event("written", "", name=border.name))
 
     def _owner(self, tensor: Any) -> tuple[str, Layout | None]:
-        """Return path and layout of a parameter or buffer, given as itself or by its gradient.
+        """Return path and layout of the parameter or buffer that is ``tensor``, or whose gradient it is.
 
         Before the loss, local tensors of DTensors are not searched.
         """
@@ -412,10 +414,10 @@ class PlainCalls:
         return self._owners[id(tensor)][1:] if id(tensor) in self._owners else ("", None)
 
     def _note_owners(self, asked: Iterable[Any]) -> None:
-        """Look up all owners at once, because a search costs as much as the model has parameters.
+        """Look up all owners at once, because each search iterates over all parameters.
 
         Args:
-            asked: tensors that belong to nothing if they are not found.
+            asked: tensors that are recorded as without an owner if they are not found.
         """
         stored = {**self.platform.parameters_dict(self.model), **harness_of(self.platform).buffers(self.model)}
         if not self._done:
@@ -445,7 +447,7 @@ class PlainCalls:
 
 @contextlib.contextmanager
 def _replaced(functions: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    """Replace attributes inside the block, given by owner and name."""
+    """Replace attributes inside the block; the keys are pairs of owner and attribute name."""
     before = {(owner, name): vars(owner)[name] for owner, name in functions}
     try:
         for (owner, name), function in functions.items():
@@ -497,7 +499,7 @@ def prove_plain(
         whole: record of one device.
         name: name of the axis.
         ranks: size of the axis.
-        graphs: traces of calls, which axes and layers share; equal calls are traced once.
+        graphs: cache of traced calls, shared by axes and layers: equal calls are traced once.
     """
     walk = _Walk(platform, local, whole, name, ranks, graphs)
     kinds = [[(each.kind, each.func, each.operands, each.results) for each in run.events] for run in (local, whole)]
@@ -537,8 +539,8 @@ class _Walk:
         self.shares: set[int] = set()  # values whose gradient on a rank is only its term of the sum
         self.differs: set[int] = set()  # calls whose operands are not all replicated
         self.reasons: dict[int, str] = {}
-        self.refused: set[int] = set()  # values that differ from one device according to a law
-        self.heads: dict[str, Placement] = {}  # placements of the operands of a norm of heads
+        self.refused: set[int] = set()  # values that, by a law, differ from those of one device
+        self.heads: dict[str, Placement] = {}  # by module: placement of the operand of a norm over each head
         self.known: dict[Any, tuple[tuple[Placement, ...] | None, str]] = {}
 
     def forward(self, at: int) -> None:
@@ -566,12 +568,12 @@ class _Walk:
 
     @staticmethod
     def _placed(layout: Layout) -> Placement:
-        """Return the placement on the run's only axis with several ranks; a layout may be on a slice of the mesh."""
+        """Return the placement on the only axis with several ranks; replicate if the layout's mesh lacks this axis."""
         axis = next((axis for axis, size in enumerate(layout.mesh.shape) if size > 1), None)
         return Replicate() if axis is None else layout.placement_on(axis)
 
     def _reduces(self, event: _Event) -> None:
-        """Follow an all-reduce: of a pending value over the axis, or of a single rank."""
+        """Derive the result of an all-reduce, which reduces a pending value over the axis, or has a single rank."""
         (number,), (result,) = event.operands, event.results
         place, count = self.places.get(number), len(event.ranks)
         done = count == self.ranks and isinstance(place, Partial) and place.reduce_op == event.name
@@ -606,7 +608,10 @@ class _Walk:
         self.found.step = self.found.step or why
 
     def _enters(self, event: _Event) -> None:
-        """Compare a declared placement with the derived one; a norm of heads may leave the dim of the heads open."""
+        """Compare a declared placement with the derived one.
+
+        The declared placement of a norm over heads may leave open which dim has the heads.
+        """
         number, layout = event.operands[0], event.layout
         own = self.places[number]
         declared = None if layout is None else self._placed(layout)
@@ -700,7 +705,7 @@ class _Walk:
         return None, f"not traced: {unknown}" if unknown else reasons[0]
 
     def _graph(self, run: PlainCalls, event: _Event) -> Graph:
-        """Return the trace of a call, which depends on function, arguments, and the operands' facts."""
+        """Return the trace of a call, cached by function, arguments, and the operands' shapes and dtypes."""
         values = tuple(run.values[number] for number in event.operands)
         key = (event.func, event.text, values)
         if key not in self.graphs:
@@ -733,7 +738,7 @@ class _Walk:
             return f"not traced: {(str(error) or type(error).__name__).splitlines()[0]}"
 
     def backward(self, at: int) -> None:
-        """Find the gradients that are only a rank's term of a sum, starting from those of the results."""
+        """Find operands of one event whose gradient is only a rank's term of a sum, given this for the results."""
         event = self.local.events[at]
         if event.kind == "call":
             share = any(number in self.shares for number in event.results)

@@ -1,4 +1,4 @@
-"""Certificate of a plan: proofs of one step at given sizes, and the gaps in them. No ranks run."""
+"""Certificate of a plan: proofs of one training step at given sizes, and what they do not cover. No ranks run."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ INCONCLUSIVE = 3
 
 @dataclass(frozen=True)
 class CallProof:
-    """One operator of the program on one axis.
+    """The proof of one operator call of the program on one axis.
 
     Attributes:
         op: the operator.
-        module: module that called it first.
+        module: module that first made the call.
         axis: axis of the mesh.
         row: placements on the axis.
         shapes: global shapes of the operands.
         level: ``proven`` for these sizes, or ``tested``.
         why: the reason why it is not proven, or empty.
-        conditions: conditions on sizes, all met.
+        conditions: conditions on sizes, all of which these sizes meet.
     """
 
     op: str
@@ -96,16 +96,18 @@ class Certificate(Report):
         model: name of the model.
         mesh: sizes of the mesh by axis.
         calls: operator calls, each once per axis, placement and shape.
-        reductions: reductions of pending sums and gradients: module, collective and axes, with their number.
-        moves: other collectives.
+        reductions: number of collectives that reduce pending sums and gradients, by module, collective and axes.
+        moves: number of other collectives, in the same form.
         changes: number of steps of redistributions and of their gradients, by kind and proof.
-        gradients: gradients whose layouts match those of their parameters.
-        plain: proven calls on plain tensors.
-        updates: parameters whose new values are proven equal to those of one device, including clipping.
-        compared: losses, gradients and new values that are the expressions of one device.
+        gradients: number of gradients whose layouts match those of their parameters.
+        plain: number of proven calls on plain tensors.
+        updates: number of parameters whose new values are proven equal to those of one device, including clipping.
+        compared: number of losses, gradients and new values with the same expression as on one device.
         open: gaps that no proof covers, with the module.
         wrong: differences from one device.
-        notes: probably unintended properties of the plan.
+        notes: properties of the plan that are probably unintended.
+        seconds: duration.
+        peak_bytes: peak memory of the process.
     """
 
     model: str
@@ -201,7 +203,7 @@ def certify(
     """Return the certificate of a plan of a PyTorch model.
 
     Args:
-        spec: as for ``explain_model``; one step runs on meta tensors, as the first rank.
+        spec: model, batches and loss, as for ``explain_model``; one step runs on meta tensors, as the first rank.
         plan: as for ``explain_model``.
         mesh_shape: sizes of the mesh's axes.
         mesh_names: names of the mesh's axes.
@@ -267,7 +269,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _recorded_case(made: ModelCase, calls: PlainCalls) -> ModelCase:
-    """Return a case whose model, batches and losses are noted."""
+    """Return a case that records its model, batches and losses in ``calls``."""
     batches = [plain_tensors(calls.platform, batch) for batch in made.batches]
     calls.batch = [each for batch in batches for each in batch]
 
@@ -287,7 +289,7 @@ def _recorded_case(made: ModelCase, calls: PlainCalls) -> ModelCase:
 
 
 def _recorded_plan(made: ParallelPlan, case: ModelCase, program: Program) -> ParallelPlan:
-    """Return a plan that notes the parallel model, and the loss that a step of the user's returns."""
+    """Return a plan that records the parallel model, and the loss that the user's ``step`` returns."""
     own, step = made.hooks or case.hooks, made.step or case.step
 
     def hooks(model: Any) -> None:
@@ -314,7 +316,7 @@ def _run(
 ) -> tuple[ParallelStep, PlainCalls]:
     """Run a step as the first rank of a mesh; return its record, and its events on plain tensors."""
     transport = rehearsed_transport("torch", math.prod(shape), 0)
-    # Ranks exchange only sizes of shards, which are assumed to be equal.
+    # Ranks exchange only the sizes of their shards; these are assumed to be equal on all ranks.
     transport.all_gather_object = lambda obj, ranks: [obj] * len(ranks)  # type: ignore[method-assign]
     calls = PlainCalls(current_platform(), program, like)
     cases: list[ModelCase] = []
@@ -337,7 +339,7 @@ def _run(
 def _one_rank(
     run: Callable[..., tuple[ParallelStep, PlainCalls]], make_plan: Callable[[Any], Any], alone: tuple[int, ...]
 ) -> tuple[PlainCalls | None, str]:
-    """Return the events on plain tensors of the plan on one rank, or the reason why it does not run."""
+    """Run the plan on one rank; return the events on plain tensors, or the reason why the plan does not run."""
     try:
         return run(make_plan, alone)[1], ""
     except (HyperParallelError, InputError) as error:
@@ -419,7 +421,7 @@ def _count(found: Certificate, event: Event) -> None:
 
 
 class _Changes:
-    """Checks the steps of every redistribution that communicates, each once."""
+    """Checks the steps of every redistribution that communicates; equal redistributions are checked once."""
 
     def __init__(self, found: Certificate) -> None:
         self.found = found
@@ -442,7 +444,7 @@ class _Changes:
 
 @contextlib.contextmanager
 def _border(found: Certificate) -> Iterator[None]:
-    """Record local tensors that leave the program's DTensors, and plain tensors that become DTensors."""
+    """Record as gaps the calls of ``to_local`` and ``from_local`` by the program."""
     leave, enter = DTensor.to_local, DTensor.from_local
     noted: dict[str, None] = {}
 
@@ -494,7 +496,7 @@ def _prove_calls(found: Certificate, platform: Platform, planned: Sequence[tuple
 
 
 def _check_varying(found: Certificate, module: str, plan: OpPlan, axis: int) -> None:
-    """Record operands whose gradient lacks a reduction, or is reduced although it is replicated."""
+    """Record operands whose gradient lacks a reduction, or is reduced although all ranks have the complete gradient."""
     found.wrong += [
         f"{module}: {plan.call.op} does not reduce the gradient of operand {index} as it must"
         for index in wrongly_reduced(plan.choice, axis)
@@ -502,7 +504,7 @@ def _check_varying(found: Certificate, module: str, plan: OpPlan, axis: int) -> 
 
 
 def wrongly_reduced(choice: Choice, axis: int) -> list[int]:
-    """Return the operands whose gradient is an unreduced pending sum over ``axis``, or replicated but reduced."""
+    """Return the operands whose gradient is a pending sum over ``axis`` but not reduced, or replicated but reduced."""
     places = [layout.placement_on(axis) for layout in choice.targets]
     differs = not all(place.is_replicate() for place in places)
     return [
@@ -548,7 +550,7 @@ def _on(rank: int, why: str) -> str:
 
 
 def _representative_ranks(row: Row, operands: Sequence[Operand], ranks: int) -> list[int]:
-    """Return one rank of an axis for each combination of local sizes: first and last rank, and those with remainders.
+    """Return one rank of an axis for each combination of local sizes.
 
     The library gives the first ranks shards of equal size, at most one rank the remainder, and the others nothing.
     """

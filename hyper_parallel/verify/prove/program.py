@@ -1,9 +1,9 @@
 """Records a run as expressions over the parameters and the batch, so that two runs can be compared.
 
-What the library does for a program keeps the global value: a redistribution, a local tensor, a wrapper, the gathered
-parameters of ``fully_shard``. Such a result has the expression of what it was made from. All other results are those
-of calls of the program. A value of a run is therefore equal to that of another run if their expressions are equal, and
-so is each gradient, unless a hook changes it; hooks are recorded as functions of the gradient that arrives.
+The library's own operations keep the global value of a tensor: redistributions, ``to_local``, wrappers, and the gather
+of ``fully_shard``. The result has the expression of the tensor that it was made from. All other results are those of
+the program's calls. Values of two runs with equal expressions are therefore equal, and so are the gradients of
+parameters, unless a hook changes them. Hooks are recorded as functions of the gradient that they receive.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 __all__ = ["RETURNED", "Program", "arguments_text", "library_borders"]
 
 RETURNED = "the loss that step= returns"
-"""The end that a step of the user's has."""
+"""Name of the end for the loss that the user's ``step`` function returns."""
 
 _COPIES = ("clone", "contiguous")
 """Functions whose result and gradient are those of the operand."""
 
 _KEPT = (*_COPIES, "detach")
-"""Functions whose result is the operand: before the step and in the library, where no gradient passes."""
+"""Functions whose result has the operand's value; used before the step and in the library, where no gradient passes."""
 
 _READS = (".grad", ".data")
-"""Properties that are no calls: the gradient, and the tensor without its history."""
+"""Attributes of a tensor whose access is not recorded as a call."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def arguments_text(args: Any) -> str:
-    """Return arguments as text that differs if they do, without addresses of objects."""
+    """Return arguments as text without addresses of objects; different arguments have different texts."""
     text = repr(args)
     return _ADDRESS.sub("", complete_text(args)) if "array(" in text or " at 0x" in text else text
 
@@ -53,9 +53,10 @@ def _local(tensor: Any) -> Any:
 
 
 def library_borders(program: Program) -> dict[tuple[Any, str], Any]:
-    """Return replacements of the functions by which the library makes a tensor of the same global value from another.
+    """Return replacements of the library's functions that make a tensor with the global value of another tensor.
 
-    Other such functions wrap the tensor itself. Clipping and attention over a split sequence compute as one device.
+    Functions that only wrap the tensor need no replacement. The global norm of clipping, and attention over a split
+    sequence, are each recorded as one call, because they compute what one device computes.
     """
     from hyper_parallel.core.context_parallel import attention
     from hyper_parallel.core.dtensor import module
@@ -99,7 +100,7 @@ def library_borders(program: Program) -> dict[tuple[Any, str], Any]:
 
 @dataclass
 class _Entry:
-    """The value that a tensor has while its local tensor and the number of writes to it are these."""
+    """The value of a tensor, valid as long as its local tensor and that tensor's write count do not change."""
 
     local: Any
     version: int
@@ -108,7 +109,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Write:
-    """A write of a recorded call: the elements of the storage, the new value, and the version after it."""
+    """A write by a recorded call: the range in the storage, the new value, and the version after the write."""
 
     start: int
     stop: int
@@ -118,7 +119,7 @@ class _Write:
 
 @dataclass(frozen=True)
 class _Call:
-    """A recorded call: function, arguments without tensors, values of operands, and whether one needs a gradient."""
+    """A recorded call: function, arguments without tensors, operands, and whether an operand needs a gradient."""
 
     func: Any
     name: str
@@ -130,7 +131,7 @@ class _Call:
 
 
 def _extent(place: tuple[Any, ...]) -> tuple[int, int]:
-    """Return the elements of a storage among which those of a tensor are."""
+    """Return the range of a storage that contains all elements of a tensor."""
     shape, stride, offset = place
     if 0 in shape:
         return offset, offset
@@ -144,9 +145,9 @@ class Program:
     Attributes:
         platform: the framework.
         table: the expressions, which several runs share.
-        single: whether this is the program of one device, in which each call is the program's.
-        ends: what the step computes, by name: losses, effects of hooks, new weights, gradients.
-        unhooked: what hooks get, by the names of their effects.
+        single: whether this run is on one device, where all calls are the program's.
+        ends: values that the step computes, by name: losses, effects of hooks, new weights, gradients.
+        unhooked: the gradients that hooks receive, by the names of the hooks' effects.
         first: position and module of the first call with each value.
     """
 
@@ -188,7 +189,7 @@ class Program:
         return self._changed(entry, local, version)
 
     def _changed(self, entry: _Entry, local: Any, version: int) -> int:
-        """Return the value of a tensor that no recorded call has written: by an alias, or by the library."""
+        """Return the value of a tensor that was written through an alias, or by the library."""
         others = self._writes_by_others(entry, local)[0]
         path = self._paths.get(id(local), "")
         if others:
@@ -199,9 +200,9 @@ class Program:
         return entry.number
 
     def _writes_by_others(self, entry: _Entry, local: Any) -> tuple[tuple[int, ...], int]:
-        """Return the values written by aliases since a tensor had its value, and the version after the last write.
+        """Return the values written through aliases since the entry was made, and the version after the last write.
 
-        Writes to other elements of the storage are left out.
+        Writes to ranges of the storage that do not overlap the tensor are left out.
         """
         storage, place, _ = harness_of(self.platform).memory_of(local)
         writes = self._written.get(storage)
@@ -218,7 +219,7 @@ class Program:
         return self._entries.get(id(tensor)) if entry is None else entry
 
     def set(self, tensor: Any, number: int) -> None:
-        """Give a tensor the value of a number."""
+        """Record that a tensor has the value with this number."""
         local = _local(tensor)
         entry = self._found(tensor) or _Entry(local, -1, 0)
         entry.local, entry.version, entry.number = local, self.platform.version(local), number
@@ -235,12 +236,12 @@ class Program:
             self._places[harness_of(self.platform).memory_of(local)[:2]] = entry
 
     def same(self, result: Any, source: Any, *, known: bool = False) -> None:
-        """Note that the library has made ``result`` from ``source``, without changing its global value.
+        """Record that the library has made ``result`` from ``source``, with the same global value.
 
         Args:
             result: the result.
-            source: what it was made from.
-            known: whether nothing is noted if the value of ``source`` is unknown, as before the step.
+            source: the tensor from which ``result`` was made.
+            known: True to record nothing if the value of ``source`` is unknown; before the step, this is always so.
         """
         if self._model is None or _local(result) is _local(source):
             return
@@ -297,7 +298,7 @@ class Program:
         return {f"{path}.{name}": each for name, each in self.platform.parameters_dict(module).items()}
 
     def _note_paths(self, stored: Mapping[str, Any]) -> None:
-        """Note the parameters that the model has now; ``fully_shard`` replaces them during the step."""
+        """Record the parameters that the model has now; ``fully_shard`` replaces parameters during the step."""
         for path, each in stored.items():
             local = _local(each)
             if id(local) not in self._paths or id(local) not in self._entries:
@@ -314,7 +315,7 @@ class Program:
     # -- phases ------------------------------------------------------------------------------------------------------
 
     def built(self, model: Any) -> None:
-        """Note the parameters of the new model: what made their first values is not part of the step."""
+        """Record the parameters of the new model as leaves: their initialisation is not part of the step."""
         self._model = model
         self._entries.clear()
         self._places.clear()
@@ -322,7 +323,7 @@ class Program:
         self._initial = dict(self._values)
 
     def begin(self, model: Any) -> None:
-        """Note the parameters of the parallel model; those whose values are known must have the first ones."""
+        """Record the parameters of the parallel model; if one has lost its initial value, the runs' ends differ."""
         self._model = model
         for path, each in self._stored().items():
             place = harness_of(self.platform).memory_of(_local(each))[:2]
@@ -342,7 +343,7 @@ class Program:
         self._places.clear()
 
     def finish(self) -> None:
-        """Note what the step has computed."""
+        """Record the gradients and the new weights as ends."""
         for path, each in self._stored().items():
             gradient = self.platform.gradient_of(each)
             if gradient is not None:
@@ -353,7 +354,7 @@ class Program:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Record no calls inside the block, which together are one call."""
+        """Record no calls inside the block; the caller records them as one call."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -381,8 +382,8 @@ class Program:
             args: positional arguments.
             kwargs: named arguments.
             result: its result.
-            text: text of its arguments, by default of its own.
-            by_program: whether the program makes the call; the library's calls keep values.
+            text: the arguments as text; by default, the text of ``args`` and ``kwargs``.
+            by_program: whether the program makes the call; calls by the library do not change global values.
         """
         if self._paused or self._model is None:
             return
@@ -426,7 +427,7 @@ class Program:
         return number
 
     def _write(self, tensor: Any, number: int) -> None:
-        """Give a tensor that a call has written its new value."""
+        """Record the new value of a tensor that a call has written."""
         self.set(tensor, number)
         storage, place, version = harness_of(self.platform).memory_of(_local(tensor))
         shared = self._shared.get(storage)
@@ -436,14 +437,14 @@ class Program:
             self.set(other, number)
 
     def share(self, tensor: Any, data: Any) -> None:
-        """Note that ``data`` has the value and storage of ``tensor``, which does not count its writes."""
+        """Record that ``data`` has value and storage of ``tensor``, whose version does not count writes to ``data``."""
         if self._model is None:
             return
         self.set(data, self.number(tensor))
         self._shared.setdefault(harness_of(self.platform).memory_of(_local(data))[0], []).append(tensor)
 
     def _operand(self, tensor: Any) -> tuple[int, bool]:
-        """Return the value that an operand had before the call that has just run, and whether that wrote it."""
+        """Return the value that an operand had before the call that has just run, and whether the call wrote it."""
         entry = self._found(tensor)
         if entry is None:
             return self._unknown(tensor), False
@@ -461,7 +462,7 @@ class Program:
 
     @contextlib.contextmanager
     def backward(self, roots: Sequence[Any], seeds: Sequence[Any], *, by_library: bool) -> Iterator[None]:
-        """Record what one call of backward adds to gradients; the library's own ones are parts of another."""
+        """Record the gradients that one backward adds, except a backward that the library runs inside another one."""
         if self._model is None or not self._running or (self._in_backward and by_library):
             yield
             return
@@ -499,13 +500,13 @@ class Program:
         return None if gradient is None else (id(_local(gradient)), self.platform.version(_local(gradient)))
 
     def _gradient(self, path: str, before: int) -> int:
-        """Return the value of a gradient after the running or last backward, given its value before."""
+        """Return the value of a gradient after the current or last backward, given its value before that backward."""
         leaf = self.table.items[self._values.get(path, 0)]
         made_by = Expression(f"the gradient of {path}", leaf.shape, leaf.dtype, (self._pass, before))
         return self.table.number(made_by)
 
     def hooked(self, tensor: Any, hook: Callable[..., Any], observing: Callable[[], Any]) -> Callable[..., Any]:
-        """Return a hook of a tensor's gradient, whose effect is recorded."""
+        """Wrap a hook of a tensor's gradient so that its effect is recorded."""
         owner = self._owner(tensor)
 
         def run(gradient: Any) -> Any:
@@ -519,7 +520,7 @@ class Program:
         return run
 
     def hooked_after(self, tensor: Any, hook: Callable[..., Any], observing: Callable[[], Any]) -> Callable[..., Any]:
-        """Return a hook that runs after a gradient was accumulated."""
+        """Wrap a hook that runs after a gradient was accumulated so that its calls are recorded."""
         owner = self._owner(tensor)
 
         def run(leaf: Any) -> Any:
@@ -532,7 +533,7 @@ class Program:
         return run
 
     def hooked_module(self, module: Any, hook: Callable[..., Any], observing: Callable[[], Any]) -> Callable[..., Any]:
-        """Return a hook of the gradients of a module's inputs or outputs."""
+        """Wrap a hook of the gradients of a module's inputs or outputs so that its effect is recorded."""
         paths = {id(each): path for path, each in self._model.named_modules()} if self._model is not None else {}
         owner = paths.get(id(module)) or "(model)"
 

@@ -1,4 +1,4 @@
-"""Proves the steps of every redistribution on some meshes."""
+"""Proves the steps of redistributions between all pairs of layouts, on some meshes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[str, ...]
     *((mesh, _SHAPES, ("sum", "avg", "max")) for mesh in ((2, 2), (2, 3), (3, 2))),
     ((2, 2, 2), (*((size,) for size in range(10)), (7, 5)), ("sum",)),
 )
-"""Meshes with the shapes of tensors and the reductions of their partial values."""
+"""Sizes of the mesh's axes, with the shapes of tensors and the reductions of their partial values."""
 
 
 @dataclass
@@ -36,10 +36,10 @@ class RedistributionProofs(Report):
     """Proofs of the steps of redistributions.
 
     Attributes:
-        changes: number of pairs of layouts with a plan, for each set of axes along which the consumer varies.
-        refused: number of pairs without a plan.
+        changes: number of planned redistributions: pairs of layouts, with and without a varying view.
+        refused: number of redistributions that the planner rejects.
         steps: number of steps by kind and by proof.
-        extent: meshes and shapes, in words.
+        extent: meshes and shapes, as text.
         wrong: redistributions with a wrong step, with the reason.
     """
 
@@ -78,8 +78,8 @@ def prove_redistributions(
     """Check the steps between all layouts, with every order of the axes that shard a dim.
 
     Args:
-        cases: meshes with shapes and reductions.
-        progress: returns a context manager for the work on a mesh, which it gets in words.
+        cases: sizes of the mesh's axes, with shapes of tensors and reductions of partial values.
+        progress: receives the name of a mesh; returns a context manager inside which this mesh is checked.
     """
     report = RedistributionProofs()
     for counts, shapes, ops in cases:
@@ -111,7 +111,7 @@ def _check(report: RedistributionProofs, source: Layout, target: Layout) -> None
 
 
 def layouts_of(mesh: DeviceMesh, shape: Sequence[int], ops: Sequence[str]) -> Iterator[Layout]:
-    """Yield every layout of a tensor: each axis replicated, partial or sharded, in every order of shards."""
+    """Yield every layout of a tensor: each axis replicated, partial or sharded, in every order of the axes of a dim."""
     places: list[str | int] = ["", *ops, *range(len(shape))]
     for choice in itertools.product(places, repeat=mesh.ndim):
         splits = [[axis for axis, place in enumerate(choice) if place == dim] for dim in range(len(shape))]

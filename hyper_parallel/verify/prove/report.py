@@ -16,7 +16,7 @@ __all__ = ["ProofReport"]
 
 @dataclass
 class ProofReport(Report):
-    """The rows of some operators, each with its level.
+    """The levels of proof of all rows of the checked operators.
 
     Attributes:
         rows: rows of all operators.
@@ -41,7 +41,7 @@ class ProofReport(Report):
         return dict(sorted(found.items()))
 
     def text(self) -> str:
-        """Return the table, and with ``detailed`` every row, otherwise the unproven rows by reason."""
+        """Return the table; with ``detailed`` also every row, otherwise the unproven rows by reason."""
         lines = [_line("", LEVELS)]
         counts = self.counts()
         lines += [_line(family, [str(count[level]) for level in LEVELS]) for family, count in counts.items()]
@@ -59,7 +59,7 @@ class ProofReport(Report):
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
-        """Return every row, and the counts."""
+        """Return a JSON object with every row and the counts."""
         return {
             "ok": self.ok,
             "counts": {family: {level: count[level] for level in LEVELS} for family, count in self.counts().items()},

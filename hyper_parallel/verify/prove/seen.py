@@ -1,4 +1,4 @@
-"""The interface of a call for the adapter of a local call, with symbolic global and local sizes."""
+"""The call that a rule's ``localize`` function reads to make the local call, with symbolic global and local sizes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["SeenCall"]
 
 
 class _SeenMesh:
-    """A mesh without a known position of the rank."""
+    """A mesh in which the coordinate of the rank is unknown."""
 
-    coordinate = None  # random numbers then depend only on local shapes
+    coordinate = None  # with None, random numbers depend only on local shapes
 
     def __init__(self, mesh: Any) -> None:
         self._mesh = mesh
@@ -25,12 +25,12 @@ class _SeenMesh:
         return getattr(self._mesh, name)
 
     def own_coordinate(self) -> tuple[Any, ...]:
-        """Coordinate of this rank, which is unknown."""
+        """Return the coordinate of this rank as an unknown value."""
         return (_Unknown(),)
 
 
 class _Unknown:
-    """A value that differs between ranks, such as the start of a shard; computations with it are not traced."""
+    """A number that differs between ranks, such as the start of a shard; its use raises an error and ends the trace."""
 
     def __bool__(self) -> bool:
         raise self._error()
@@ -38,7 +38,7 @@ class _Unknown:
     def __eq__(self, other: object) -> bool:
         raise self._error()
 
-    __hash__ = None  # type: ignore[assignment] # it is equal to nothing that is known
+    __hash__ = None  # type: ignore[assignment] # equality with other values is unknown
 
     def __getattr__(self, name: str) -> Any:
         raise self._error()
@@ -48,7 +48,10 @@ class _Unknown:
 
 
 class _SeenLayout:
-    """The sizes in a layout; an adapter that reads any other property makes its row tested instead of proven."""
+    """A layout over one axis, with symbolic sizes; it lacks other properties.
+
+    If ``localize`` reads a property that is missing here, the row is tested, not proven.
+    """
 
     def __init__(self, shape: Sequence[Any], local_shape: Sequence[Any], place: Placement, mesh: Any) -> None:
         self.shape, self.local_shape, self.placements = tuple(shape), tuple(local_shape), (place,)
@@ -59,7 +62,7 @@ class _SeenLayout:
         self.ndim = len(self.shape)
 
     def local_box(self) -> tuple[tuple[Any, Any], ...]:
-        """The index ranges of a rank's shard; the start of the range of a split dim is unknown."""
+        """Return the index range of a rank's shard per dim; both ends are unknown for a sharded dim."""
         return tuple(
             (_Unknown(), _Unknown()) if axes else (0, size)
             for axes, size in zip(self.dim_axes, self.shape, strict=True)
@@ -76,14 +79,14 @@ class _SeenLayout:
 
 
 class SeenCall:
-    """The operands and results of a call in the placements of a row.
+    """A sample call whose operands and results have the placements of a row, and symbolic sizes.
 
     Args:
-        whole: the call with replicated operands, whose sizes are the letters' values.
-        answer: the rule's result.
+        whole: the call with replicated operands, in which each letter of the sample has its example size.
+        answer: the return value of the rule.
         row: the row with the placements.
         known: the symbolic global size of each letter.
-        letters: the value of each letter.
+        letters: the example size of each letter.
         shapes: symbolic local shapes of the operands.
     """
 
@@ -106,7 +109,7 @@ class SeenCall:
                         self._local[letter] = shape[place.dim]
 
     def operands(self) -> tuple[Any, ...]:
-        """The operands' layouts."""
+        """Return the operands' layouts."""
         pairs = zip(self._whole.operands, self._row.inputs, self._shapes, strict=False)
         return tuple(
             _SeenLayout([self._size(size, self._known) for size in operand.shape], shape, place, self._whole.mesh)
@@ -114,7 +117,7 @@ class SeenCall:
         )
 
     def outputs(self) -> tuple[Any, ...]:
-        """The results' layouts."""
+        """Return the results' layouts."""
         return tuple(
             _SeenLayout(
                 [self._size(size, self._known) for size in shape],
@@ -129,7 +132,7 @@ class SeenCall:
         )
 
     def call(self, args: dict[str, Any]) -> OpCall:
-        """The call with arguments ``args``."""
+        """Return the call with arguments ``args``."""
         operands = tuple(
             replace(operand, layout=layout)
             for operand, layout in zip(self._whole.operands, self.operands(), strict=True)
@@ -137,7 +140,7 @@ class SeenCall:
         return OpCall(self._whole.op, self._whole.mesh, operands, args)
 
     def _size(self, size: int, sizes: dict[str, Any]) -> Any:
-        """Return a size as a product of letters, whose values are primes that occur in no sample."""
+        """Return a size as a product of letters; each letter's example size is a prime that no sample contains."""
         factors, rest = [], size
         for letter, value in self._letters.items():
             while rest and rest % value == 0:

@@ -1,4 +1,4 @@
-"""Names symbols of sizes by the operands' dims, and states the sizes that a condition excludes."""
+"""Replaces symbols of sizes by names such as "dim 0 of operand 1", and states the sizes that a condition excludes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names_of_sizes(graph: Graph, operands: int) -> dict[str, str]:
 
     Args:
         graph: an operator.
-        operands: number of its operands; a further input of the graph has the sizes among the arguments.
+        operands: number of its operands; one more input of the graph has the sizes that are passed as arguments.
     """
     names: dict[str, str] = {}
     for at, number in enumerate(graph.inputs):
@@ -33,7 +33,7 @@ def names_of_sizes(graph: Graph, operands: int) -> dict[str, str]:
 
 
 def in_words(text: str, names: Mapping[str, str]) -> str:
-    """Return a text about sizes with the names of symbols."""
+    """Return a formula of sizes with the names of its symbols."""
     before = ""
     while before != text:
         before = text
@@ -44,7 +44,7 @@ def in_words(text: str, names: Mapping[str, str]) -> str:
 
 
 def excluded_sizes(condition: str, names: Mapping[str, str]) -> str:
-    """Return in words which sizes a condition excludes."""
+    """Return the sizes that a condition excludes, as text such as "dim 0 of operand 1 = 1"."""
     equation = re.fullmatch(r"(Ne|Eq)\((.*), ([^,()]*|[^,]*\(.*\))\)", condition)
     if equation is not None and not any(each in condition for each in " |&"[1:]):
         kind, left, right = equation.groups()

@@ -1,9 +1,9 @@
 """Checks whether the steps of a redistribution preserve the value that the layouts denote.
 
-The steps are plain data: their layouts, axes and boxes are read, and the planner is not called. A collective is checked
-by a law that is valid for every size and number of ranks (``docs/proofs.md``). An exchange of boxes is checked at the
-sizes of its layouts, on all ranks: every element of a target box arrives exactly once, from a rank that has it, and
-each partial value of a sum is counted exactly once.
+The steps are plain data: their layouts, axes and boxes (index ranges per dim) are read, and the planner is not called.
+A collective is checked by a law that is valid for every size and number of ranks (``docs/proofs.md``). An exchange of
+boxes is checked at the sizes of its layouts, on all ranks: every element of a target box arrives exactly once, from a
+rank that has the element, and each partial value of a sum is counted exactly once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["AT_SIZES", "BY_LAW", "TooManyRanksError", "check_gradient", "check_s
 BY_LAW = "for every size"
 AT_SIZES = "at these sizes"
 _MOST_CHECKS = 1 << 12
-"""Maximum number of ranks whose boxes are checked, over all slices of one exchange."""
+"""Maximum number of ranks whose boxes are checked in one exchange, in all groups of communicating ranks together."""
 
 _Dims = tuple[tuple[int, ...], ...]
 _Box = tuple[tuple[int, int], ...]
@@ -41,12 +41,15 @@ class TooManyRanksError(UnprovenError):
 
 
 def interval(size: int, counts: Sequence[int], at: Sequence[int]) -> tuple[int, int]:
-    """Return the index range of a rank along a dim: nested splits by ceil division, outermost first.
+    """Return the index range of a rank's shard along a dim.
+
+    Several axes may split the dim, outermost first: each divides the range of the previous one into blocks of equal
+    size, rounded up.
 
     Args:
         size: size of the dim.
         counts: numbers of ranks along the axes that split it.
-        at: the rank's index on each of them.
+        at: the rank's index on each of these axes.
     """
     start, stop = 0, size
     for count, index in zip(counts, at, strict=True):
@@ -56,11 +59,11 @@ def interval(size: int, counts: Sequence[int], at: Sequence[int]) -> tuple[int, 
 
 
 def check_transition(transition: Transition) -> list[tuple[str, str]]:
-    """Return kind and proof of each step, forward and of the gradient.
+    """Return kind and proof of each step of a transition and of its backward.
 
     Raises:
         UnprovenError: a step is wrong.
-        TooManyRanksError: no law applies, and its ranks are too many to look at.
+        TooManyRanksError: no law applies to a step, and too many ranks take part to check their boxes.
     """
     source, target = transition.source, transition.target
     found = check_steps(source, target, transition.steps)
@@ -68,7 +71,7 @@ def check_transition(transition: Transition) -> list[tuple[str, str]]:
     adjoint = linear.adjoint
     before, after = _dims_of(linear.source), _dims_of(linear.target)
     shared = {axis for axis in linear.varying if linear.source.mesh.shape[axis] > 1}
-    # All copies of a new extremum attain it, so each gets a share of the gradient.
+    # After a step from replicate to a partial maximum, all ranks attain it: each gets a share of the gradient.
     extrema = _partials_of(linear.target).items() - _partials_of(linear.source).items()
     shared |= {axis for axis, op in extrema if op in ("max", "min")}
     given, wanted = adjoint.source, adjoint.target
@@ -82,9 +85,9 @@ def check_transition(transition: Transition) -> list[tuple[str, str]]:
 
 
 def check_gradient(adjoint: Transition) -> list[tuple[str, str]]:
-    """Return kind and proof of each step of a gradient; ``adjoint`` is the redistribution of the value."""
+    """Return kind and proof of each step of ``adjoint``, a redistribution of a gradient."""
     forward = adjoint.adjoint
-    # The gradient of a rank's term of an average is the gradient of the average divided by the number of ranks.
+    # An average over n ranks: the gradient with respect to one rank's term is the average's gradient divided by n.
     scale = Fraction(_divisor(forward.source), _divisor(forward.target))
     return check_steps(adjoint.source, adjoint.target, adjoint.steps, scale)
 
@@ -95,14 +98,14 @@ def check_steps(
     """Return kind and proof of each step.
 
     Args:
-        source: layout before.
-        target: layout after.
+        source: layout before the steps.
+        target: layout after the steps.
         steps: steps from ``source`` to ``target``.
         scale: ratio of the final value to the initial value; None if both layouts denote the same value.
 
     Raises:
         UnprovenError: a step is wrong.
-        TooManyRanksError: no law applies, and its ranks are too many to look at.
+        TooManyRanksError: no law applies to a step, and too many ranks take part to check their boxes.
     """
     state = _State(source)
     found = [(type(step).__name__, state.after(step)) for step in steps]
@@ -117,7 +120,7 @@ def check_steps(
 
 
 class _State:
-    """State of the ranks: the value is ``factor`` times the reduction of their shards of ``dims``."""
+    """Placement of the value after some steps: ``factor`` times the reduction of the ranks' shards is the value."""
 
     def __init__(self, layout: Layout) -> None:
         self.counts, self.shape = layout.mesh.shape, layout.shape or ()
@@ -172,20 +175,23 @@ class _State:
         return evidence
 
     def _check_order(self, partials: _Partials) -> None:
-        """Check that no reduction begins or ends while different reductions are pending, since they do not commute."""
+        """Check that no reduction begins or ends while a different one, such as max beside sum, is pending.
+
+        The two would not commute.
+        """
         _require(
             partials == self.partials or len({*partials.values(), *self.partials.values()}) == 1,
             "reductions that do not commute",
         )
 
     def _changed(self, dims: _Dims) -> int:
-        """Return the only dim whose splitting axes have changed."""
+        """Return the only dim that other axes split after the step than before."""
         changed = [dim for dim, (old, new) in enumerate(zip(self.dims, dims, strict=True)) if old != new]
         _require(len(changed) == 1, "more than one dim changes")
         return changed[0]
 
     def _reduced(self, axes: Sequence[int], partials: _Partials) -> set[str]:
-        """Return the reduction of the axes that are no longer partial, which must be ``axes``."""
+        """Return the reduction over ``axes``; exactly these axes must be partial before the step but not after it."""
         kept = {axis: op for axis, op in self.partials.items() if axis not in axes}
         _require(partials == kept and set(axes) <= set(self.partials), "it reduces along other axes")
         ops = {self.partials[axis] for axis in axes}
@@ -202,7 +208,11 @@ class _State:
         _require(any(fits), "the axis is not the innermost of both dims")
 
     def _to_partial(self, step: Step, dims: _Dims, partials: _Partials) -> None:
-        """Check a step to partial: shards are padded with zeros; of equal values one or, by reduction, all are kept."""
+        """Check a step to partial.
+
+        A shard becomes partial if it is padded with zeros. Of replicated values, a partial sum keeps one and replaces
+        the others by zeros; a partial average or maximum keeps all.
+        """
         new = {axis: op for axis, op in partials.items() if axis not in self.partials}
         labels = dict(step.target.partials)
         _require({**self.partials, **new} == partials and set(new) == set(step.axes), "it makes other partial values")
@@ -232,7 +242,7 @@ class _State:
         return AT_SIZES
 
     def _positions(self, axes: Sequence[int], origin: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the positions that differ from ``origin`` along ``axes``, row-major."""
+        """Return all positions in the mesh that equal ``origin`` except along ``axes``, row-major."""
         if math.prod(self.counts[axis] for axis in axes) > _MOST_CHECKS:
             msg = "too many ranks to look at"
             raise TooManyRanksError(msg)
@@ -245,7 +255,10 @@ class _State:
         return found
 
     def _slices(self, step: Step, dims: _Dims) -> Iterator[tuple[tuple[int, ...], list[_Box], list[_Box]]]:
-        """Yield the origin of each distinct slice of the mesh, with its members' boxes before and after."""
+        """Yield each distinct slice of the mesh along the step's axes, as origin and its ranks' boxes before and after.
+
+        Slices that differ only along axes that split no dim have equal boxes; one of them is yielded.
+        """
         kept = self.partials.keys() & _partials_of(step.target).keys()
         _require(kept.isdisjoint(step.axes), "it crosses partial values")
         split = {axis for axes in (*self.dims, *dims) for axis in axes}
@@ -303,12 +316,12 @@ def _require(condition: bool, why: str) -> None:
 
 
 def _dims_of(layout: Layout) -> _Dims:
-    """Return the axes that split each dim, without axes of one rank."""
+    """Return the axes that split each dim, leaving out axes of size 1."""
     return tuple(tuple(axis for axis in axes if layout.mesh.shape[axis] > 1) for axes in layout.dim_axes)
 
 
 def _partials_of(layout: Layout) -> _Partials:
-    """Return the reductions by axis, without axes of one rank; an average is a sum with a factor."""
+    """Return the partial reduction by axis, leaving out axes of size 1; ``avg`` becomes ``sum``, see ``_divisor``."""
     sizes = layout.mesh.shape
     return {axis: "sum" if op == "avg" else op for axis, op in layout.partials if sizes[axis] > 1}
 
@@ -335,7 +348,7 @@ def _inside(inner: _Box, outer: _Box) -> bool:
 
 
 def _tile(cell: _Box, boxes: Sequence[_Box]) -> bool:
-    """Return whether sorted ``boxes`` follow each other along one dim of ``cell`` and fill it."""
+    """Return whether sorted ``boxes`` fill ``cell`` without overlap, adjacent to each other along one dim."""
     if not boxes:
         return False
     dim = next((dim for dim, part in enumerate(boxes[0]) if part != cell[dim]), None)

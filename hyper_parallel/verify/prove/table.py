@@ -38,7 +38,7 @@ class RowsOfCall:
 
     Attributes:
         op: the operator.
-        rows: rows in words, on the axes whose ranks share the work.
+        rows: rows as text, one per axis; axes on which everything is replicated are left out.
         shapes: global shapes of the operands.
     """
 
@@ -53,8 +53,8 @@ class ProofTable:
 
     Attributes:
         date: date of the run of ``prove ops``.
-        levels: worst level of a row in the operator's samples, by operator and row in short form. An operator that is
-            composed of others has no rows.
+        levels: worst level of a row over the operator's samples, by operator and row in short form (``S0,R>S0``). An
+            operator that is composed of others has no rows.
         digests: digests of the operators' rules at the time of the proof.
     """
 
@@ -63,7 +63,7 @@ class ProofTable:
     digests: Mapping[str, str]
 
     def level(self, op: str, row: str) -> str:
-        """Return the level of a row given in words, ``unlisted`` if it occurs in no sample."""
+        """Return the level of a row given as text; ``unlisted`` if the row occurs in no sample."""
         rows = self.levels.get(op, {})
         return rows.get(_ALL) or rows.get(_short(row), UNLISTED)
 
@@ -138,7 +138,7 @@ class ProvenCalls:
 
 
 def rows_of_call(plan: OpPlan) -> RowsOfCall:
-    """Return the rows that a planned call uses."""
+    """Return the rows that the plan of a call uses."""
     rows = tuple(row_text(row) for _, row in axis_rows(plan))
     return RowsOfCall(plan.call.op, rows, tuple(operand.shape for operand in plan.call.operands))
 
@@ -218,7 +218,7 @@ def _claims(platform: str, op: str) -> list[tuple[Any, ...]]:
 
 
 def _short(row: str) -> str:
-    """Return the short form of a row given in words."""
+    """Return the short form of a row given as text, such as ``S0,R>S0``."""
     for long, short in _SHORT:
         row = re.sub(long, short, row)
     return row.replace(" -> ", ">").strip()

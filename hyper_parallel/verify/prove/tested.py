@@ -1,7 +1,7 @@
 """Tests rows on small sizes, including empty and single-element shards, forward and backward.
 
-Rows that no law proves are tested whole. A law says nothing of kernels that refuse empty operands, so rows that are
-proven are tested with empty parts.
+Rows that no law proves are tested at all these sizes. The laws do not describe which kernels reject empty operands, so
+proven rows are tested with empty shards.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ EXTENT = "sizes 1 to 5 of every dim, on 2, 3 and 4 ranks"
 _RANKS = (2, 3, 4)
 _SIZES = (3, 5, 1, 4, 2)
 _MOST = 7
-"""Number of choices of sizes per sample, so that each size of each letter occurs at least once."""
+"""Number of choices of sizes per sample; with this number, each letter has each size at least once."""
 _EMPTY = ((4, 3), (5, 4), (1, 2))
-"""Sizes and numbers of ranks of which the last has an empty part."""
+"""Pairs of a size and a number of ranks with which the last rank has an empty shard."""
 _OTHERS = ((3, 5, 2, 6, 7), (8, 9, 10, 11, 12), (4, 4, 4, 4, 4))
-"""Sizes of the other letters: small ones, larger than kernels, and equal ones."""
+"""Sizes of the other letters: small ones, sizes above those of convolution kernels, and equal ones."""
 
 
 class TestedRows:
-    """Test results of one sample's rows: those that passed every check that reached them, and the others.
+    """Test results of one sample's rows: ``held`` counts passed checks per row, ``failed`` has the first problem.
 
     Args:
         platform: the framework.
@@ -84,13 +84,13 @@ class TestedRows:
 
 
 class EmptyParts:
-    """Tests of one sample's local calls on ranks that have an empty part.
+    """Tests of one sample's local calls on ranks that have an empty shard.
 
     Args:
         platform: the framework.
         rule: the operator's rule.
         sample: the sample.
-        letters: the sizes of its letters in the rows that are asked for.
+        letters: the sizes of the letters in the sample's shapes; ``problem`` is called with one of them.
     """
 
     def __init__(self, platform: Platform, rule: Rule, sample: Sample, letters: Mapping[str, int]) -> None:
@@ -99,7 +99,7 @@ class EmptyParts:
         self.problem = cache(self._found)
 
     def _found(self, row: Row, size: int) -> str:
-        """Return the reason why ``row`` is wrong if a rank has an empty part of the dim of ``size``, or nothing."""
+        """Return the reason why ``row`` is wrong if a rank has an empty shard of the dim of ``size``, or ""."""
         letter = next((letter for letter, value in self._letters.items() if value == size), "")
         for choice in itertools.product(_OTHERS, _EMPTY, (True, False)):
             result = attempt(self._run, row, letter, *choice)
@@ -123,7 +123,7 @@ class EmptyParts:
     def _made_case(
         self, letter: str, others: tuple[int, ...], split: tuple[int, int], integral: bool
     ) -> tuple[LocalChecker, SampleCall, Strategies] | None:
-        """Return the calls with these sizes, or None if the operator has none."""
+        """Return the checker and the call with these sizes, or None if the operator rejects them."""
         size, ranks = split
         rest = (each for each in self._letters if each != letter)
         sizes = dict(zip(rest, itertools.cycle(others))) | {letter: size}
@@ -137,7 +137,7 @@ class EmptyParts:
 def _calls(
     platform: Platform, rule: Rule, sample: Sample, sizes: dict[str, int], *, integral: bool
 ) -> CallCache | None:
-    """Return the local calls of a sample with these sizes; None if it has no integral form."""
+    """Return a cache of local calls of a sample with these sizes; None if the sample has no integral values."""
     seed = seed_of(rule.op, sorted(sizes.items()))
     filled = fill(sample, sizes, sample.dtypes[0], seed, integral=integral, to_dtype=platform.str_to_dtype)
     if filled is None:
@@ -147,7 +147,7 @@ def _calls(
 
 
 def _answer(platform: Platform, rule: Rule, calls: CallCache, ranks: int) -> tuple[SampleCall, Strategies] | None:
-    """Return the call on some ranks, with the rule's answer; None if it has no rows."""
+    """Return the call on a mesh of ``ranks`` ranks with the rule's rows; None if there are none."""
     call = bind_sample(platform, rule, calls.filled, mesh_of((ranks,)), calls.reference.tensors)
     answer = rule.strategies(call.call)
     return (call, answer) if isinstance(answer, Strategies) and not answer.open else None

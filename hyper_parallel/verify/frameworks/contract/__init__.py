@@ -1,1 +1,1 @@
-"""The interface that every framework implements for the harness, with records and changes of a case."""
+"""The interface that every framework implements for the harness, and code and data types that frameworks share."""

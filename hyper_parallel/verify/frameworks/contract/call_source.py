@@ -1,4 +1,4 @@
-"""Source of calls in random programs: the common part of both frameworks' languages."""
+"""Writes calls of random programs as Python source; used by both frameworks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def call_source(name: str, args: Sequence[str], kwargs: Mapping[str, str], metho
     """Return the source of a call of a function, method or operator, from the sources of its arguments.
 
     Args:
-        name: ``operator.add``, ``Tensor.sum``, or the qualified name of a function.
+        name: ``operator.add``, ``Tensor.sum``, or the qualified name of a function, such as ``torch.sum``.
         args: positional arguments.
         kwargs: arguments by name.
         methods: prefixes of methods other than ``Tensor.``.
@@ -35,7 +35,7 @@ def call_source(name: str, args: Sequence[str], kwargs: Mapping[str, str], metho
 
 
 def _operator_source(name: str, args: Sequence[str]) -> str:
-    """Return an expression or statement with an operator of Python; empty if Python has only a function."""
+    """Return an expression or statement with an operator of Python; empty if Python has no operator for ``name``."""
     if name == "getitem":
         return f"{args[0]}[{args[1]}]"
     if name == "setitem":

@@ -1,9 +1,9 @@
-"""Changes that a recorder makes to a program's case on one rank, so that the case can expose more errors.
+"""Changes of a program's weights, inputs and outputs on one rank, so that the test case can expose more errors.
 
-The program's code is not changed. The harness chooses the values, equal for the single device and the ranks; each rank
-gets its shard of them. Inputs are changed by their position in storage: the shards that ranks slice from a batch are
-views of it, so a sample gets the same change in every world. Applied changes are recorded, because a program may never
-reach a planned change.
+The program's code is not changed. The harness chooses global values; the single device uses them, and each rank uses
+its shard. The change of an input element depends on its position in the storage: the shards that ranks slice from a
+batch are views of the batch, so a sample gets the same change for every number of ranks. Applied changes are recorded,
+because a program may never reach a planned change.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ __all__ = [
 ]
 
 IGNORED_LABEL = -100
-"""Label that losses ignore."""
+"""Label of a position that losses ignore."""
 
 INPUT_SPREAD = 0.5
 """Standard deviation of the noise that is added to floating-point inputs."""
 
 KEPT_SHARES = (0.4, 1.0)
-"""Probability that a mask keeps an element, at the start and at the end of its storage, so that shards differ."""
+"""Probability that a mask keeps an element at the start and at the end of its storage; they differ, so shards do."""
 
 
 @dataclass(frozen=True)
 class CaseChanges:
-    """The changes on one rank; by default none.
+    """The changes on one rank; by default, nothing is changed.
 
     Attributes:
-        weights: initial values by the rank's name of the parameter, in the local shape; written before the first
-            forward of the model.
-        share: factor of the losses when backward starts. Its mean over ranks with equal data is 1.
-        outputs: factors of outputs, applied before the program gets them, by name of the output, step and call, in the
-            local shape.
+        weights: initial values in the local shape, by the name that the parameter has on this rank; written before the
+            first forward of the model.
+        share: factor by which losses are multiplied when backward starts. Its mean over ranks with equal data is 1.
+        outputs: factors in the local shape by which outputs are multiplied before the program gets them; by name of
+            the output, step and call.
         input_seed: seed of the noise that is added to floating-point inputs of models (:func:`noise_of`); None adds
             none.
-        mask_seed: seed of the additional elements that boolean inputs and labels drop (:func:`kept_elements`); None
-            drops none.
-        strided: whether inputs of two or more dims get other strides with the same values.
+        mask_seed: seed that selects elements of boolean inputs and labels to set to False or to the ignored label
+            (:func:`kept_elements`); None selects none.
+        strided: whether inputs of two or more dims get different strides with the same values.
     """
 
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def noise_of(seed: int, size: int) -> Any:
 
 
 def kept_elements(seed: int, size: int) -> Any:
-    """Return booleans for the ``size`` elements of a tensor's storage: True if a mask may select the element."""
+    """Return a boolean for each of the ``size`` elements of a tensor's storage: False if a mask must not select it."""
     return np.random.default_rng([seed, size]).random(size) < np.linspace(*KEPT_SHARES, size)
 
 
@@ -112,7 +112,7 @@ class BaseAppliedChanges(ABC):
             self._log.notes["changed weights"] = self._written
 
     def factors_of(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """Return the factors of the output that was recorded last under ``name``, or None.
+        """Return the factors for the output that was recorded last under ``name``, or None.
 
         Raises:
             RecordingError: the shapes of the output and the factors differ.

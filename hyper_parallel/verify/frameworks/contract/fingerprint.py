@@ -68,16 +68,16 @@ _CHUNK = 32
 """Maximum number of rows per chunk: one megabyte, which stays in the cache for repeated reads."""
 
 _SMALL = 1024
-"""Maximum number of elements of a tensor that is multiplied by its projection vectors at once."""
+"""Maximum number of elements of a tensor for which all projections are one product with a matrix, not chunks."""
 
 _OF_NORM, _OF_SUM, _OF_PROJECTION = 64.0, 32.0, 256.0
-"""Units in the last place of the tensor's norm that its numbers may be off; of the sum of all magnitudes for the sum.
+"""Tolerance for the rounding of norm, sum and projections themselves, in units of rounding of the tensor's norm.
 
-Norms, sums and projections are added up in the dtype of the tensor over :data:`_CHUNK` rows, projections with the
-multiple :data:`TIMES`, all else in float64."""
+For the sum, it is also multiplied by the square root of the number of elements. Within :data:`_CHUNK` rows, numbers are
+added up in the dtype of the tensor, otherwise in float64. The value for projections allows for :data:`TIMES`."""
 
 _OF_STATISTICS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""Rounding of half-precision statistics: they are summed in float32 and rounded to the tensor's dtype."""
+"""Relative rounding error of statistics in half precision, which are summed in float32 and rounded to this dtype."""
 
 _SEED = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -91,8 +91,8 @@ class Fingerprint:
         numbers: float64 array, in the order of :data:`NUMBERS`.
         shape: shape of the tensor on its rank.
         dtype: dtype of the tensor, such as ``bfloat16``.
-        whole: all elements if the recording was requested to store them, half precision as float32; otherwise None.
-        known: positions of the known numbers if the source has fewer (statistics of a dump); None for all.
+        whole: all elements, half precision as float32; None unless the recording was requested to store them.
+        known: positions of the known numbers if some are missing, as in the statistics of another tool; None for all.
     """
 
     numbers: Any
@@ -123,7 +123,7 @@ class Fingerprint:
 
     @property
     def some_not_finite(self) -> bool | None:
-        """Whether some elements are not finite; None if unknown. Without a count, the extremes show it."""
+        """Whether some elements are not finite; None if unknown. Without a count, it is read from the extremes."""
         if self.not_finite is not None:
             return self.not_finite > 0
         return True if self.known is not None and LARGEST in self.known else None
@@ -134,33 +134,33 @@ class Fingerprint:
         return not self.dtype.startswith(("float", "bfloat", "complex"))
 
     def same(self, other: Fingerprint) -> bool:
-        """Return whether shapes, common numbers, and all elements if both have them, are equal."""
+        """Return whether shapes and common numbers are equal, and all elements if both fingerprints store them."""
         places = self.shared(other)
         if self.shape != other.shape or not np.array_equal(self.numbers[places], other.numbers[places], equal_nan=True):
             return False
         return not self.both_whole(other) or np.array_equal(self.whole, other.whole, equal_nan=not self.is_exact)
 
     def both_whole(self, other: Fingerprint) -> bool:
-        """Return whether both have all elements, so that they can be compared with each other."""
+        """Return whether both fingerprints store all elements, in the same shape."""
         return self.whole is not None and other.whole is not None and self.shape == other.shape
 
     def shared(self, other: Fingerprint) -> Any:
-        """Return the positions of the numbers that both have, as an index of ``numbers``."""
+        """Return the positions of the numbers that both fingerprints have, as an index into ``numbers``."""
         if self.known is None or other.known is None:
             found = other.known if self.known is None else self.known
             return slice(None) if found is None else list(found)
         return [place for place in self.known if place in other.known]
 
     def both_have(self, place: int, other: Fingerprint) -> bool:
-        """Return whether both have the number at a position."""
+        """Return whether both fingerprints have the number at a position."""
         return all(each.known is None or place in each.known for each in (self, other))
 
     def comparable(self, other: Fingerprint) -> bool:
-        """Return whether both have all elements, the norm, the extremes or a hash, so that they can be compared."""
+        """Return whether the fingerprints can be compared: both have all elements, the norm, the extremes or a hash."""
         return self.both_whole(other) or any(self.both_have(place, other) for place in (NORM, LARGEST, CHOSEN.start))
 
     def finite_alike(self, other: Fingerprint) -> bool:
-        """Return whether both have the same number of finite elements, as far as it is known."""
+        """Return whether the numbers of non-finite elements are equal; if one is unknown, whether both have some."""
         if None not in (self.not_finite, other.not_finite):
             return self.not_finite == other.not_finite
         some = self.some_not_finite, other.some_not_finite
@@ -169,9 +169,9 @@ class Fingerprint:
     def distance(self, other: Fingerprint) -> float:
         """Return an estimate of the norm of the difference of two tensors of the same shape.
 
-        It is the root mean square of the differences of projections, but at least the difference of the norms. Without
-        projections it is at least the bound from the sums: sums of ``n`` elements differ by at most ``sqrt(n)`` times
-        the norm of the difference.
+        The estimate is the root mean square of the differences of projections, but at least the difference of the
+        norms. Without projections, it is at least the difference of the sums divided by ``sqrt(n)``, because sums of
+        ``n`` elements differ by at most ``sqrt(n)`` times the norm of the difference.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             off = np.where(self.numbers == other.numbers, 0.0, np.abs(self.numbers - other.numbers))
@@ -184,7 +184,7 @@ class Fingerprint:
 
     @property
     def rounding(self) -> float:
-        """Relative rounding error of a norm that another tool has computed in the tensor's dtype and its own order."""
+        """Relative rounding error of a norm that another tool computed in the tensor's dtype, summed in any order."""
         if self.known is None or LARGEST not in self.known:  # hashes are computed in float64
             return 0.0
         return float(2.0**-24 * np.sqrt(max(self.size, 1)) + _OF_STATISTICS.get(self.dtype, 0.0))
@@ -192,7 +192,7 @@ class Fingerprint:
 
 @functools.lru_cache(maxsize=64)
 def signs(name: str, count: int) -> Any:
-    """Return float32 signs: ``count`` of rows, ``PROJECTIONS x count`` of columns, the same on every machine.
+    """Return random signs as float32, equal on every machine: ``count`` for rows, ``PROJECTIONS x count`` for columns.
 
     Args:
         name: ``rows`` or ``columns``.
@@ -226,7 +226,7 @@ def fingerprint_of(array: Any, dtype: str = "") -> Fingerprint:
 
     Args:
         array: floating-point, complex, integer or boolean array; half precision as float32.
-        dtype: dtype that the elements were rounded to, if the array's is wider.
+        dtype: dtype to which the elements were rounded, if the array's dtype is wider.
     """
     array = np.asarray(array)
     name = dtype or array.dtype.name
@@ -285,7 +285,7 @@ def _in_chunks(flat: Any, found: Any) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _row_weights(rows: int, dtype: str) -> Any:
-    """Return ones and the signs of rows, so that sum and projections take one pass."""
+    """Return a row of ones and a row of signs; one matrix product with them gives sums and projections."""
     return np.stack([np.ones(rows, dtype), signs("rows", rows).astype(dtype)])
 
 
@@ -312,7 +312,7 @@ def tolerance(allowed: Any, one: Fingerprint) -> Any:
     """Return the tolerance of each number of a fingerprint, as a float64 array.
 
     Args:
-        allowed: tolerance of each element, in the shape of the tensor; for complex numbers that of the modulus.
+        allowed: tolerance of each element, in the shape of the tensor; for complex numbers, tolerance of the modulus.
         one: the fingerprint of the tensor.
     """
     each = np.asarray(allowed, dtype=np.float64).reshape(-1)

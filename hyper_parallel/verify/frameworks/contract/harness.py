@@ -24,16 +24,16 @@ __all__ = ["Fingerprints", "HarnessPlatform"]
 
 
 class Fingerprints(Protocol):
-    """Computes the numbers of a recording; see ``verify/frameworks/contract/fingerprint.py``."""
+    """Computes the fingerprints of a recording; see ``verify/frameworks/contract/fingerprint.py``."""
 
     def of(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor: a vector on its device, or a NumPy array for a host tensor."""
+        """Return the fingerprint of a tensor: a vector on the tensor's device, or a NumPy array for a host tensor."""
 
     def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
-        """Return the numbers of vectors or NumPy arrays, copied from their devices."""
+        """Return the results of :meth:`of` as lists of numbers, copied from their devices."""
 
     def array(self, tensor: Any) -> Any:
-        """Return all elements of a tensor as a NumPy array of its own memory, half precision as float32."""
+        """Return a copy of all elements of a tensor as a NumPy array, half precision as float32."""
 
     def dtype(self, tensor: Any) -> str:
         """Return the name of a tensor's dtype."""
@@ -57,7 +57,7 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
-        """Return a context that records the framework's program that runs inside it into ``log``."""
+        """Return a context that records the program that runs inside it into ``log``."""
 
     @abc.abstractmethod
     def fingerprints(self) -> Fingerprints:
@@ -77,7 +77,7 @@ class HarnessPlatform(abc.ABC):
         raise UnsupportedOnBackend(msg)
 
     def inherited_world(self) -> AbstractContextManager[None]:
-        """Return a context in which a program that initialises its world gets the world that the process has joined."""
+        """Return a context in which a program that initialises the world gets the one that this process has joined."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -97,7 +97,7 @@ class HarnessPlatform(abc.ABC):
         Args:
             fn: function of the inputs that returns a sequence of plain tensors.
             inputs: plain tensors.
-            seeds: cotangent per output (None for outputs without one), or a function from the outputs to cotangents.
+            seeds: cotangent per output (None for outputs without one), or a function of the outputs that returns these.
             wanted: which inputs need a gradient.
 
         Returns:
@@ -161,10 +161,10 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
-        """Run functions that call ``model``, and differentiate their scalar losses, seeded with 1.
+        """Run functions that call ``model`` and return scalar losses, and differentiate each loss.
 
         Returns:
-            the sum of the losses, and of their gradients.
+            the sum of the losses, and the sum of their gradients.
         """
 
     @abc.abstractmethod
@@ -185,7 +185,7 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
-        """Scale ``gradients`` in place by the library's ``clip_grad_norm_``; return the plain norm before scaling."""
+        """Clip ``gradients`` in place by the library's ``clip_grad_norm_``; return the plain norm before clipping."""
 
     @abc.abstractmethod
     def watch_random(self, model: Any) -> Callable[[], str | None]:
@@ -193,7 +193,7 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
-        """Let random functions on plain tensors in ``model`` draw from the random stream of DTensors inside a block.
+        """Inside this context, let random functions on plain tensors in ``model`` draw as those on DTensors do.
 
         Args:
             model: model whose dropout layers are changed if functions cannot be intercepted.
@@ -225,7 +225,7 @@ class HarnessPlatform(abc.ABC):
         return nullcontext()
 
     def missing_device(self, device_type: str) -> str:
-        """Return the reason why this process has no device of this type, and the fix."""
+        """Return a text that says why this process has no device of this type, and the fix."""
         return f"check the driver and the build of the framework for {device_type}"
 
     @abc.abstractmethod
@@ -237,11 +237,11 @@ class HarnessPlatform(abc.ABC):
         """
 
     def single_threaded(self) -> AbstractContextManager[Any]:
-        """Run operators in one thread inside a block, so that sums do not depend on the number of threads."""
+        """Inside this context, run operators in one thread, so that sums do not depend on the number of threads."""
         return nullcontext()
 
     def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int] | None]:
-        """Count the bytes that forward saves for backward inside a block.
+        """Count the bytes that forward saves for backward inside this context.
 
         Args:
             model: model whose parameters are not counted.
@@ -254,7 +254,7 @@ class HarnessPlatform(abc.ABC):
         return nullcontext()
 
     def collective_owners(self, model: Any) -> dict[str, str]:
-        """Return the module paths of the groups of ``fully_shard``, by the names of the groups in collectives."""
+        """Return the module path of each group of ``fully_shard``, by the name of the group in recorded collectives."""
         del model
         return {}
 
@@ -272,11 +272,14 @@ class HarnessPlatform(abc.ABC):
 
     @abc.abstractmethod
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """Return an object with this ``gradient_of``: a parameter, or another object if gradients are values."""
+        """Return an object for which ``Platform.gradient_of`` returns ``gradient``.
+
+        It is a parameter, or the gradient itself if the framework's gradients are values.
+        """
 
     @abc.abstractmethod
     def kept_operators(self) -> list[Any]:
-        """Return the operators of the reference model whose results selective checkpointing keeps: matrix products."""
+        """Return the operators whose results selective checkpointing of the reference model keeps: matrix products."""
 
     def primitives(
         self,
@@ -286,15 +289,15 @@ class HarnessPlatform(abc.ABC):
         sizes: Callable[[Sequence[Any]], Any],
         numbers: Collection[int] = (),
     ) -> Graph:
-        """Return an operator and its backward as primitives over symbolic sizes.
+        """Return an operator and its backward as a graph of primitives over symbolic sizes.
 
         Args:
-            run: ``run(tensors, sizes)`` calls it.
-            operands: tensors whose sizes are the values of symbols; dims that may differ have different sizes. Or pairs
-                of a shape and a dtype, whose sizes stay numbers.
+            run: ``run(tensors, sizes)`` calls the operator.
+            operands: tensors; each size becomes a symbol with this example value. Dims that may have different sizes
+                must have different ones here. Or pairs of a shape and a dtype, whose sizes stay numbers.
             requires_grad: whether the gradient is wanted, per operand.
             sizes: computes the second argument of ``run`` from the operands' symbolic shapes.
-            numbers: sizes that stay numbers if the operator compares with them, such as 1 for broadcast dims.
+            numbers: sizes that stay numbers if the operator reads them, such as 1 for broadcast dims.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no decompositions.
@@ -305,7 +308,7 @@ class HarnessPlatform(abc.ABC):
         raise UnsupportedOnBackend(msg)
 
     def reading_values(self, error: Exception) -> str:
-        """Return the function that failed because it reads values of tensors without values, or an empty text."""
+        """Return the name of the function that failed because a meta tensor has no values; empty for other errors."""
         del error
         return ""
 
@@ -323,9 +326,9 @@ class HarnessPlatform(abc.ABC):
         Args:
             observe: records a call.
             stepped: called with the DTensors whose local tensors an optimizer's step is about to use.
-            every: ``every(func, args, kwargs, result, by_program)`` is called after each function, the library's too.
-            program: its methods ``backward``, ``hooked``, ``hooked_after``, ``hooked_module``, ``called`` and ``same``
-                are called by backward and hooks.
+            every: ``every(func, args, kwargs, result, by_program)`` is called after each function, including those that
+                the library calls.
+            program: a :class:`~hyper_parallel.verify.prove.program.Program`, to which backward and hooks are reported.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) the framework has no such hook.
@@ -340,7 +343,7 @@ class HarnessPlatform(abc.ABC):
         return []
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:
-        """Return a key of a tensor's storage, the position of the tensor in it, and the number of writes to it.
+        """Return a key of a tensor's storage, the tensor's position in the storage, and its number of writes.
 
         Raises:
             UnsupportedOnBackend: (a NotImplementedError) as for :meth:`observed_calls`.

@@ -1,4 +1,4 @@
-"""Names of the modules in a program's models: the common part of all frameworks."""
+"""Names of the modules in a program's models, for all frameworks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ __all__ = ["BaseModelNames", "joined"]
 class BaseModelNames(ABC):
     """The models of a program, in the order in which they are first called.
 
-    A model is a module that is called from outside of any other module. The first model with parameters has no prefix.
-    The prefix of the others is their class, ``Discriminator.layers.0``, with a number if there are several.
+    A model is a module that is not called by another module. The names of the first model with parameters have no
+    prefix. For every other model the prefix is its class, as in ``Discriminator.layers.0``, with a number if several
+    models have this class.
 
     Attributes:
         models: the models by prefix.
@@ -24,7 +25,7 @@ class BaseModelNames(ABC):
         self._paths: dict[int, str] = {}
 
     def add(self, module: Any) -> None:
-        """Add a module that is called from outside."""
+        """Add a module that is not called by another module."""
         model = self.unwrapped(module)
         prefix = self._paths.get(id(model))
         known = prefix is not None
@@ -35,7 +36,7 @@ class BaseModelNames(ABC):
             self._scan(prefix, module)
 
     def path_of(self, module: Any, parent: str) -> str:
-        """Return the path of a module; if no model contains it, its class after ``parent``'s path."""
+        """Return the path of a module; if no model contains it, the path ``parent`` and the module's class."""
         path = self._paths.get(id(module))
         if path is None:
             for prefix, model in self.models.items():
@@ -78,5 +79,5 @@ class BaseModelNames(ABC):
 
 
 def joined(prefix: str, path: str) -> str:
-    """Return a path inside a model with the model's prefix, which may be empty."""
+    """Return a path inside a model, preceded by the model's prefix, which may be empty."""
     return f"{prefix}.{path}" if prefix and path else prefix or path

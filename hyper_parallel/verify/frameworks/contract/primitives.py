@@ -1,8 +1,9 @@
 """Graphs of primitives, which represent an operator in proofs.
 
-A primitive is described by labels, one per dim of its operands and of its result. An element of the result depends on
-the elements of the operands at the same labels, and on all elements along labels that are `whole` or `reduced`. The
-only other facts are the operands in which it is linear or increasing.
+A primitive is a function of tensors, described as in einsum by a label for each dim of its operands and of its result.
+An element of the result depends on the elements of the operands at the same labels, and on all elements along labels
+that are ``whole`` or that the result lacks (``reduce``). The description also says in which operands the function is
+linear or increasing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor with the same number in every element: zero, another number, or one that the program does not define.
+    """A tensor with the same number in every element; the number may be undefined, as for random numbers.
 
     Attributes:
         zero: whether the number is zero.
@@ -37,32 +38,32 @@ class Constant:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A function without description."""
+    """A function that no table describes; a proof cannot pass it."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """The elements of the operand in row-major order, in another shape."""
+    """A reshape: the elements of the operand in row-major order, in a new shape."""
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """A function of labelled elements.
+    """The description of a function of tensors by labels.
 
     Attributes:
         inputs: labels of the dims of each operand; None for a dim of one element that is broadcast.
         output: labels of the dims of the result.
         copies: labels of the result that no operand has, along which all elements are equal.
         whole: labels along which each element of the result depends on all elements.
-        reduce: reduction of the labels that the result lacks, or empty if they are ``whole`` too.
-        each: operands in which it is linear separately, with the others fixed.
-        joint: operands in which it is linear jointly.
+        reduce: reduction over the labels that the result lacks, such as ``sum``; empty if these labels are ``whole``.
+        each: operands in each of which the function is linear while the others are fixed, as in a product.
+        joint: operands in which the function is linear jointly, as in a sum.
         increasing: whether each element of the result is an increasing function of one element of the operands.
-        strict: whether it is increasing, and its derivative is zero wherever two values have the same result.
+        strict: whether the function is increasing, with derivative zero wherever different inputs have equal results.
         moves: whether each element of the result is an element of an operand or zero, for all values. If there are
-            operands ``each``, the elements are theirs, and the other operands determine the positions.
+            operands ``each``, the elements come from these, and the other operands determine the positions.
         times: sizes that are factors of the result.
         per: sizes that divide the result.
         values: other sizes that the result depends on.
@@ -94,7 +95,7 @@ class Step:
         does: description of the function.
         operands: numbers of the steps whose results are its operands.
         shape: shape of its result.
-        numbers: what its result consists of, as NumPy's letter: ``f``, ``c``, ``i`` or ``b``; empty if it is not known.
+        numbers: kind of the result's dtype as NumPy's letter: ``f``, ``c``, ``i`` or ``b``; empty if not known.
     """
 
     name: str
@@ -106,19 +107,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Graph:
-    """An operator and its backward as primitives over symbolic sizes.
+    """An operator and its backward as a graph of primitives over symbolic sizes.
 
     Attributes:
         steps: the steps in order of execution.
-        inputs: the step of each operand; then a step whose dims are the sizes among the arguments, replicated on every
-            rank.
+        inputs: the step of each operand. An additional replicated operand may follow, whose dims are the sizes that are
+            passed as arguments.
         outputs: the step of each result.
         cotangents: the step of the gradient of each result; None for a result without gradient.
         gradients: the step of the gradient of each operand; None for an operand without gradient. Empty without
             backward.
-        hints: one value of each symbol.
-        result_sizes: the sizes of each result for these values.
-        assumptions: conditions on symbols under which the graph is the operator, each with its symbols.
+        hints: one example value of each symbol.
+        result_sizes: the sizes of each result for these example values.
+        assumptions: conditions under which the graph is valid, each with the symbols that occur in it.
         no_backward: the reason why there is no backward, or empty.
     """
 
@@ -134,9 +135,10 @@ class Graph:
 
 
 def kinds(graph: Graph) -> frozenset[object]:
-    """Return the kinds of steps of a graph; equal steps, and equal operands of a step, count once.
+    """Return the set of different steps of a graph; steps are equal if functions, shapes and operands are.
 
-    So an operator with one result per element of a dim has the same kinds for every length of the dim.
+    Therefore an operator with one result per element of a dim, such as unbind, has the same kinds for every size of
+    the dim.
     """
     of_steps: list[object] = []
     for step in graph.steps:

@@ -1,8 +1,8 @@
 """Common parts of the recorders of all frameworks: the log of one rank, its limits, and perturbations of a reference.
 
 A framework's recorder (``verify/frameworks/<framework>/recorder.py``) watches modules and optimizers and adds their
-values to the :class:`RecordLog` of its rank. It does not communicate, and does not change values, random state or order
-of execution.
+values to the :class:`RecordLog` of its rank. The recorder does not communicate, and does not change values, random
+state or order of execution.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class RecordSink(Protocol):
         """Path of the folder that it writes to; empty if it writes no files."""
 
     def take(self, record: Record) -> Record | None:
-        """Return the record for the log, with a placeholder for its array; None if the log keeps no record."""
+        """Store a record; return it with a placeholder for its array, for the log; or None, to keep no record there."""
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Add facts about the rank's process to its notes, after its program has ended."""
+        """Add facts about the rank's process to ``notes``, after the rank's program has ended."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RecordLimits:
         pretend: device for which the CPU stands in, ``cuda`` or ``npu``, in a process that ends with the run.
         contributions: step in which the gradient of each backward is recorded separately; None for no step.
         draws: whether the samples that data loaders draw are recorded.
-        replay: masks and choices that ranks take from the reference instead of their own; empty changes nothing.
+        replay: dropout masks, and choices such as top-k, of the reference, which ranks use instead of their own ones.
         observe: whether the program is only observed, as in a recording: nothing is copied, drawn again or kept, and
             the sink gets the framework's own tensors, which the program may overwrite later.
     """
@@ -113,7 +113,7 @@ def sink_folder(limits: RecordLimits) -> str:
 
 
 class Perturbation(Protocol):
-    """Small changes of a reference's values, which measure its rounding errors."""
+    """Small changes of the reference's values; they show how much rounding errors change its results."""
 
     def perturbed_input(self, name: str, array: Any, dtype: str = "") -> Any:
         """Return the perturbed input or weight ``array``, of the same shape and dtype; ``name`` identifies it.
@@ -125,13 +125,13 @@ class Perturbation(Protocol):
         """Return the perturbed output of a module, or its gradient; half precision as float32."""
 
     def computes_exact_norms(self) -> bool:
-        """Return whether the norm that the program requests now is computed in float64."""
+        """Return whether the norm that the program computes now, for clipping, is to be computed in float64."""
 
     def perturbed_gradient(self, name: str, step: int, array: Any) -> Any:
         """Return the perturbed gradient of parameter ``name``, before the optimizer gets it."""
 
     def decided(self, key: tuple[str, str, int, int]) -> Any | None:
-        """Return the choice of the unperturbed reference in the record of this key; None if it has none."""
+        """Return the choice that the unperturbed reference recorded under ``key``; None if it recorded none."""
 
 
 @dataclass
@@ -145,8 +145,11 @@ class RecordLog:
         changes: changes of the case; applied before the perturbation.
         step: number of completed optimizer steps.
         records: records so far, in order of execution.
+        groups: names of the program's process groups, by their ranks.
+        notes: facts for messages, as in :class:`RankRecords`.
+        take: reads a tensor of the framework as a local value; None for a value that is not a tensor.
         paused: whether recorders are paused.
-        place: returns the region of a module's plain output, if the caller of the program knows it.
+        place: returns the region of a module's plain output; None if the caller of the program does not know regions.
     """
 
     rank: int
@@ -185,7 +188,7 @@ class RecordLog:
             name: as in :class:`Record`.
             value: an array that no other code writes to, with its region.
             module: as in :class:`Record`.
-            step: number of optimizer steps completed before; the log's by default.
+            step: number of optimizer steps completed before; by default, the log's step.
             site: as in :class:`Record`.
 
         Raises:
@@ -217,11 +220,11 @@ class RecordLog:
         return own if own is not None or self.perturbation is None else self.perturbation.decided(key)
 
     def forget(self, step: int) -> None:
-        """Discard counts of records before ``step``, since a recording may have any number of steps."""
+        """Discard counts of records before ``step``, so that they need no more memory with every step."""
         self._counts = {key: count for key, count in self._counts.items() if key[2] >= step}
 
     def drop(self, kind: str, step: int) -> None:
-        """Discard the records of ``kind`` of ``step``, which are then recorded again."""
+        """Discard the records of ``kind`` of ``step``; the caller then records them again."""
         dropped = [record for record in self.records if record.kind == kind and record.step == step]
         self._size -= sum(record.value.nbytes for record in dropped)
         for name in [name for own, name, at in self._counts if (own, at) == (kind, step)]:
@@ -229,7 +232,7 @@ class RecordLog:
         self.records = [record for record in self.records if record.kind != kind or record.step != step]
 
     def move_to_start(self, kinds: Sequence[str], step: int) -> None:
-        """Move the records of ``kinds`` of ``step`` before all others: weights before training."""
+        """Move the records of ``kinds`` of ``step`` before all others, for example the weights before training."""
         self.records.sort(key=lambda record: not (record.kind in kinds and record.step == step))
 
     def result(self) -> RankRecords:
@@ -281,13 +284,13 @@ def unrecorded() -> Iterator[None]:
 
 
 def record(name: str, value: Any, *, placement: Mapping[str, Sequence[int]] | None = None) -> None:
-    """Record a value of the program that is being verified; outside of a verification it does nothing.
+    """Record a value of the program that is being verified; outside of a verification, this function does nothing.
 
     Args:
         name: name by which the value is compared with the single device's, and between ranks.
         value: a tensor of the framework (a DTensor has its own placement), a NumPy array or a number.
-        placement: position of the rank's shard if the value does not have it: global shape and first index, such as
-            ``{"shape": (8, 6), "start": (4, 0)}``.
+        placement: for a value that is not a DTensor, the position of the rank's shard: global shape and first index,
+            such as ``{"shape": (8, 6), "start": (4, 0)}``.
 
     Raises:
         RecordingError: the value is not a tensor, array or number, or the records do not fit in memory.

@@ -1,7 +1,7 @@
 """The values that a recorder reads from a run of a program, as plain data that can be sent between processes.
 
-A framework's recorder fills these on each rank without communication, because communication would change the program
-that it watches. The comparison combines the ranks' values later.
+A framework's recorder makes these records on each rank without communication, because communication would change the
+program that is recorded. The comparison combines the ranks' values later.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ __all__ = [
 ]
 
 KINDS = ("value", "output", "mask", "loss", "norm", "gradient", "state", "weight", "buffer", "rate", "saved")
-"""Kinds of values: passed to `record()`, the output of a module, the mask of a dropout module, a loss that entered
-backward, the norm that a clipping function returned, a gradient when the optimizer sees it, state of the optimizer, a
-weight and a buffer after a step (step -1: before the first), the learning rate of a parameter group, a
-tensor that the program saves."""
+"""Kinds of values, in this order: a value passed to `record()`, the output of a module, the mask of a dropout module, a
+loss on which backward was called, the norm that a clipping function returned, a gradient at the start of the
+optimizer's step, state of the optimizer, a weight and a buffer after a step (step -1: before the first), the learning
+rate of a parameter group, a tensor that the program saves."""
 
 THRESHOLDS = ("margin", "side")
-"""Kinds of records of an operator such as ReLU: how far each number is from the nearest threshold, and whether it is
-above it (:mod:`hyper_parallel.verify.engine.thresholds`)."""
+"""Kinds of records of an operator such as ReLU: the distance of each number from the nearest threshold, and whether the
+number is above this threshold (:mod:`hyper_parallel.verify.engine.thresholds`)."""
 
 APPLIED = ("operand", "applied")
-"""Kinds of records of a function that applies integers or booleans to numbers, such as a loss or a mask: the numbers,
-and the targets or the mask (:mod:`hyper_parallel.verify.engine.applied`)."""
+"""Kinds of records of a function that applies targets or a mask: the logits or attention scores, and the targets or the
+mask (:mod:`hyper_parallel.verify.engine.applied`)."""
 
 OBSERVED = ("input", "collective", "call")
 """Kinds of records that only recordings have: inputs of models, inputs of collectives, and arguments and results of
 operators in a log of PyTorch's DebugMode."""
 
 DECISIONS = ("scores", "choice", "draw", *THRESHOLDS, *APPLIED)
-"""Kinds of records that are not compared as results: the rows that an operator such as top-k chooses from, the indices
-that it chose in each row (:mod:`hyper_parallel.verify.engine.decisions`), random numbers of modules, thresholds, and
-targets and masks."""
+"""Kinds of records that are not compared as results: the rows from which an operator such as top-k chooses, the chosen
+indices of each row (:mod:`hyper_parallel.verify.engine.decisions`), random numbers of modules, thresholds, targets and
+masks."""
 
 
 OWN_GRADIENTS = "gradients as backward has left them"
-"""Key of a recorder's note that no optimizer was seen: the program may have reduced these gradients elsewhere."""
+"""Key of a note for a run in which no optimizer made a step: its gradients were recorded after backward, and the
+program may reduce them later."""
 
 
 class RecordingError(HyperParallelError, ValueError):
@@ -70,7 +71,7 @@ class RecordingError(HyperParallelError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A reduction that a tensor still awaits.
+    """A reduction that a partial value still needs.
 
     Attributes:
         reduction: ``sum``, ``avg``, ``max`` or ``min``.
@@ -88,8 +89,8 @@ class Region:
     Attributes:
         shape: shape of the global tensor.
         start: first index of the box in each dim; its sizes are those of the value.
-        pending: reductions that the value still awaits.
-        spans: first element and size of each piece, if the value concatenates several pieces of a flattened tensor;
+        pending: reductions that the value still needs.
+        spans: first element and size of each piece, if the value consists of several pieces of the flattened tensor;
             empty for a box.
     """
 
@@ -111,7 +112,7 @@ HALF_BITS = {"bfloat16": 16, "float16": 13}
 
 
 def used_bits(array: Any) -> int:
-    """Return the bits that are set in at least one number of a float32 array."""
+    """Return a bit mask of the bits that are set in at least one number of a float32 array."""
     return int(np.bitwise_or.reduce(np.ascontiguousarray(array).view(np.uint32), axis=None))
 
 
@@ -119,9 +120,9 @@ class LocalValue(NamedTuple):
     """A rank's shard of a tensor, as read by a recorder.
 
     Attributes:
-        array: NumPy array: a copy of what this rank holds; bfloat16 and float16 as float32.
-        region: its box in the global tensor, if it is a DTensor; None if it is plain.
-        dtype: dtype of the tensor if the array has a wider one: ``bfloat16`` or ``float16``; otherwise empty.
+        array: copy of the local tensor as a NumPy array; bfloat16 and float16 as float32.
+        region: index box of the shard in the global tensor; None for a plain tensor.
+        dtype: ``bfloat16`` or ``float16`` if the tensor has this dtype; otherwise empty.
     """
 
     array: Any
@@ -135,18 +136,17 @@ class Record:
 
     Attributes:
         kind: one of :data:`KINDS`.
-        name: ``layers.0.attention.wq.weight``; for outputs the module's path, with the position in the output where
-            there are several tensors, and `` (no_grad)`` after the path where the model was called for evaluation; for
-            the optimizer's state the parameter's name, a colon and the entry, ``wq.weight:exp_avg``; for values what
-            the user called them.
-        module: path of the module that it belongs to; empty for the model itself and for values without a module.
+        name: name of a parameter, such as ``layers.0.attention.wq.weight``. For outputs the module's path, then
+            `` (no_grad)`` if the model was called for evaluation, and the position if the output has several tensors.
+            For the optimizer's state the parameter's name, a colon and the entry, ``wq.weight:exp_avg``. For values
+            the name that the user passed to ``record()``.
+        module: path of the module to which the value belongs; empty for the model itself, and without a module.
         step: number of optimizer steps completed before, from 0; -1 before training.
         call: number of earlier records of this kind and name in the same step (micro-batches, modules called twice).
-        value: NumPy array: a copy of what this rank holds.
-        region: its box in the global tensor, if it is a DTensor; None if it is plain.
-        site: ``file:line`` of the user's call where there is one (records, losses, clipping).
-        dtype: dtype that the value was rounded to if the array has a wider one: ``bfloat16`` or ``float16``;
-            otherwise empty.
+        value: copy of the rank's local value as a NumPy array.
+        region: index box of the value in the global tensor; None for a plain tensor.
+        site: ``file:line`` of the user's call of ``record()``, backward or clipping; otherwise empty.
+        dtype: ``bfloat16`` or ``float16`` if the value had this dtype; otherwise empty.
     """
 
     kind: str
@@ -161,7 +161,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """Kind, name, step and call, which are equal for this value in other runs and on other ranks."""
+        """Kind, name, step and call: equal for the same value in different runs and on different ranks."""
         return self.kind, self.name, self.step, self.call
 
     @property
@@ -200,7 +200,7 @@ class LoaderPass:
         drops: whether the loader or its sampler drops an incomplete last batch.
         replaces: whether the sampler draws with replacement.
         reorders: whether the sampler shuffles with an epoch number that the program sets.
-        step: number of optimizer steps completed at its start.
+        step: number of optimizer steps completed at the start of the pass.
         site: ``file:line`` of the program's loop.
         trains: whether the model is trained with its samples; None if no model was called.
         indexed: whether samples have indices.
@@ -231,7 +231,7 @@ class RankRecords:
     """Everything that was recorded on one rank.
 
     Attributes:
-        rank: its number.
+        rank: number of the rank.
         records: records in order of execution.
         groups: process groups that this rank belongs to.
         notes: facts for messages by key: optimizer classes, frozen parameters, parameters that the optimizer does not
@@ -250,7 +250,7 @@ class Run:
 
     Attributes:
         ranks: records by rank.
-        settings: settings of the run in words, for the report.
+        settings: settings of the run by name, as text for the report.
     """
 
     ranks: list[RankRecords]

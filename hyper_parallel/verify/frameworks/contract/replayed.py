@@ -1,7 +1,7 @@
-"""Replacement of a rank's dropout masks, and of choices such as those of top-k, by those of the reference.
+"""Replaces a rank's dropout masks, and its choices such as the indices of top-k, by those of the reference.
 
-A module that is recomputed in backward repeats the draws and choices of its forward, and gets the same replacement. The
-replacement is found by the values that the rank itself drew or chose from.
+A module that is recomputed in backward draws and chooses again, and must get the same replacement as in forward. The
+replacement is looked up by the rank's own mask, or by the scores from which it chooses: the recomputation has the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Replayed:
     """The replacements of one rank.
 
     Args:
-        log: log of the rank, whose limits or perturbation have the replacements.
+        log: log of the rank; its limits or its perturbation contain the replacements.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -28,13 +28,13 @@ class Replayed:
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def instead_of(self, own: Any, kind: str, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
-        """Return the replacement of the next mask or choice of a name, in its shape; None if it is not replaced.
+        """Return the replacement of the next mask or choice called ``name``; None if there is none of this shape.
 
         Args:
             own: array by which a recomputation finds the replacement again.
             kind: ``mask`` or ``choice``.
             name: name of the record.
-            shape: shape of the replacement; that of ``own`` by default.
+            shape: shape that the replacement must have; by default, the shape of ``own``.
         """
         found = self._log.replayed(kind, name)
         if found is None or np.shape(found) != (np.shape(own) if shape is None else shape):
@@ -43,25 +43,25 @@ class Replayed:
         return found
 
     def again(self, own: Any) -> Any | None:
-        """Return the earlier result of :meth:`instead_of` for the same array; None if there is none."""
+        """Return the earlier result of :meth:`instead_of` for an array equal to ``own``; None if there was none."""
         return self._known.get(_mark(own)) if self._known else None
 
 
 def _mark(array: Any) -> tuple[Any, ...]:
-    """Return a key that equal arrays share."""
+    """Return a key that is the same for equal arrays: shape, dtype and a hash of the elements."""
     array = np.ascontiguousarray(array)
     return array.shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
 
 
 def rows_along(array: Any, dim: int) -> Any:
-    """Return an array as rows along a dim: of shape (all other dims, that dim)."""
+    """Return an array as a matrix: its columns are dim ``dim``, its rows are the elements of all other dims."""
     array = np.asarray(array)
     moved = np.moveaxis(array, dim, -1) if array.ndim else array.reshape(1, 1)
     return np.ascontiguousarray(moved.reshape(-1, moved.shape[-1]))
 
 
 def unrolled(rows: Any, shape: tuple[int, ...], dim: int) -> Any:
-    """Return the array of ``shape`` with these :func:`rows_along` a dim: the inverse of that function."""
+    """Return the array of ``shape`` for which :func:`rows_along` returned ``rows``: the inverse of that function."""
     dim %= len(shape)
     others = tuple(size for place, size in enumerate(shape) if place != dim)
     return np.ascontiguousarray(np.moveaxis(np.asarray(rows).reshape(*others, shape[dim]), -1, dim))

@@ -11,10 +11,10 @@ __all__ = ["ONE", "Size", "product"]
 
 @dataclass(frozen=True)
 class Size:
-    """A number times symbols; or, if the size is not a product, the symbols that it depends on.
+    """A number times symbols; for a size that is not a product, a formula and the symbols in it.
 
     Attributes:
-        number: the factor.
+        number: the numeric factor.
         symbols: symbols of the product, sorted; a symbol that occurs twice is squared.
         formula: text of a size that is not a product, otherwise empty.
     """
@@ -30,7 +30,7 @@ class Size:
         return Size(self.number * other.number, tuple(sorted((*self.symbols, *other.symbols))))
 
     def over(self, other: Size) -> Size | None:
-        """Return the quotient if it is a product too, otherwise None."""
+        """Return the quotient of this size and ``other``; None if it is not a number times symbols."""
         if self.formula or other.formula or not other.number or self.number % other.number:
             return ONE if self == other and self.formula else None
         rest = list(self.symbols)

@@ -1,8 +1,8 @@
-"""Compares a graph for general sizes with a trace in which some sizes are 0 or 1: whether both compute the same.
+"""Checks whether a graph for general sizes is valid for sizes 0 and 1: compares it with a trace at these sizes.
 
-A dim of size 1 is left out of shapes and labels. Steps that then only pass on their operand are left out as well: an
-added or removed dim of size 1, an expansion to size 1, a sum over one element, a product with 1. Tensors without
-elements are equal if their shapes are.
+In the comparison, dims of size 1 are left out of shapes and labels. Steps whose result is then their operand are left
+out as well: adding or removing a dim of size 1, an expansion to size 1, a sum over one element, a product with 1.
+Tensors without elements are equal if their shapes are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hyper_parallel.verify.frameworks.contract.sizes import Size
 __all__ = ["at_sizes", "is_special_case", "without_special_sizes"]
 
 _MOST = 400
-"""Number of steps in the traces with special sizes of one operator."""
+"""Maximum number of steps in all traces with special sizes of one operator."""
 _FACTOR = r"(?:\d+|s\d+(?:\*\*\d+)?)"
 _RELATION = re.compile(
     rf"(?:Ne\((?P<ne>{_FACTOR}(?:\*{_FACTOR})*), 1\)|(?P<ge>{_FACTOR}(?:\*{_FACTOR})*) (?:>= 2|> 1))"
@@ -29,15 +29,15 @@ _RELATION = re.compile(
 """Matches the conditions that a product of sizes is not 1, or is at least 2."""
 
 _MOVES = ("expand", "unsqueeze", "squeeze", "permute", "t", "transpose", "broadcast_in_dim", "select")
-"""Functions whose description determines them, if the dims of a selected index have size 1."""
+"""Functions that only move elements; equal descriptions mean equal results, if ``select`` reads dims of size 1."""
 _REDUCTIONS = ("sum", "amax", "amin", "prod")
-"""Reductions that their description determines, and that return a single element as it is."""
+"""Reductions whose equal descriptions mean equal results; over a dim of size 1 they return the element itself."""
 _PRODUCTS = ("mm", "bmm", "mul")
-"""Functions whose factors may change places."""
+"""Functions for which the order of the two factors is not compared."""
 
 
 def at_sizes(size: Size, values: Mapping[str, int]) -> Size:
-    """Return a size for these values of some symbols; a size that is not a product stays as it is."""
+    """Return a size in which some symbols have these values; a size that is not a product is returned unchanged."""
     if size.formula:
         return size
     number, rest = size.number, []
@@ -73,11 +73,11 @@ def is_special_case(graph: Graph, special: Graph, values: Mapping[str, int]) -> 
 
 
 def without_special_sizes(graph: Graph, retrace: Callable[[Mapping[str, int]], Graph | None]) -> Graph:
-    """Return the graph without those conditions that exclude only sizes at which it was found to be the operator too.
+    """Return the graph without conditions that exclude only sizes 0 and 1 at which the graph was found to be valid.
 
     Args:
         graph: a graph with conditions on its sizes.
-        retrace: traces the operator anew with these values of symbols; returns None if that is not possible.
+        retrace: traces the operator again with these values of symbols; returns None if that is not possible.
     """
     known = {text: _Condition(text, symbols) for text, symbols in graph.assumptions}
     other = {text: symbols for text, symbols in graph.assumptions if known[text].number < 0}
@@ -102,7 +102,7 @@ def without_special_sizes(graph: Graph, retrace: Callable[[Mapping[str, int]], G
 
 
 class _Condition:
-    """A condition that a product of sizes is not 1, or is at least 2; another condition has the number -1."""
+    """A condition that a product of sizes is not 1, or is at least 2; ``number`` is -1 if it has a different form."""
 
     def __init__(self, text: str, symbols: Sequence[str]) -> None:
         self.symbols = tuple(symbols)
@@ -113,7 +113,7 @@ class _Condition:
         self.number = math.prod(numbers) if found is not None and "" not in factors else -1
 
     def excludes(self, values: Mapping[str, int]) -> bool:
-        """Whether it excludes these values of symbols, where all other symbols are at least 2."""
+        """Whether the condition excludes these values of symbols, if all other symbols are at least 2."""
         known = [values[symbol] for symbol in self.symbols if symbol in values]
         if 0 in known:
             return self.at_least
@@ -121,7 +121,7 @@ class _Condition:
 
 
 def _cases(conditions: Sequence[_Condition]) -> Iterator[dict[str, int]]:
-    """Yield values of symbols that the conditions exclude, where all other symbols are at least 2."""
+    """Yield values (0 or 1) of symbols that the conditions exclude, if all other symbols are at least 2."""
     symbols = sorted({symbol for each in conditions for symbol in each.symbols})
     choices = (None, 0, 1) if any(each.at_least for each in conditions) else (None, 1)
     for chosen in itertools.product(choices, repeat=len(symbols)):
@@ -138,12 +138,12 @@ def _excluding(values: Mapping[str, int]) -> str:
 
 @dataclass
 class _Values:
-    """The values of a graph as numbers: equal numbers are equal values.
+    """Numbers the results of a graph's steps, so that results with equal numbers are equal.
 
     Attributes:
         graph: the graph.
         values: values of symbols.
-        known: number of each description, common to graphs that are compared.
+        known: number of each description of a result, shared by the graphs that are compared.
     """
 
     graph: Graph
@@ -156,7 +156,7 @@ class _Values:
         self._undefined = 0
 
     def numbered(self) -> list[int]:
-        """Return the number of each step's value; -1 if it is not known."""
+        """Return the number of each step's result; -1 for a result that cannot be compared."""
         ends = {number: ("operand", at) for at, number in enumerate(self.graph.inputs)}
         ends |= {number: ("cotangent", at) for at, number in enumerate(self.graph.cotangents) if number is not None}
         for number, step in enumerate(self.graph.steps):
@@ -177,7 +177,7 @@ class _Values:
         return self._of(self._source(number, step, shape, ends))
 
     def _source(self, number: int, step: Step, shape: Sequence[Size], ends: Mapping[int, Any]) -> Any:
-        """Return the description of an operand, a constant or a reshape; one that equals no other if it is unknown."""
+        """Return the description of an operand, a constant or a reshape; for other steps, a unique description."""
         if isinstance(step.does, Input) and number in ends:
             return ends[number]
         if isinstance(step.does, Constant):
@@ -225,7 +225,7 @@ class _Values:
         return self._of((name, short, tuple(operands), tuple(shape), step.numbers))
 
     def _passes(self, step: Step, does: Primitive, sizes: Sequence[Size], numbers: str) -> bool:
-        """Whether a step with one operand, whose dims other than those of size 1 are the result's, passes it on."""
+        """Whether a step returns its only operand, given that both have the same dims apart from those of size 1."""
         if self.graph.steps[step.operands[0]].numbers != step.numbers or sizes:
             return False
         if step.name in {"mul", "div"}:

@@ -1,4 +1,4 @@
-"""Configuration of the reference model, result of a training step, and optimizer interface of the harness."""
+"""Types for training in the harness: configuration of the reference model, result of a step, optimizer interface."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class TrainingOptimizer(abc.ABC):
     """An optimizer of one model's parameters, with the interface that the verifier reads.
 
     Attributes:
-        engine: object that a user's step function calls: the framework's optimizer, or, if gradients are values, a
-            callable that takes them in the order of the parameters.
+        engine: object that a user's step function uses: the framework's optimizer, or, if gradients are values, a
+            callable that takes the gradients in the order of the parameters.
     """
 
     engine: Any
