@@ -175,7 +175,7 @@ class _State:
         return evidence
 
     def _check_order(self, partials: _Partials) -> None:
-        """Check that no reduction begins or ends while a different one, such as max beside sum, is pending.
+        """Check that no reduction begins or ends while a different one, such as a maximum and a sum, is pending.
 
         The two would not commute.
         """
