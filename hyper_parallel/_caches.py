@@ -1,7 +1,7 @@
 """Registry of the library's caches: each cache registers where it is defined, and ``cache_info`` reports its size.
 
-A cache is emptied when it is full, or its entries are weak references. Entries that hold layouts keep meshes alive;
-:func:`empty_layout_caches` drops all of these entries at once.
+A cache either has a limit, and is emptied when it is full, or its entries are weak references. Entries that hold
+layouts keep meshes alive; :func:`empty_layout_caches` drops all of these entries at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CacheInfo(NamedTuple):
 
 
 class CacheTable(tuple[CacheInfo, ...]):
-    """The sizes of all caches; printed, a table."""
+    """The sizes of all caches; ``print`` shows a table."""
 
     __slots__ = ()
 
@@ -76,10 +76,10 @@ def register(name: str, cache: Any, limit: Callable[[], int] | None = None, *, h
     """Register one cache.
 
     Args:
-        name: what it holds.
-        cache: a mapping, or a function under ``functools.lru_cache``, which knows its limit.
+        name: kind of the entries.
+        cache: a mapping, or a function under ``functools.lru_cache``.
         limit: returns the maximum number of entries of a mapping.
-        has_layouts: entries hold layouts, and may be dropped at any time, on one rank alone.
+        has_layouts: whether entries hold layouts; they may then be dropped at any time, on a single rank too.
     """
     info = getattr(cache, "cache_info", None)
 
@@ -101,7 +101,7 @@ def register_owners(
     Args:
         owners: the objects.
         describe: returns the size of an object's cache.
-        empty: drops an object's entries that hold layouts; None if they may not be dropped on one rank alone.
+        empty: drops an object's entries that hold layouts; None if they must not be dropped on a single rank.
     """
 
     def sizes() -> Iterable[CacheInfo]:
@@ -117,7 +117,7 @@ def register_owners(
 
 
 def cache_info() -> CacheTable:
-    """Return the name, the number of entries and the limit of each cache of the library, by name; printed, a table.
+    """Return the name, the number of entries and the limit of each cache of the library, sorted by name.
 
     Caches of modules that are not imported yet are left out, and so are the plans of operators that were not called.
     """
@@ -127,7 +127,7 @@ def cache_info() -> CacheTable:
 
 
 def empty_layout_caches() -> None:
-    """Drop every entry that keeps a layout, and with it a mesh, alive; what is in use elsewhere stays."""
+    """Drop every cache entry that keeps a layout, and with it a mesh, alive; layouts that are in use stay valid."""
     with _LOCK:
         registered = list(_REGISTERED)
     for caches in registered:

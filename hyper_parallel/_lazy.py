@@ -9,7 +9,9 @@ from typing import Any
 __all__ = ["OTHER_HOMES", "lazy_exports", "names_from_elsewhere"]
 
 OTHER_HOMES: dict[str, dict[str, str]] = {}
-"""Modules from which other programs import names that live elsewhere here: the home of each name, from ``compat``."""
+"""By module that other programs import from: the names that this library defines elsewhere, each with its module.
+
+``compat`` fills this table."""
 
 
 def lazy_exports(
@@ -19,10 +21,10 @@ def lazy_exports(
 
     Args:
         namespace: ``globals()`` of the package.
-        modules: module to the public names that live there, or None for every name in the module's own ``__all__``
-            (then it is imported when a name is found nowhere else). The imports under ``TYPE_CHECKING`` repeat the
-            names (``import X as X``, which re-exports), because type checkers read those as text. A package without
-            ``__all__`` gets one at run time, of all these names.
+        modules: by module, the public names that it defines; or None for all names in its ``__all__``. A module with
+            None is imported when a name is found nowhere else. The imports under ``TYPE_CHECKING`` repeat the names
+            (``import X as X``, which re-exports), because type checkers do not run this function. A package without
+            ``__all__`` gets one at run time, with all these names.
     """
     module_of = {name: module for module, names in modules.items() for name in names or ()}
     unlisted = [module for module, names in modules.items() if names is None]

@@ -17,7 +17,7 @@ def an_object(value: object) -> str:
 
 
 def byte_words(count: int) -> str:
-    """Return a number of bytes in the largest unit of which it is at least one, in three digits: ``2.19 KiB``."""
+    """Return a number of bytes in the largest unit that it reaches, with three digits: ``2.19 KiB``."""
     value, unit = float(count), 0
     while value >= _UNIT and unit < len(_UNITS) - 1:
         value, unit = value / _UNIT, unit + 1

@@ -1,8 +1,8 @@
 """Functions on nested containers (trees): list the leaves, map over them, rebuild a container.
 
-A tree is a leaf or a container of trees. Which types count as containers is the caller's choice: the arguments of an
-operator nest in :data:`SEQUENCES`, users' inputs and outputs in :data:`CONTAINERS`. A rebuilt container has the type
-of the original: named tuples, ``torch.Size`` and mappings of a user's own type included.
+A tree is a leaf or a container of trees. Callers choose which types are containers: :data:`SEQUENCES` for the arguments
+of an operator, :data:`CONTAINERS` for users' inputs and outputs. A rebuilt container has the type of the original, such
+as a named tuple, ``torch.Size`` or a user's own mapping.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def leaves(tree: Any, containers: Types = SEQUENCES) -> list[Any]:
-    """Return the leaves of ``tree``, in order; mappings in the order of their keys."""
+    """Return the leaves of ``tree``, in order; a mapping's leaves in its order of iteration (keys are not sorted)."""
     collected: list[Any] = []
     if isinstance(tree, containers):
         _collect(tree, containers, collected.append)
@@ -116,7 +116,7 @@ def rebuild(like: Any, items: Any) -> Any:
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return container_type(*items)
     if isinstance(like, MutableMapping):
-        mapping = copy.copy(like)  # keeps a default factory, and an order of its own
+        mapping = copy.copy(like)  # keeps a default factory, and the order of a mapping that sorts its keys itself
         for key, item in items.items():
             mapping[key] = item
         return mapping

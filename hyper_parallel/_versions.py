@@ -20,7 +20,7 @@ _NOTHING = object()
 
 @dataclass(frozen=True)
 class Wanted:
-    """A name that a framework does not publish.
+    """A private name of a framework that this library uses.
 
     Attributes:
         paths: dotted paths of the name in different versions; the first one that exists is used.
@@ -54,7 +54,7 @@ class Missing:
         self.refuse()
 
     def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """Let a class derive from the missing class: it can be defined, but neither applied nor instantiated."""
+        """Let a class derive from the missing class: such a class can be defined, but its use raises the error."""
         return (type("Missing", (), {"__new__": self, "apply": self}),)
 
     def __getattr__(self, name: str) -> NoReturn:

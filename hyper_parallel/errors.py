@@ -50,8 +50,8 @@ class WorldNotJoinedError(MeshError):
     """A launcher started this process as one of several ranks, and it communicates without having joined their world.
 
     Attributes:
-        rank: rank that the launcher gave this process; None if it leaves the number to the framework.
-        world_size: number of ranks that it started.
+        rank: rank that the launcher gave this process; None if the launcher leaves the number to the framework.
+        world_size: number of ranks that the launcher started.
 
     Args:
         launched_as: role in which the launcher started this process, and how that is known.
@@ -80,7 +80,7 @@ class MeshMismatchError(HyperParallelError, NotImplementedError, ValueError):
 
 
 class LayoutError(HyperParallelError, ValueError, RuntimeError):
-    """Placements that do not fit the tensor."""
+    """Placements or a layout that do not match the tensor."""
 
 
 class PlacementError(LayoutError, IndexError, AssertionError):
@@ -100,7 +100,7 @@ class MixedTensorError(HyperParallelError, RuntimeError):
 
 
 class ModuleError(HyperParallelError, RuntimeError, ValueError):
-    """A module that cannot be distributed as asked: a second time, or with a function of other arguments."""
+    """A module that cannot be distributed, for example because it is distributed already."""
 
 
 class StyleError(HyperParallelError, ValueError, AssertionError):
@@ -131,7 +131,7 @@ class CollectiveMismatchError(HyperParallelError, RuntimeError):
     """Ranks called a collective with different operations, shapes, dtypes or reductions, or one did not call it.
 
     Attributes:
-        odd_ranks: those that differ from the majority or did not call; empty if there is no majority.
+        odd_ranks: ranks that differ from the majority or did not call; empty if there is no majority.
     """
 
     odd_ranks: tuple[int, ...] = ()

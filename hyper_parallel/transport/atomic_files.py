@@ -57,7 +57,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _write(path: Path, to: Path, text: str) -> None:
-    """Write the text of ``path`` to a file; an error names ``path``, which that of a full disk lacks."""
+    """Write the text of ``path`` to a file. An error names ``path``; the system's error for a full disk does not."""
     try:
         with to.open("w", encoding="utf-8") as file:
             file.write(text)

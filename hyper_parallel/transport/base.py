@@ -125,8 +125,8 @@ class HostOps(Protocol):
 
         Args:
             state: state of the rank that continues.
-            now: result of :meth:`save_state` for another rank, if no rank has run since; parts of ``state`` that are
-                the same object in both are not restored.
+            now: result of :meth:`save_state` for another rank, if no rank has run since; an item that is the same
+                object in ``state`` and in ``now`` is not restored.
         """
 
 
@@ -138,9 +138,9 @@ class Transport(RowCollectives):
         world_size: number of ranks.
         backend: short name for messages and ``get_backend``: ``gloo``, ``nccl``, ``hccl``, ``simulated``, ``single``.
         framework: framework of the tensors: ``torch``, ``mindspore``, or empty for host arrays.
-        survives_mismatch: whether later calls are right after ranks disagreed in a message or an asynchronous
-            collective. False for engines of devices, which start a call before ranks are compared: their order of calls
-            is lost, and the world cannot be used any more.
+        survives_mismatch: whether the world can still be used after ranks disagreed about a message or an asynchronous
+            collective. False for NCCL and HCCL, which start a call before the ranks' calls are compared: afterwards
+            the ranks have called in different orders.
     """
 
     rank: int
@@ -156,7 +156,7 @@ class Transport(RowCollectives):
 
     @functools.cached_property
     def sequences(self) -> dict[Ranks, Any]:
-        """Open :class:`AgreedSequence`, collectives that were agreed upon beforehand, by their sorted ranks."""
+        """The :class:`AgreedSequence` of each group (collectives agreed upon beforehand), by the sorted ranks."""
         return {}
 
     @abc.abstractmethod
@@ -238,7 +238,7 @@ class Transport(RowCollectives):
 
         Args:
             ranks: ranks of the group, sorted.
-            group: its handle; None for the cached one of these ranks, or the one that will be built.
+            group: handle of the group; None for the cached group of these ranks or, without one, the next to be built.
         """
         del ranks, group
         return ""
@@ -383,7 +383,7 @@ class EngineTransport(Transport):
 
 
 def after_dropped(count: int) -> str:
-    """A name for the group that follows ``count`` destroyed groups of its ranks: see :meth:`Transport.build_of`."""
+    """A name for a group of ranks that have destroyed ``count`` earlier groups: see :meth:`Transport.build_of`."""
     return f"after {count} destroyed" if count else ""
 
 
@@ -396,7 +396,7 @@ def unknown_group(group: Any, known: Iterable[Ranks]) -> MeshError:
 
 
 def by_rank(ranks: Ranks) -> list[int]:
-    """Return positions in ``ranks`` in the order of a group's members, that is, of their numbers."""
+    """Return the positions in ``ranks`` of its ranks in ascending order, which is the order of a group's members."""
     return sorted(range(len(ranks)), key=ranks.__getitem__)
 
 

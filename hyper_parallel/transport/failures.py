@@ -71,7 +71,7 @@ def _facts_and_fix() -> str:
 
 @contextmanager
 def starting(what: str) -> Iterator[None]:
-    """Turn out-of-memory errors of starting a process or thread inside into an error with advice.
+    """Replace out-of-memory errors by an error with advice, if a process or thread is started inside this context.
 
     Args:
         what: name of the process or thread, for the message.
@@ -188,7 +188,7 @@ def world_timed_out(timeout: float, activities: Mapping[int, str], hanging: Sequ
     Args:
         timeout: its time limit in seconds.
         activities: per rank of the world its activity, with its stack.
-        hanging: the ranks that did not end, which are named first; by default unknown, and all are named.
+        hanging: the ranks that did not end, which are named first; empty if unknown, and then all ranks are named.
     """
     named = list(hanging) or sorted(activities)
     who = f"{ranked(named)} of {len(activities)}" if hanging else f"{len(activities)} ranks"

@@ -4,9 +4,9 @@ The processes search the same paths for modules as this one. ``python -m`` and `
 folder first: in a checkout, a rank would then import the package from there, but its parent the installed one.
 
 Simulated ranks run in turn and switch thousands of times a second, and so do the threads of MindSpore's pool, which
-spin while they wait. If the next one is on another CPU, it must be woken first. On two cores, waking ranks took as long
-as all other work together, and an operator of MindSpore took three times as much processor time. So processes that run
-in turn share one CPU.
+spin while they wait. A rank or thread that runs next on a different CPU must be woken first. On two cores, waking ranks
+took as long as all other work together, and an operator of MindSpore took three times as much processor time. So
+processes that run in turn share one CPU.
 """
 
 from __future__ import annotations

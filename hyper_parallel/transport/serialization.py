@@ -53,7 +53,7 @@ def pack(obj: Any, owner: Callable[..., Any] | None = None) -> bytes:
 
 
 def pack_back(obj: Any) -> bytes:
-    """Pickle a result: what was received by value is sent back by value, and the sender recognises it."""
+    """Pickle a result; functions and classes that this process received by value are sent back by value."""
     return _dumps(obj)
 
 

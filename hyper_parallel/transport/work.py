@@ -15,7 +15,7 @@ class Work:
     """A collective in flight.
 
     Args:
-        what: its name, for messages.
+        what: name of the collective, for messages.
         finish: waits for the collective and returns its result; called once.
         output: the tensor that will hold the result, if it exists already; else None.
     """
@@ -28,11 +28,11 @@ class Work:
 
     @property
     def waited(self) -> bool:
-        """Whether it was waited for."""
+        """Whether the collective was waited for."""
         return self._finish is None
 
     def wait(self) -> Any:
-        """Wait until it is complete and return its result.
+        """Wait until the collective is complete and return its result.
 
         Raises:
             HandleError: it was waited for before.

@@ -31,5 +31,5 @@ def attempt(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Raised
     """Return the result of ``fn(*args, **kwargs)``, or the exception that it raises."""
     try:
         return fn(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - whatever it raises is what became of the call
+    except Exception as error:  # noqa: BLE001 - an exception of any type is a result of the call
         return Raised(error)

@@ -1,7 +1,7 @@
 """Explains a parallel plan before any rank runs: the layout of every parameter, and every collective with its bytes.
 
-One process runs one training step as the first rank of a mesh of any size, and as the last; their collectives return
-zeros.
+One process runs one training step as the first rank of a mesh of any size, and then as the last rank. Collectives
+return zeros in place of the values of other ranks.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def explain_model(
     """Explain a plan's layouts of a model's parameters, and the collectives of one training step in each module.
 
     Values from other ranks are zeros, so programs whose communication depends on values cannot be explained, and
-    programs that request objects from other ranks are refused. On PyTorch, tensors have shapes but no values (its meta
-    device), so a model of any size takes no memory. A program that reads values runs again with values, unless its
-    parameters are larger than 4 GiB.
+    programs that request objects from other ranks are rejected. On PyTorch, tensors are on the meta device, where they
+    have shapes but no values, so a model of any size takes no memory. A program that reads values runs again with
+    values, unless its parameters are larger than 4 GiB.
 
     Args:
         spec: as for :func:`~hyper_parallel.verify.verify_model`; the complete model is built in this process.
@@ -122,9 +122,10 @@ def explain_model(
 
 
 def _what_runs(run: Callable[..., ParallelStep], platform: str, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """Return the numbers of ranks on one axis with which a plan runs that fails on ``shape``, in words; or "".
+    """Return a sentence with the number of ranks along one axis up to which the plan runs, as it fails on ``shape``.
 
-    For example, a program that views its features as heads runs if each rank has complete heads.
+    For example, a program that views its features as heads runs if each rank has complete heads. The result is "" if no
+    such number is found.
     """
 
     def runs(axis: int, size: int) -> bool:
@@ -192,7 +193,7 @@ def meta_tensors() -> Iterator[None]:
 
 
 def _differences(events: Sequence[Event], others: Sequence[Event], rank: int) -> list[str]:
-    """Return the first collective that rank 0 and ``rank`` do not share, where they would deadlock, in words."""
+    """Return a sentence on the first collective that differs between rank 0 and ``rank``: they would deadlock there."""
     for number, (own, other) in enumerate(itertools.zip_longest(events, others), 1):
         if own is None or other is None or replace(own, bytes=0) != replace(other, bytes=0):
             return [f"collective {number} differs: on rank 0 {_told(own)}; on rank {rank} {_told(other)}"]

@@ -63,13 +63,13 @@ class ParallelStep:
     Attributes:
         parameter_layouts: layouts of the parameters.
         dtypes: short dtypes of the parameters, by path.
-        itemsizes: bytes of an element, by path.
+        itemsizes: bytes of an element of each parameter, by path.
         events: collectives.
         memory: memory on this rank.
         gradients: number of gradients in the layout that the parameter's layout requires.
-        wrong: descriptions of gradients in other layouts.
+        wrong: descriptions of gradients in a different layout.
         notes: descriptions of probably unintended properties.
-        plans: plans of the operator calls on DTensors, each once.
+        plans: the different plans of the operator calls on DTensors.
     """
 
     parameter_layouts: list[ParameterLayout]
@@ -85,7 +85,7 @@ class ParallelStep:
 
 @contextmanager
 def _without_values(platform: Platform) -> Iterator[None]:
-    """Say what to do about a function that fails because it reads values, which the tensors do not have."""
+    """Replace the error of a function that reads values, which the tensors do not have, by an error with advice."""
     try:
         yield
     except Exception as error:
@@ -168,7 +168,7 @@ class _StepLog(EventLog):
         self._axes: dict[Ranks, tuple[str, ...]] = {}
 
     def on_redistribution(self, redistribution: PendingRedistribution) -> None:
-        """Add its collectives; their calls into the transport come later."""
+        """Log the collectives of a redistribution; its calls into the transport follow, and are not logged again."""
         super().on_redistribution(redistribution)
         self._announced = sum(step.launches for step in redistribution.transition.steps)
 
@@ -215,7 +215,7 @@ class _StepLog(EventLog):
     def _add(self, collective: str, ranks: Ranks, result: Any) -> None:
         platform = current_platform()
         parts = result if isinstance(result, list) else [result]
-        distinct = {id(part): part for part in parts}.items()  # in a rehearsal the same zeros come from many ranks
+        distinct = {id(part): part for part in parts}.items()  # the zeros of several absent ranks are one tensor
         sizes = {key: math.prod(part.shape) * platform.itemsize(part) for key, part in distinct}
         size = sum(sizes[id(part)] for part in parts)
         # All except the rank's own shard is received; in a reduction, each element once per other rank, or in two
@@ -260,7 +260,7 @@ _COLLECTIVES = {
 
 
 def _local_bytes(platform: Platform, values: Any) -> int:
-    """Return the bytes of local tensors, which are not taken: ``prove plan`` would follow them."""
+    """Return the bytes of local tensors, from shapes only: ``prove plan`` would follow the tensors if they were read."""
     shapes = ((platform.get_param_local_shape(each), platform.get_param_type_size(each)) for each in values)
     return sum(math.prod(shape) * itemsize for shape, itemsize in shapes)
 

@@ -31,7 +31,7 @@ class Explanation:
         axes: sizes of the mesh's axes, by name.
         parameters: layouts of the parameters.
         dtypes: short dtypes of the parameters, by path.
-        itemsizes: bytes of an element, by path.
+        itemsizes: bytes of an element of each parameter, by path.
         traffic: collectives, per module.
         memory: memory on the first rank, which has the largest shards.
         links: links of the axes, by name.
@@ -41,9 +41,9 @@ class Explanation:
         with_values: the reason why tensors had values; empty if they had none, and so took no memory.
         plan: name of the plan.
         device: device of the step.
-        peak: peak memory there in bytes; 0 if it was not measured.
+        peak: peak memory on the device in bytes; 0 if it was not measured.
         plans: plans of the operator calls on DTensors.
-        proofs: number of these calls with proven rows; None if this was not determined.
+        proofs: number of these calls whose rule is proven for their placements; None if this was not determined.
     """
 
     name: str
@@ -233,7 +233,7 @@ class Explanation:
 
 
 _LARGE = 1 << 27
-"""Number of bytes from which a sum also has a unit."""
+"""A sum of at least this many bytes is printed with a unit too, such as GiB."""
 
 
 def duration(seconds: float | None) -> str:

@@ -21,7 +21,7 @@ class InputError(ValueError):
 
 @contextmanager
 def device_errors(platform: Any, device: str) -> Iterator[None]:
-    """Make a tensor on the device, then raise its memory errors inside the block as InputError; on CPU, do nothing.
+    """Create a tensor on the device; inside the block, raise memory errors of the device as InputError.
 
     Args:
         platform: platform of the rank.

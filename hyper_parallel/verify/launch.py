@@ -31,8 +31,8 @@ def launch(
     Args:
         fn: the function that every rank calls.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; with None, that of the arguments, or the one that the module of ``fn``
-            uses, or the default framework.
+        platform: ``"torch"`` or ``"mindspore"``. None selects the framework of tensors in ``args``, else the one that
+            the module of ``fn`` uses, else the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the processes are ended; the error then includes every rank's stack.
         device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL): rank i creates its tensors on device i. If there are

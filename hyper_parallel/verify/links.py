@@ -120,7 +120,7 @@ def axis_traffic(traffic: Sequence[Traffic], sizes: Mapping[str, int], links: Ma
 def seconds_of(traffic: Sequence[Traffic], links: Mapping[str, Link]) -> float | None:
     """Return the total time of collectives without overlap; None if one runs over ranks that are not axes of the mesh.
 
-    A collective over several axes has their smallest bandwidth and largest latency.
+    A collective over several axes is priced with the smallest bandwidth and the largest latency of these axes.
     """
     if not all(row.axes for row in traffic):
         return None

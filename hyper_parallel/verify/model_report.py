@@ -42,8 +42,8 @@ class Traffic:
         axes: mesh axes over which it runs.
         count: number of collectives.
         bytes: largest number of bytes that a rank receives in all of them.
-        implicit: number of those in forward that the library inserted without the plan; backward is determined by
-            forward.
+        implicit: number of collectives in forward that the library inserted and the plan does not contain; those in
+            backward follow from forward.
     """
 
     module: str
@@ -109,7 +109,7 @@ class ModelReport(Report):
             own processor and transfers took no time.
         explanation: lines about the first divergence: its cause and the evidence; empty if no cause is known.
         plan_notes: descriptions of probably unintended properties of the plan.
-        proofs: number of operator calls with proven rows; None if the ranks ended early.
+        proofs: number of operator calls whose rule is proven for their placements; None if the ranks ended early.
     """
 
     has_page: ClassVar[bool] = True

@@ -306,7 +306,7 @@ def _parallelize(model: Any, mesh: DeviceMesh, plan: ParallelPlan) -> Any:
 
 
 def _of_sharded_model(model: Any, plan: ParallelPlan, error: Exception) -> str:
-    """Return why DTensors of a batch meet parameters that ``fully_shard`` gathers; empty if they do not."""
+    """Explain an error that mixes DTensors of the batch with plain parameters that ``fully_shard`` gathers; else ""."""
     if plan.batch is None or not isinstance(error, MixedTensorError) or not any(groups_of(model)):
         return ""
     return (

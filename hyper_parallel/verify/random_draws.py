@@ -144,7 +144,7 @@ def _fact(kind: str, module: str, name: str, step: int, rank: int, why: str) -> 
 
 
 def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]]:
-    """Yield this rank's draws, each with the error of its own mask, or an empty text.
+    """Yield this rank's draws, each with the reason why the rank's own generator would draw a wrong mask, or "".
 
     Args:
         draws: draws of every rank.
@@ -171,7 +171,7 @@ def mask_errors(draws: list[list[Draw]], rank: int) -> Iterator[tuple[Draw, str]
 
 
 def _layouts(shape: Shape, whole: Shape, mesh: DeviceMesh) -> Iterator[Layout]:
-    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; each dim whose size differs has an axis."""
+    """Yield layouts of a tensor ``whole`` in which this rank has ``shape``; one axis shards each dim that differs."""
     if len(shape) != len(whole):
         return
     cut = [dim for dim in range(len(whole)) if shape[dim] != whole[dim]]

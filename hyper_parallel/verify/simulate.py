@@ -50,8 +50,8 @@ def simulate(
     Args:
         fn: the function that every rank calls.
         world_size: number of ranks, at least one.
-        platform: ``"torch"`` or ``"mindspore"``; with None, that of the arguments, or the one that the module of ``fn``
-            uses, or the default framework.
+        platform: ``"torch"`` or ``"mindspore"``. None selects the framework of tensors in ``args``, else the one that
+            the module of ``fn`` uses, else the default framework.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the run ends with an error that includes every rank's stack; with None,
             HP_RANK_TIMEOUT, or 60 if it is not set.
@@ -63,7 +63,7 @@ def simulate(
         the results in rank order.
 
     Raises:
-        RankFailedError: a rank raised an error, died, skipped a collective, joined another one or did not finish;
+        RankFailedError: a rank raised an error, died, skipped a collective, called a different one or did not finish;
             ``failures`` maps ranks to their exceptions and ``__cause__`` is the first of them.
         UnsupportedOnBackend: the framework finds no such device.
         ValueError: the world size is not a number of ranks or exceeds the limit of one machine, the platform or device

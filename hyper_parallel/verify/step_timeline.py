@@ -188,7 +188,7 @@ class _Replay:
 
 
 def _keys(calls: Sequence[StepCall]) -> list[Any]:
-    """Return the key that each call shares with the same call of other members: their ranks, and its number."""
+    """Return a key for each call, equal on all of its members: the members, and the number of the call among theirs."""
     counts: dict[Any, int] = defaultdict(int)
     keys = []
     for call in calls:

@@ -21,7 +21,7 @@ class StyledOutputs:
     """Infers the placements of plain tensors that the styled modules of a model return.
 
     A style of this library reduces partial values of its module's output and returns the complete output or a shard. If
-    it returns a plain tensor, the layout of the module's own output and the shape of the tensor determine which one.
+    it returns a plain tensor, the layout of the module's own output and the shape of the tensor determine which shard.
     """
 
     def __init__(self, platform: Platform, model: Any) -> None:

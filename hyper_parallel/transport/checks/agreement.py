@@ -6,7 +6,7 @@ members first gather labels of one size: each member's fingerprint, and whether 
 A blocking member waits for the labels, and continues if all match. A member that starts a collective must not wait for
 the others: it claims its collective in the world's store, and the first claim decides which collective runs. A later
 member with a mismatch joins the first member's collective with zeros, and all members raise when they wait. If the
-labels show that a member has started the collective, blocking members claim after it and join in the same way.
+labels show that a member has started the collective, blocking members claim after that member and join in the same way.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def engine_arguments(operation: str, data: Any, ranks: Ranks, argument: Any) -> 
 
     Args:
         operation: its name.
-        data: the tensor; what is scattered or exchanged is cut evenly into rows.
+        data: the tensor; to scatter or exchange it, it is cut into one block per member, each with equally many rows.
         ranks: the members.
         argument: the reduction or the source.
     """

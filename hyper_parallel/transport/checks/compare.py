@@ -64,8 +64,8 @@ def _title_of(fingerprint: CollectiveFingerprint, number: int) -> str:
 
 
 def _difference(fingerprints: _Fingerprints) -> str | None:
-    """Which ranks disagree about which fact: odd ranks with the majority, or two ranks; None if all agree."""
-    ranks = sorted(fingerprints)  # the member that joined first
+    """Name the ranks that disagree, and the fact: odd ranks and the majority, or two ranks; None if all agree."""
+    ranks = sorted(fingerprints)  # without a majority, the lowest rank is compared with the others
     odd = odd_ranks(fingerprints)
     usual = [rank for rank in ranks if rank not in odd]
     for other in odd or ranks[1:]:

@@ -243,7 +243,7 @@ def call_site(*beneath: str) -> Site:
     """The call site of the collective that is running now.
 
     Args:
-        beneath: prefixes of other file names whose frames are skipped, as the transport's own are.
+        beneath: prefixes of file names whose frames are skipped, in addition to those of the transport's files.
     """
     frame: Any = inspect.currentframe()
     skipped = (_TRANSPORT_DIR, *beneath, *WRAPPERS)

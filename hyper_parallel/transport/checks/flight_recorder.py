@@ -37,7 +37,8 @@ CALLS = 256
 class _Call:
     """One call of a rank.
 
-    ``state`` is ``started``; ``matched`` once all members have called the same; ``completed`` when the rank continued.
+    ``state`` is ``started``, ``matched`` (all members have called the same collective) or ``completed`` (the rank has
+    continued).
     """
 
     number: int
@@ -194,7 +195,7 @@ class RankFlight:
 
     Args:
         rank, world_size: number of this rank, and number of ranks.
-        parent: process number of the parent, which keeps the record of all ranks while it lives.
+        parent: process id of the parent, which keeps the record of all ranks while it lives.
     """
 
     def __init__(self, rank: int, world_size: int, parent: int) -> None:
@@ -215,7 +216,7 @@ class RankFlight:
         leave(1)
 
     def lost_line(self) -> None:
-        """Write the calls if the connection to the parent broke because it has ended."""
+        """Write the calls if the connection to the parent broke because the parent has ended."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while self.recorder is not None and time.monotonic() < deadline:
             if _has_ended(self._parent):

@@ -191,7 +191,7 @@ def _finite(text: str) -> float:
 
 
 def _small(text: str) -> int:
-    """Parse an integer; reject one with too many digits for computing times and ranks."""
+    """Parse an integer; reject one with more digits than a time or a rank can have."""
     return int(text) if len(text) <= _DIGITS else int(_refuse(text[:_DIGITS] + "..."))
 
 

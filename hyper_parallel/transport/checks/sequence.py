@@ -1,8 +1,8 @@
 """Collectives in an order that all ranks have agreed upon beforehand: one agreement per forward or backward.
 
-A window is a forward or a backward pass. Its first run agrees on each collective by itself and records the order. The
+A window is a forward or a backward pass. Its first run agrees on one collective at a time and records the order. The
 next run agrees once, on the recorded order, and every rank must then run these collectives. A rank that leaves the
-order runs the next two of them with zeros and its own flag set, so that no rank waits for it. No more than two
+order runs the next two collectives with zeros and its own flag set, so that no rank waits for it. No more than two
 collectives are in flight, so every rank sees the flags before it continues: if all ranks have left the order at the
 same place, the window continues with an agreement on each collective; else all of them raise.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["AgreedSequence", "Carrier", "Finish", "Step"]
 
 _IN_FLIGHT = 2
-_AHEAD = 2  # largest excess of all-gathers over reductions, when the order is changed
+_AHEAD = 2  # at most this many more all-gathers than reductions have been started, when the order is changed
 
 
 class Step(NamedTuple):
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     Attributes:
         operation: ``all_gather``, ``reduce_scatter`` or ``all_reduce``.
         owner: name of the module group or bucket that calls it, equal on all ranks.
-        width: elements of a rank's row, one flag per rank at its end included.
+        width: number of elements of a rank's row, including one flag per rank at the row's end.
         dtype: dtype of the row.
     """
 
@@ -180,7 +180,7 @@ class AgreedSequence:
         self.complete(len(self._launched))
 
     def interrupt(self) -> None:
-        """End the agreed order, before another collective of the same ranks."""
+        """End the agreed order, because a collective of the same ranks follows that is not in it."""
         if not self._agreeing:
             self.leave()
             self._records = False
@@ -209,7 +209,7 @@ class AgreedSequence:
     def _order_for_next(self) -> tuple[Step, ...]:
         """Return the recorded order, with each all-gather moved before the preceding reduction.
 
-        An all-gather can then begin while the preceding module computes. Only one is moved ahead, to limit memory.
+        An all-gather can then begin while the preceding module computes. Few are in flight at a time, to limit memory.
         """
         order, ahead = list(self._recorded), 0
         for index, step in enumerate(order):

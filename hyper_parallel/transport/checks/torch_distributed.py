@@ -192,7 +192,7 @@ def _dst(arguments: _Arguments) -> Facts:
 
 
 def _root(arguments: _Arguments, name: str) -> Facts:
-    """Global rank of the root, which callers may name within the group; rank 0 by default."""
+    """Global rank of the root, which callers may give as a group rank; rank 0 by default."""
     inside = arguments.get(f"group_{name}")
     root = arguments[name] or 0 if inside is None else dist.get_global_rank(_group(arguments), inside)
     return ((name, int(root)),)
@@ -211,7 +211,7 @@ def _all_to_all_single(arguments: _Arguments) -> CollectiveFingerprint:
 
 
 def _split(x: torch.Tensor, sizes: Sequence[int] | None, arguments: _Arguments) -> list[int]:
-    """Numbers of elements of the chunks of ``x``: its rows by ``sizes``, in equal parts by default."""
+    """Numbers of elements of the chunks of ``x``: ``sizes`` are numbers of rows; by default all chunks are equal."""
     count = dist.get_world_size(_group(arguments))
     row = math.prod(x.shape[1:])
     given = [] if sizes is None else [int(size) for size in sizes]  # a list or an array

@@ -1,7 +1,7 @@
 """MindSpore's dynamic cluster on this machine, like msrun's: environment of its processes, and its scheduler.
 
-Ranks on devices meet in it, one rank per device. The scheduler is a separate process that distributes the data that
-HCCL needs to connect the ranks. It assigns no numbers, since every rank has its number, and computes nothing.
+Ranks on devices find each other in this cluster, one rank per device. The scheduler is a separate process that
+distributes the data that HCCL needs to connect the ranks. It does not number the ranks, and computes nothing.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class _LaunchedWorld:
             self._died(rank, error)
 
     def _give_up(self) -> None:
-        """Record the stacks of the ranks that reach no collective, which are ended."""
+        """Record the stacks of the ranks that do not reach a collective; these ranks are then ended."""
         self.ended_in.update({rank: f"was ended in\n{text}" for rank, text in self._stacks(self._running).items()})
         self.given_up = set(self._running)
         self._running.clear()
@@ -305,7 +305,7 @@ class _LaunchedWorld:
     def failure(self) -> WorldFailedError | None:
         """Return the error of the run; an error that only reports a lost peer is listed after the peer's own error."""
         lost = self._requests.lost()
-        if lost is not None and all(map(lost_peer, self.failures.values())):  # the sender may have waited
+        if lost is not None and all(map(lost_peer, self.failures.values())):  # the sender may have been waiting
             failed = WorldFailedError(lost, self.failures)
             failed.__cause__ = CollectiveMismatchError(lost)
             return failed
@@ -332,10 +332,10 @@ def run_launched(
         world_size: number of ranks, at least one.
         framework: ``"torch"`` or ``"mindspore"``.
         timeout: seconds after which every rank's stack is taken and the processes are ended.
-        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes device i. More ranks of PyTorch than
-            devices share them, over gloo.
-        single: start processes for this run alone, as torchrun starts them: they have its variables, start processes of
-            their own, print to this process's stdout and draw different random numbers. The limit covers their start.
+        device: ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL); rank i takes device i. If there are more ranks of
+            PyTorch than devices, ranks share devices and communicate over gloo.
+        single: start processes for this run alone, as torchrun does: they have torchrun's variables, may start
+            processes, print to this process's stdout and draw different random numbers. The limit covers their start.
     """
     traced, measurement = sys.gettrace() is not None, current_measurement()
     path, folder = search_path(), str(Path.cwd())

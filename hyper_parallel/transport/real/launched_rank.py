@@ -61,7 +61,7 @@ class RankSetup:
         store: file for the rendezvous.
         output: file that receives the rank's output; in a single run only its stderr.
         launcher: process id of the parent; the rank ends when that process has ended.
-        engine: engine whose limits are rehearsed over gloo; empty for none.
+        engine: communication library, such as ``hccl``, whose limits are checked while gloo communicates; or empty.
         port: port of the scheduler of MindSpore's cluster; empty without a scheduler.
     """
 
@@ -185,7 +185,7 @@ class _Rank:
 
 
 def real_world(setup: RankSetup) -> Transport:
-    """Join a rank's world without coordinator; the transport carries PyTorch tensors, or MindSpore tensors over HCCL.
+    """Join a rank's world without a coordinator; return a transport of PyTorch tensors, or of MindSpore's over HCCL.
 
     Raises:
         UnsupportedOnBackend: there is no such device, or PyTorch is missing for MindSpore ranks on CPU.

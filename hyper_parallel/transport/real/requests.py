@@ -71,7 +71,7 @@ class Requests:
             self._board.settle(self._posted.pop((rank, content)))
 
     def answers(self, waiting: set[int]) -> dict[int, Resumption]:
-        """Return the answers for the ``waiting`` ranks that continue now."""
+        """Return the answers for those of the ``waiting`` ranks that continue now."""
         answers = self._coordinator.resumptions(waiting)
         waiting.difference_update(answers)
         if self.recorder is not None:

@@ -1,6 +1,6 @@
 """The coordinator of a simulated world: a state machine that owns every collective and selects the next rank to run.
 
-It has no thread, pipe or tensor arithmetic. A driver (``threads.py``, ``processes.py``, ``launched_processes.py``)
+It has no threads or pipes, and computes nothing. A driver (``threads.py``, ``processes.py``, ``launched_processes.py``)
 forwards the calls of ranks and runs the rank that :meth:`Coordinator.next_rank` returns. In a simulated world exactly
 one rank runs at any time, so no locks are needed. The order is round robin (the next ready rank above the one that just
 ran, or else the lowest), so that runs of a deterministic program are identical.
@@ -31,7 +31,7 @@ class Coordinator:
 
     Attributes:
         aborted: whether the world has failed; from then on ranks only unwind.
-        aborted_in: description of each rank's activity when it ended or the world failed, by rank.
+        aborted_in: by rank, a description of what the rank did when it ended or the world failed.
         unreported: error of a collective that a rank started and never waits for, by rank; the driver must report it.
     """
 
@@ -261,7 +261,7 @@ class Coordinator:
         return f"waited in {fingerprint} ({collective.name}) for ranks {missing} at {fingerprint.site}"
 
     def forgotten(self) -> dict[int, CollectiveMismatchError]:
-        """Return, by rank, errors of collectives that it never waited for and that failed or were never completed."""
+        """Return, by rank, errors of collectives that the rank never waited for and that failed or never completed."""
         errors: dict[int, CollectiveMismatchError] = {}
         for (rank, _), resumption in self._results.items():
             if isinstance(resumption.error, CollectiveMismatchError):

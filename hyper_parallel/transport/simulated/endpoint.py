@@ -73,7 +73,7 @@ class Endpoint(Protocol):
 
 
 class PostingEndpoint(Endpoint, Protocol):
-    """An endpoint on which messages are posted by both sides, which then wait for each other."""
+    """An endpoint on which both the sender and the receiver post a message, and then wait for each other."""
 
     def post(
         self, ticket: int, message: MessageFingerprint, payload: Any, *, sending: bool, raises: bool = True

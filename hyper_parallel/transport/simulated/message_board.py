@@ -32,7 +32,7 @@ class Posted:
         error: the text of the mismatch, if any.
         matched: whether the other side was found.
         seen: whether its rank has received the result.
-        raises: whether a mismatch raises on the rank of this side; if false, it raises only on that of the other side.
+        raises: whether a mismatch raises on the rank of this side; if false, it raises only on the other side's rank.
     """
 
     message: MessageFingerprint
@@ -167,7 +167,7 @@ class MessageBoard:
         return lines
 
     def unanswered(self) -> list[str]:
-        """Return one line for each unanswered message that its rank does not wait for now."""
+        """Return one line for each message that is posted by one side only, whose rank does not wait for it now."""
         posted = [*self._sends, *self._receives]
         loose = [other for other in posted if self._coordinator.waits_for(other.rank) is not other]
         return [f"  rank {other.rank}, unanswered: {other.text()}" for other in loose]

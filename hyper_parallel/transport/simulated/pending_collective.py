@@ -67,7 +67,7 @@ Waiting = tuple[PendingCollective, Contribution] | MessageFingerprint | Wait
 
 
 def stuck_ranks(waiting: Mapping[int, Waiting], running: Collection[int], world_size: int) -> list[int]:
-    """Return the waiting ranks that no rank can release: a fixed point over the possible answers between ranks.
+    """Return the waiting ranks that no rank can release; ranks that can be released are removed until none is left.
 
     A member of a collective needs all members that have not joined; a message needs its peer, or any of several.
 

@@ -159,7 +159,7 @@ class _ProcessWorld:
         stacks = stacks_of({rank: worker for rank, worker in enumerate(self._team) if rank in self._running})
         descriptions = {rank: self.coordinator.describe(rank) for rank in range(len(self._team))}
         descriptions[hanging] = "was running in"
-        # The stack of a rank that was never started is that of its idle process.
+        # A rank that was never started has no stack of its own: its process is idle.
         started = {rank for rank, task in enumerate(self._tasks) if task is None}
         return {
             rank: f"{text}\n{stack(stacks.get(rank, ''))}" if rank in started or text != NOT_WAITING else NOT_STARTED

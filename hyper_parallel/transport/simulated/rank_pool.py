@@ -47,12 +47,14 @@ __all__ = [
 ]
 
 LEDGER_VARIABLE = "HP_RANK_LEDGER"
-"""Environment variable with a folder in which every started rank creates a file named by its process number.
+"""Environment variable with a folder in which every started rank creates a file named after its process id.
 
-The coverage gate compares these files with the data files of ranks. Unset it for a rank that is killed on purpose."""
+A check of the tests' coverage compares these files with the coverage data that the ranks left. Unset the variable for a
+rank that is killed on purpose."""
 
 ENVIRONMENT = {"MS_DEV_LAUNCH_BLOCKING": "1", "GLOG_v": "4"}
-"""Default environment of ranks: MindSpore errors at the failing operator, less waiting on few cores, quiet logs."""
+"""Default environment of ranks: MindSpore runs its operators synchronously, so that an error appears at the operator
+that failed and ranks wait less on few cores; it logs only critical errors."""
 
 _MINDSPORE = [
     "mindspore",
@@ -69,7 +71,7 @@ SERVERS = {"torch": "torch", "mindspore": "rehearsal"}
 """Fork servers of real ranks, by framework."""
 
 FRESH = "fresh"
-"""Used instead of a fork server's name: a fresh interpreter, like msrun's processes of MindSpore on devices."""
+"""Given instead of a fork server's name to start a fresh interpreter, as msrun does for MindSpore on devices."""
 
 _STACK_SECONDS = 2.0
 _DIE_SECONDS = 1.0
@@ -80,12 +82,12 @@ _SAVE_SECONDS = 10.0  # interval between two writes of one file
 _STEP_SECONDS = 0.1
 
 _LOCK = threading.Lock()
-_IDLE: list[Worker] = []  # ordered by their last ranks
+_IDLE: list[Worker] = []  # workers of the last run first, in the order of their ranks
 _SERVERS: dict[str, _Server] = {}  # servers with packages are ordered by their last use
 _WARM: dict[str, str] = {}  # packages that a server imports, by server
 _OPEN: set[Worker] = set()  # workers that are not closed
-_ENDING: list[int] = []  # process numbers of released servers
-_ASKING: dict[str, Sequence[str]] = {}  # packages that servers leave out, and what these import from others
+_ENDING: list[int] = []  # process ids of servers that were told to end
+_ASKING: dict[str, Sequence[str]] = {}  # packages that servers must not import, and modules that they import
 
 
 class _Server(multiprocessing.forkserver.ForkServer):
@@ -97,7 +99,7 @@ class _Server(multiprocessing.forkserver.ForkServer):
     _forkserver_address: str | None
 
     def end(self) -> list[int]:
-        """Request the server's end without waiting; return its process number if it runs."""
+        """Request the server's end without waiting; return its process id if it runs."""
         with self._lock:
             running = [] if self._forkserver_pid is None else [self._forkserver_pid]
             if self._forkserver_alive_fd is not None:
@@ -220,7 +222,7 @@ def check_in(team: list[Worker]) -> None:
 def start_process(
     target: object, args: tuple[object, ...], name: str, framework: str = "mindspore", *, daemon: bool = True
 ) -> ForkServerProcess:
-    """Start a process, for example from the framework's fork server; it does not import ``__main__`` again.
+    """Start a process from a fork server or in a fresh interpreter; it does not import ``__main__`` again.
 
     Args:
         target: function that it calls.
@@ -242,7 +244,7 @@ def register_rank(pid: int, stack: str, name: str = "hyper-parallel-rank") -> No
     """Write a started rank into the ledger if there is one.
 
     Args:
-        pid: process number of the rank.
+        pid: process id of the rank.
         stack: file that receives its stack on SIGUSR1, or "".
         name: name in reports if it left no data.
 
@@ -266,7 +268,8 @@ def preload(framework: str, module: str) -> None:
 def warm_server(framework: str, packages: Sequence[str]) -> str:
     """Return the name of the fork server that has imported a framework's modules, and other modules or packages.
 
-    Packages that read their rank during import are left out, but not what they import from other packages.
+    The server does not import packages that read their rank during import. Instead it imports the modules of other
+    packages that these import.
     """
     tops = [package.partition(".")[0] for package in packages]
     others = [module for top in dict.fromkeys(tops) for module in _ASKING.get(top, ())]
@@ -282,10 +285,10 @@ def warm_server(framework: str, packages: Sequence[str]) -> str:
 
 
 def asks_for_rank(packages: Mapping[str, Sequence[str]]) -> None:
-    """Exclude packages that must be imported in the rank from servers that start from now on.
+    """Do not import these packages in servers that start later, because they read their rank during import.
 
     Args:
-        packages: their names, and what they import from other packages.
+        packages: for each package, the modules that it imports from other packages.
     """
     with _LOCK:
         for package, modules in packages.items():
@@ -322,8 +325,8 @@ def _is_stopped(pid: int) -> bool:
 def end_processes(processes: list[ForkServerProcess]) -> None:
     """Send SIGTERM, then SIGKILL to the remaining processes; return when all have exited.
 
-    A process that writes coverage data may complete that without a time limit. A stopped process is continued, so that
-    SIGTERM reaches it.
+    A process that is writing coverage data may finish that without a time limit. A stopped process is continued, so
+    that SIGTERM reaches it.
     """
     for process in processes:
         if process.is_alive():
@@ -374,7 +377,7 @@ def _environment(packages: str) -> Iterator[None]:
 
 @contextmanager
 def _server(framework: str) -> Iterator[None]:
-    """Context in which processes start from the fork server of this framework, without the other framework."""
+    """Context in which processes start from the fork server of this name, which is started if it does not run."""
     server = _SERVERS.pop(framework, None)
     if server is None:
         _end_servers()

@@ -46,7 +46,7 @@ __all__ = [
 _SIGNAL_SECONDS = 1.0
 
 LEAVE_FORKED: list[Callable[[], Any]] = [lambda: os._exit(0)]
-"""The last item is called in a process that the program forked and that then continues as a rank."""
+"""The last item is called in a process that the program forked and that then returns into this library's code."""
 
 
 @dataclass
@@ -58,11 +58,11 @@ class RankTask:
         body: packed pair of function and arguments.
         start: ``module:function`` that turns the numpy transport into the framework's, or None to keep numpy.
         path, folder: ``sys.path`` and working directory of the parent.
-        traced: whether the parent has a trace function; if not, the rank's own tracer is paused too.
+        traced: whether the parent has a trace function; if not, the rank's tracer is paused.
         measurement: configuration of coverage.py in the parent, or None.
         device: number of the device that all ranks share, the second argument of ``start``; None for the CPU.
-        main: file of the parent's ``__main__``, whose classes are pickled by value; inspection finds their source in
-            it.
+        main: file of the parent's ``__main__``, whose classes are pickled by value; ``inspect`` reads their source
+            from this file.
     """
 
     rank: int
@@ -198,8 +198,9 @@ def end_by_sigterm() -> None:
 def next_task(line: Connection) -> Any:
     """Return the next task of the parent.
 
-    Python runs a signal handler between two bytecodes. A signal that arrives just before the wait starts, or in another
-    thread, would be handled during the next task and end the process in it. Therefore the wait wakes up periodically.
+    Python runs a signal handler between two bytecodes. The handler of a signal that arrives just before the wait
+    starts, or in another thread, would run during the next task and end the process there. Therefore the wait wakes up
+    periodically.
     """
     while not line.poll(_SIGNAL_SECONDS):
         pass

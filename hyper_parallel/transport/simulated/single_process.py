@@ -28,7 +28,7 @@ class FakeTransport(SimulatedTransport):
         ops: host operations of the framework; see :class:`HostOps`.
         zeros: function ``zeros(like, shape)`` that returns a tensor of the dtype of ``like``.
         rank: number of the rank, by default the first.
-        instead: alternative for running the program, which ends the error of a refused call.
+        instead: what to run instead; the error of a rejected call ends with this text.
     """
 
     backend = "fake"

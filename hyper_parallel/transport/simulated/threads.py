@@ -215,7 +215,7 @@ def _locked() -> threading.Lock:
 
 
 class Elsewhere(Protocol):
-    """Processes whose calls the threads of a world forward.
+    """Rank processes, for each of which one thread of this process calls the coordinator.
 
     Attributes:
         traces: traceback of each failed rank.
@@ -224,7 +224,7 @@ class Elsewhere(Protocol):
     traces: dict[int, str]
 
     def stacks(self) -> dict[int, str]:
-        """Return the process's stack of each running rank."""
+        """Return the stack of each running rank's process."""
 
 
 def run_threads(

@@ -47,7 +47,7 @@ class SimulatedGroup:
         return len(self.ranks)
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what a process group of the framework has, such as its collectives."""
+        """Raise an error for attributes that a process group of the framework has, such as its collectives."""
         msg = (
             f"simulated ranks have no process group, so torch.distributed cannot call {name}; the sum of the ranks' x "
             "over a mesh is hyper_parallel.DTensor.from_local(x, mesh, [hyper_parallel.Partial()]).full_tensor()"
@@ -279,7 +279,7 @@ class SimulatedTransport(Transport):
         return self._groups.setdefault(tuple(ranks), SimulatedGroup(tuple(ranks)))
 
     def build_of(self, ranks: Ranks, group: Any = None) -> str:
-        """See :meth:`Transport.build_of`; a group built after a destroyed one has another number."""
+        """See :meth:`Transport.build_of`; a group built after a destroyed one has a different number."""
         del group
         return after_dropped(self._dropped.get(ranks, 0))
 

@@ -1,7 +1,7 @@
-"""Imported by a fork server to import the packages of a program, so that its ranks start with them.
+"""A fork server imports this module, which imports the packages of a program, so that its ranks start with them.
 
 A package that reads its rank during import must not be imported here, because there is no rank. The modules that it
-imports from other packages may be, and most of the time is spent on them.
+imports from other packages may be imported here; they take most of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "HYPER_PARALLEL_WARM_PACKAGES"
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
 ASKED: dict[str, list[str]] = {}
-"""Packages that read their rank during import, and which modules of other packages these packages import."""
+"""Packages that read their rank during import, each with the modules that it imports from other packages."""
 
 
 class _Noting(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 - the type of os.environ
@@ -64,7 +64,9 @@ def _packages() -> list[str]:
         frame = frame.f_back
     while frame is not None and frame.f_globals is not globals():
         name = _package(frame.f_globals.get("__name__") or "")
-        imports = imports or name == "importlib"  # what an imported module reads, the importing function does not
+        imports = (
+            imports or name == "importlib"
+        )  # what a module reads during import, its importer does not read
         if name not in sys.stdlib_module_names and (not imports or frame.f_code.co_name == "<module>"):
             names.append(name)
         frame = frame.f_back

@@ -25,8 +25,8 @@ class Facts:
         frameworks: frameworks that have the program.
         other_tensors: patterns instead of ``tensor``, by framework.
         declared: placements that cannot be read or inferred, by pattern of names.
-        single_device_has_it: whether a single device also has the bug, so that the fixed form is the reference of
-            the broken one.
+        single_device_has_it: whether the broken form is also wrong on a single device, so that it is compared with the
+            fixed form.
     """
 
     name: str

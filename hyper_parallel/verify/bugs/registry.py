@@ -14,7 +14,7 @@ from hyper_parallel.verify.bugs.facts import FACTS
 __all__ = ["CALLS", "Bug", "bugs_named", "find_bugs"]
 
 CALLS = "calls"
-"""Kind of a difference in calls: ranks call different collectives, or one that another rank has not joined."""
+"""Kind of a difference in calls: ranks call different collectives, or a rank does not join one that others call."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Bug:
         cause: class of the error, one of ``CAUSES``.
         declared: placements that cannot be read or inferred, by pattern of names.
         module: module with the function, in the framework's folder.
-        single_device_has_it: whether a single device also has the bug, so that the fixed form is the reference of
-            both forms.
+        single_device_has_it: whether the broken form is also wrong on a single device, so that both forms are compared
+            with the fixed form.
     """
 
     framework: str

@@ -28,7 +28,7 @@ class FormResult:
     Attributes:
         equal: whether it trains like a single device.
         checked: number of values that were compared.
-        kind, name: of the first value that differs; empty if none.
+        kind, name: kind and name of the first value that differs; empty if none differs.
         cause: class of the error that was found; empty if none.
         axis: group or mesh axis that the cause concerns.
         evidence: the numbers that show the cause.

@@ -234,7 +234,7 @@ def _tasks(settings: Settings, started: float) -> Iterator[tuple[str, range]]:
 class _Task:
     """A batch for a worker: its framework, its programs, and whether failing programs are reduced.
 
-    A reduced program may kill the process although the programs of the batch do not. The batch then runs again without
+    A smaller program that is tried during a reduction may kill the process. The batch then runs again without
     reduction.
     """
 

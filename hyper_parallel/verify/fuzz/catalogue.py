@@ -47,11 +47,11 @@ class Call:
 
 
 class Catalogue:
-    """All calls of a framework; the first draw of a sample tests which of its calls work.
+    """All calls of a framework; when a sample is drawn first, its calls are tested on plain tensors.
 
     Args:
         framework: name of the framework.
-        language: its language.
+        language: the framework's functions for random programs.
 
     Attributes:
         ops: canonical names of the operators that can be drawn.

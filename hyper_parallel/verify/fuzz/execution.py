@@ -45,7 +45,7 @@ def execute(
         program: what to run.
         leaves: tensors by number, plain or distributed.
         platform: the framework.
-        language: its language.
+        language: the framework's functions for random programs.
         after: called with the number and the tensor of each new result that shares no memory; its return value replaces
             the tensor.
 

@@ -35,7 +35,7 @@ _MODES = ("forward", "backward", "backward", "grad", "double")
 _KINDS = ("operator",) * 11 + ("view",) * 3 + ("arithmetic",) * 3 + ("write",) * 2 + ("writing operator", "move")
 _FEWEST, _MOST = 3, 12
 _TRIES = 5  # per step
-_REUSED = 0.75  # share of operands that are results of earlier steps, if one fits
+_REUSED = 0.75  # share of operands that are results of earlier steps, if a suitable result exists
 _KEPT_REFUSALS = 0.01
 _LARGEST_SIZE, _LARGEST_VALUE, _SMALLEST_VALUE = 600, 1e4, 1e-30
 _MOST_OUTPUTS = 2
@@ -45,7 +45,7 @@ _OTHER_DTYPE = 0.3  # share of leaves with a dtype other than the program's, if 
 
 
 class _Refused(NamedTuple):
-    """A step that the single device rejects.
+    """A step that raises an error on the single device.
 
     Attributes:
         step: the step.
@@ -269,7 +269,7 @@ class _Maker:
         return True
 
     def _is_own(self, tensor: Any) -> bool:
-        """Whether a tensor has the program's dtype, or one of those that the program mixes."""
+        """Whether a tensor has the program's dtype, or one of the dtypes that the program mixes."""
         return _name(tensor) in (self.mixed or (self.dtype,))
 
     def _is_unsound(self, name: str, shapes: Sequence[Sequence[int]], dtypes: set[str]) -> bool:
@@ -290,7 +290,7 @@ class _Maker:
         return numbers[-1 - min(int(self.rng.exponential(3.0)), len(numbers) - 1)]
 
     def _like(self, number: int, brought: dict[int, Leaf]) -> TensorRef:
-        """Return another tensor of the same shape and dtype: an existing one or a new leaf."""
+        """Return a tensor of the same shape and dtype: a different existing tensor or a new leaf."""
         shape = self._shape(number)
         alike = [
             other

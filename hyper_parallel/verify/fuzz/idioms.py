@@ -120,7 +120,7 @@ VIEWS: dict[str, tuple[int, Callable[[Operand], Idiom]]] = {
     "unbind": (1, lambda x: _call("Tensor.unbind", x.ref, 0)),
     "swap": (2, lambda x: _call("Tensor.swapaxes", x.ref, 0, -1)),
 }
-"""Calls that return a slice of a tensor, or the tensor in another shape."""
+"""Calls that return a slice of a tensor, or the tensor in a different shape."""
 
 ARITHMETIC: dict[str, Callable[[Operand, Any], Idiom]] = {
     # the second operand is a tensor of the same shape
@@ -148,7 +148,7 @@ ARITHMETIC: dict[str, Callable[[Operand, Any], Idiom]] = {
     "stack": lambda x, y: x.call("stack", [x.ref, y]),
     "maximum": lambda x, y: x.call("maximum", x.ref, y),
 }
-"""Calls on a tensor and another of the same shape and dtype."""
+"""Calls on two tensors of the same shape and dtype."""
 
 WRITES: dict[str, Callable[[Operand, Any], Idiom]] = {
     "add": lambda x, y: _call("Tensor.add_", x.ref, y),
@@ -169,7 +169,7 @@ WRITES: dict[str, Callable[[Operand, Any], Idiom]] = {
     ),
     "set all": lambda x, y: _call("operator.setitem", x.ref, ..., y),
 }
-"""Calls that write a tensor; some of them read another tensor of the same shape and dtype."""
+"""Calls that write a tensor; some of them read a second tensor of the same shape and dtype."""
 
 
 def served(kind: str, names: Iterable[str], language: Language) -> list[str]:
@@ -189,7 +189,7 @@ def view(ref: Any, shape: tuple[int, ...], rng: np.random.Generator, language: L
 
 
 def arithmetic(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator, language: Language) -> Idiom:
-    """Return random arithmetic on a tensor and another of the same shape."""
+    """Return random arithmetic on two tensors of the same shape."""
     name = _drawn("arithmetic", ARITHMETIC, rng, language)
     return ARITHMETIC[name](Operand(ref, shape, rng, language), other)
 
@@ -200,7 +200,7 @@ def write(ref: Any, other: Any, shape: tuple[int, ...], rng: np.random.Generator
 
 
 def adapted(ref: Any, shape: tuple[int, ...], ndim: int, rng: np.random.Generator) -> Idiom:
-    """Return a view of a tensor that has ``ndim`` dims, or one dim more or fewer if it takes several steps."""
+    """Return a view with ``ndim`` dims, or, if that takes several views, with one dim more or fewer than the tensor."""
     if len(shape) < ndim:
         return _call("Tensor.unsqueeze", ref, int(rng.integers(0, len(shape) + 1)))
     if ndim == 0 or rng.random() < 1 / 2:

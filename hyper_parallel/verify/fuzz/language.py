@@ -21,7 +21,7 @@ Arguments = Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]
 
 
 class Language(Protocol):
-    """The functions of such a module; each is documented there.
+    """The functions of such a module, which documents them.
 
     Attributes:
         MODES: kinds of differentiation that may follow the steps of a program.
@@ -89,7 +89,7 @@ class Language(Protocol):
         """Whether a plain tensor shares memory with another."""
 
     def moved(self, tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
-        """Return a plain tensor plus ``array``; ``gradient`` is applied to the gradient that passes it."""
+        """Return a plain tensor plus ``array``; ``gradient`` changes the gradient that passes through the result."""
 
     def gradients(
         self,

@@ -37,8 +37,9 @@ class Finding:
         calls: calls of the reduced program; findings with the same calls count as the same defect.
         mode: differentiation after the steps of the reduced program.
         look: signature that programs with the same defect likely share.
-        rows: rows of rules that the calls of the reduced program use, if its first rank can run without the others.
-        left_whole: whether a process died while its batch ran, which then ran again without reduction.
+        rows: combinations of placements that the calls of the reduced program use, if its first rank can run without
+            the others.
+        left_whole: whether the program was not reduced, because a process died while its batch ran.
     """
 
     framework: str

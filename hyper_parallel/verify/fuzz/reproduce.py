@@ -43,7 +43,7 @@ def source_of(program: Program, outcome: Outcome, framework: str, language: Lang
         program: what to run.
         outcome: outcome of the program.
         framework: name of the framework.
-        language: its language.
+        language: the framework's functions for random programs.
     """
     lines = _lines(program, outcome, framework, language, _body(program, language))
     if len(lines) > MOST_LINES:
@@ -66,7 +66,7 @@ def _body(program: Program, language: Language) -> list[str]:
 
 
 def _joined(lines: Sequence[str], surplus: int) -> list[str]:
-    """Return the statements, joined to long lines while there are too many (``surplus`` is minus the excess)."""
+    """Return the lines, some joined by semicolons if there are too many; ``surplus`` is minus the excess of lines."""
     joined: list[str] = []
     for line in lines:
         statement = line.lstrip()

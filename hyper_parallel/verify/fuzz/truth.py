@@ -68,7 +68,7 @@ class Truth:
     Attributes:
         program: the program.
         platform: the framework.
-        language: its language.
+        language: the framework's functions for random programs.
         results: results by key; None for a gradient that does not exist.
         error: the error that the single device raised instead of returning results.
         exact: whether nothing was rounded.
@@ -202,8 +202,8 @@ class _Mover:
 def _shares_round(program: Program) -> bool:
     """Whether a leaf is an average, minimum or maximum over a number of ranks that is not a power of two.
 
-    The gradient of a replicated tensor that is combined with it is divided among the ranks: six sixths add up to one
-    minus one unit in the last place.
+    The gradient of a replicated tensor that is combined with such a leaf is divided by the number of ranks and summed:
+    six sixths add up to one minus one unit in the last place.
     """
     return any(
         placement in _SHARED and size & (size - 1)

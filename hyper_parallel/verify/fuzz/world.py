@@ -107,7 +107,7 @@ def _failure(failed: Failed, truth: Truth) -> Outcome:
 
 
 def rows_used(framework: str, program: Program) -> tuple[RowsOfCall, ...]:
-    """Return the rows that the calls of a program use, as planned by its first rank; none if that cannot run alone.
+    """Return the combinations of placements (rows) that a program's calls use; none if rank 0 cannot run alone.
 
     Data from other ranks is replaced by zeros, so a program whose calls depend on values may fail.
     """
@@ -235,7 +235,7 @@ def _problem(truth: Truth, key: Key, piece: _Piece | None) -> str:
         return "exists, and a single device has none"
     if piece is None:
         missing = key[0] != "second gradient" or truth.difference(key, np.zeros_like(expected.array), ())
-        return "is missing" if missing else ""  # a second gradient that consists of rounding errors only may be missing
+        return "is missing" if missing else ""  # a second gradient of only rounding errors may be missing
     if piece.problem or piece.shape != expected.array.shape:
         return piece.problem or f"has shape {list(piece.shape)}, should have {list(expected.array.shape)}"
     if piece.dtype != expected.dtype:

@@ -32,7 +32,7 @@ def explain_page(explanations: Sequence[Explanation], failed: Sequence[str] = ()
     """Return a page for one or several plans.
 
     Args:
-        explanations: explanations of the plans, in the order of their ranks.
+        explanations: explanations of the plans, fastest communication first.
         failed: plans that could not be explained, in words.
     """
     wrong = sum(bool(each.wrong) for each in explanations)
@@ -79,7 +79,7 @@ def _plan(each: Explanation) -> dict[str, Any]:
 
 
 def _proofs(each: Explanation) -> Markup | None:
-    """Return the table of unproven rows; its caption has the number of calls by level."""
+    """Return a table of the placements (rows of rules) that are not proven; its caption has the calls by level."""
     if each.proofs is None:
         return None
     rows: list[list[Value]] = [[level, op, row] for level, op, row in each.proofs.rows]

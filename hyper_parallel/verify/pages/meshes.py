@@ -95,8 +95,8 @@ class _Grid:
         width: width of a box.
         height: height of a box.
         content: returns the content of a box, drawn from its upper left corner.
-        key: returns a key of a box's content without its rank; three or more rows, or grids, with equal keys are drawn
-            once.
+        key: returns a key that is equal for boxes that differ only in their rank; if three or more rows, or grids, have
+            equal keys, only one is drawn.
     """
 
     mesh: DeviceMesh
@@ -175,7 +175,7 @@ class _Grid:
         return tuple(self.key(self._coordinate(head, row, column)) for row in rows for column in columns)
 
     def _drawn_rows(self, head: Coordinate, rows: int) -> list[tuple[int, int]]:
-        """Return the rows to draw, each with its number of equal rows; short runs are drawn in full."""
+        """Return the rows to draw, each with the number of equal rows that it stands for."""
         drawn: list[tuple[int, int]] = []
         for _, group in itertools.groupby(range(rows), lambda row: self._keys(head, (row,))):
             alike = list(group)

@@ -167,7 +167,7 @@ def _operator(operator: dict[str, Any], columns: Sequence[str]) -> list[Value]:
 
 
 def _levels(op: str) -> Cell:
-    """Return the numbers of proven, tested and assumed rows of an operator; the cell sorts by the proven ones."""
+    """Return a cell with the numbers of proven, tested and assumed combinations of placements; sorted by the proven."""
     counts = stored_table().counts(op)
     text = ", ".join(f"{level} {counts[level]}" for level in LEVELS if counts[level])
     return Cell(text or "no rows", key=counts["proven"], kind="" if text else "quiet")

@@ -1,4 +1,6 @@
-"""Elements of inline pictures, and the light and dark colours of all pages as data, whose contrast tests compute.
+"""Elements of inline pictures, and the light and dark colours of all pages.
+
+The colours are data, so that a test can compute their contrast.
 
 A picture uses the colours of its page, or the light scheme outside a page.
 """

@@ -212,7 +212,7 @@ def _scalar(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    """Return a value in the notation that all text formats share."""
+    """Return a value as text, in a notation that is valid in all text formats."""
     return f'"{value}"' if isinstance(value, str) and value.isidentifier() else str(value)
 
 

@@ -120,7 +120,7 @@ POSITIONS: Final = (
     "attention_chunk_size", "max_position_embedding", "seq_length", "seq_len", "max-position-embeddings", "seq-length",
     "original-max-position-embeddings",
 )  # fmt: skip
-"""Keys that count tokens of a sequence, whose ratios are kept."""
+"""Keys that count tokens of a sequence; the small model keeps the ratios between their values."""
 
 PERIODS: Final = (
     "attn_layer_period", "expert_layer_period", "full_attention_interval", "decoder_sparse_step", "moe_layer_freq",
@@ -132,5 +132,5 @@ _SIZE = re.compile(r"(^|[_-])(n|num|size|dim|rank|width|length|heads|layers|chan
 
 
 def looks_like_a_size(key: str) -> bool:
-    """Return whether a key of an integer is the name of a size, judged by its words."""
+    """Return whether the key of an integer names a size, according to the words in the key."""
     return _SIZE.search(key.rpartition(".")[2]) is not None

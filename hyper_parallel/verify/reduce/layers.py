@@ -54,10 +54,10 @@ def _period(kinds: Sequence[Any]) -> int:
 def fewest_layers(pattern: Pattern, stages: tuple[int, int]) -> Pattern:
     """Return a pattern of fewer layers with every kind of layer.
 
-    Every stage has a period of the pattern, or as many layers as in the large model if these are fewer, and at least
-    two layers; there are at most two leading dense layers. The stages divide the layers evenly if they divide those of
-    the large model evenly. In that case, all stages start a period only if they do in the large model: otherwise a
-    stage that reads the pattern by its own numbers of layers would be right.
+    Every stage has at least two layers, and a complete period of the pattern, or as many layers as in the large model
+    if that is less. There are at most two leading dense layers. The number of stages divides the number of layers if it
+    does so in the large model. In that case, every stage starts with a new period only if it does so in the large
+    model. Otherwise the small model would hide the bug of a stage that counts layers from its own first layer.
 
     Args:
         pattern: pattern of the large model.

@@ -94,7 +94,7 @@ def _is_even(width: float) -> bool:
 
 
 def _following(structure: Structure, small: Mapping[str, int], pattern: Pattern, virtual: int) -> dict[str, int]:
-    """Return the sizes that are determined by others."""
+    """Return the sizes that follow from other sizes."""
     sizes, tp, stages = structure.sizes, structure.axes["tp"][1], structure.axes["pp"][1]
     found = {"layers": pattern.layers, "dense_layers": pattern.dense, "virtual": virtual}
     if "virtual_layers" in sizes:
@@ -154,7 +154,10 @@ def _positions(structure: Structure, small: Mapping[str, int]) -> dict[str, int]
 
 
 def _rotary_lists(structure: Structure, large: float, small: float) -> dict[str, list[Any]]:
-    """Return lists with one number per pair of a rotary embedding, shortened evenly; sections keep their shares."""
+    """Return the lists of rotary embeddings, which have one number per pair of features, shortened for the small head.
+
+    Sections of such a list keep their shares of it.
+    """
     found: dict[str, list[Any]] = {}
     for key, value in structure.document.values.items():
         if not key.startswith(structure.model) or not isinstance(value, list) or not value or large <= small:

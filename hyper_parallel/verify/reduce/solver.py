@@ -119,7 +119,7 @@ def _candidates(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterable[
 
 
 def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
-    """Yield sizes of which each rank has more than one, and that an axis divides if it divides the large size."""
+    """Yield sizes that give each rank more than one; an axis divides a size if it divides the large size."""
     size = sizes[role]
     big, small = axes.get(_DIVIDED.get(role, ""), (1, 1))
     if size <= big:
@@ -136,8 +136,8 @@ def _divided(role: str, sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int
 def _experts(sizes: Sizes, axes: Axes, chosen: Sizes) -> Iterator[int]:
     """Yield numbers of experts: more than a token chooses, at least two per rank, the same number in each group.
 
-    If no axis belongs to experts, the ranks of another axis may share them. So all axes that divide the large number
-    also divide the small one.
+    If the mesh has no axis for experts, the ranks of any axis may divide the experts. So all axes that divide the large
+    number also divide the small one.
     """
     top, groups = chosen.get("top_k", 1), chosen.get("groups", 1)
     small = math.lcm(*(axes[axis][1] for axis in axes if axis != "pp" and sizes["experts"] % axes[axis][0] == 0))

@@ -35,7 +35,7 @@ class Structure:
     Attributes:
         document: configuration of the model and mesh.
         model: prefix of the model's keys.
-        sizes: sizes by role, always with that of a head, which some files omit.
+        sizes: sizes by role, always including the width of a head, which some files omit.
         keys: the keys of each role.
         pattern: pattern of the layers.
         positions: numbers of tokens, by key.
@@ -132,7 +132,7 @@ def _pattern(sizes: Mapping[str, int], own: Mapping[str, Any], numbers: Mapping[
 
 
 def _splits(value: Any) -> bool:
-    """Return whether the value of a key that can split layers does so."""
+    """Return whether the value of a key of ``SPLIT_BY_HAND`` splits layers, that is, is not empty or 0."""
     return any(value) if isinstance(value, list) else value not in (None, 0, "")
 
 
@@ -176,10 +176,10 @@ def _axes(document: Document, mesh: Mapping[str, int]) -> tuple[dict[str, str], 
 def _small_axes(axes: Mapping[str, int], form: str, keys: int) -> dict[str, tuple[int, int]]:
     """Return each axis with its size in the small run: 2, or the least odd prime that divides it.
 
-    If the frameworks permit it, data parallel is 3 with tensor parallel of 2, so that a group of the wrong axis is
-    detected. Experts need an even number of ranks, and MindSpore's parallel modes a power of two. An axis is a product
-    of two such numbers where that shows a bug: several key heads, each of which several tensor-parallel ranks share,
-    and experts that several groups of data-parallel ranks have.
+    If the frameworks permit it, the data-parallel axis has size 3 where the tensor-parallel axis has size 2, so that
+    the use of the wrong group is detected. Experts need an even number of ranks, and MindSpore's parallel modes a power
+    of two. An axis is a product of two such numbers in two cases, which would otherwise hide bugs: several
+    tensor-parallel ranks share each of several key heads, or several groups of data-parallel ranks have the experts.
 
     Args:
         axes: the axes of the large run.

@@ -29,7 +29,7 @@ class SuiteCheck:
     """One command to run.
 
     Attributes:
-        name: name of the table, with the world if there are several: ``ddp (world-size 3)``.
+        name: name of the table, with the world size or mesh if the table lists several: ``ddp (world-size 3)``.
         kind: ``program``, ``diff`` or ``model``.
         options: options of the command, by their long names without the dashes.
         shared: options for every check whose command has them.

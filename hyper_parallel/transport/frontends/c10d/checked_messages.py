@@ -72,7 +72,7 @@ def _peer(group: Any, rank: int | None, inside: int | None, *, sending: bool) ->
         return None
     numbered = dict(enumerate(ranks)) if rank is None else {number: number for number in ranks}
     number = inside if rank is None else rank
-    if number not in numbered:  # PyTorch 2.13 ends the process if the group is that of the world
+    if number not in numbered:  # PyTorch 2.13 ends the process if the group is the world's
         of_group = "group rank" if rank is None else "rank"
         what = "isend" if sending else "irecv"
         msg = f"{what} on rank {dist.get_rank()} names {of_group} {number}; the ranks of its group are {ranks}"

@@ -38,7 +38,7 @@ _OF_TRANSPORT = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "redu
 
 
 class _Counted:
-    """A placeholder for the operator of a collective in ``CommDebugMode``, which calls it and counts its packet."""
+    """A placeholder for a collective's operator: ``CommDebugMode`` calls it, and counts the operator's packet."""
 
     def __init__(self, packet: Any) -> None:
         self._overloadpacket = packet

@@ -1,11 +1,11 @@
-"""Refuses the calls that the accelerators' engines would refuse, also in a run without a device.
+"""Rejects the calls that NCCL or HCCL would reject, in runs without a device too.
 
-Gloo and the simulation carry more than NCCL and HCCL: any stride, more dtypes and reductions, tags, chunks of unequal
+Gloo and the simulation support more than NCCL and HCCL: any stride, more dtypes and reductions, tags, chunks of unequal
 sizes. A program that uses these runs on CPU, but fails on an accelerator. With the variable
-``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, calls that the engine would refuse raise here, too.
+``HYPER_PARALLEL_ENGINE_RULES`` set to ``nccl`` or ``hccl``, calls that this engine would reject raise an error on CPU.
 
 Sources: documentation and known behaviour of PyTorch's ``ProcessGroupNCCL`` and torch_npu's ``ProcessGroupHCCL``, and
-the dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. They have not been
+the dtypes in the reference of ``HcclAllReduce``. Where versions differ, the older one decides. The rules have not been
 confirmed on a device.
 """
 

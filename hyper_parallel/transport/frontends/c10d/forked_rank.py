@@ -57,7 +57,7 @@ class ForkedTask:
     """The one task of a rank process.
 
     Attributes:
-        task: the function and its arguments, in the form that all rank processes use.
+        task: the function and its arguments, pickled as for every kind of rank process.
         state: state of the parent's generators, switches and environment.
         threads: number of threads of an operator.
         folder: folder for the memory of large tensors.
@@ -74,8 +74,8 @@ class PostedElsewhere:
 
     Args:
         endpoint: endpoint of the rank that posted it.
-        number: its number in the parent.
-        message: its fingerprint; the source of a receive from any rank is known once it is matched.
+        number: number of the send or receive in the parent.
+        message: fingerprint of the message; the source of a receive from any rank is known once it is matched.
     """
 
     def __init__(self, endpoint: PipeToParent, number: int, message: MessageFingerprint) -> None:
@@ -96,7 +96,7 @@ class PipeToParent:
         folder: folder for the memory of large tensors.
 
     Attributes:
-        refused: error of a call that was refused in a thread of the rank; it becomes the error of the rank.
+        refused: error of a call that was rejected in another thread of the rank; the rank ends with this error.
     """
 
     own_process = True
@@ -227,7 +227,7 @@ for _name, _others in {
 
 
 class _Printed:
-    """A text stream that the parent prints."""
+    """A text stream whose text the parent prints."""
 
     encoding, errors = "utf-8", "strict"
 
@@ -270,7 +270,7 @@ def serve(line: Connection, stack_path: str, output: SharedFile, parent: int) ->
     end_by_sigterm()
     for number in (1, 2):
         os.dup2(output.number, number)
-    # The rank ends with ``parent``, which started the run: the fork server lives as long as any process that it forked.
+    # The rank watches ``parent``, which started the run, not the fork server: that lives as long as any of its ranks.
     threading.Thread(target=RankFlight(0, 1, parent).leave_with_parent, args=(os._exit,), daemon=True).start()
     with Path(stack_path).open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
@@ -304,7 +304,7 @@ def _serve(line: Connection) -> None:
 
 @contextmanager
 def _threads_are_this_rank() -> Iterator[None]:
-    """Inside, a new thread inherits the context of the thread that starts it: transport, groups, platform."""
+    """Inside this context, new threads inherit the context variables (transport, groups, platform) of their starter."""
     plain = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:

@@ -1,7 +1,7 @@
-"""Simulated ranks of PyTorch that are processes: each has a thread here, which calls the coordinator for it.
+"""Simulated ranks of PyTorch that are processes: a thread of the parent calls the coordinator for each of them.
 
-A rank's process computes while its thread holds the baton, so order, checks and results are the same as with thread
-ranks. But all globals of a process belong to its rank.
+A rank's process computes while its thread in the parent holds the baton (one thread at a time does), so order, checks
+and results are the same as with ranks that are threads. But all globals of a process belong to its rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detects that a tensor is read, or written, between an ``irecv`` and its wait.
 
-The values that are read depend on when the message arrives. On simulated ranks it always has the old values, so the
-program would be silently wrong. While a receive is pending, each operator of its thread is checked: views and factories
-read no values, everything else that touches the memory of the receive is an error.
+Such a read gets old or new values, depending on when the message arrives. On simulated ranks it always gets the old
+values, so the program would be silently wrong. While a receive is pending, each operator of its thread is checked:
+views and factories read no values; any other use of the memory of the receive is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def watch_receive(x: torch.Tensor, site: Site) -> Callable[[], None]:
     """Raise a HandleError in operators of this thread that use a tensor, until the returned function is called.
 
     Args:
-        x: the tensor that is received into; a subclass, or one with gaps, is not watched.
+        x: the tensor that is received into; a subclass or a non-contiguous tensor is not watched.
         site: site of the receive.
     """
     if type(x.detach()) is not torch.Tensor or not x.numel() or not x.is_contiguous():

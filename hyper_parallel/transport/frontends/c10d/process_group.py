@@ -47,7 +47,7 @@ class _DescribedGroup(EngineLimitedGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Devices whose tensors it carries: all, the host's first."""
+        """Devices whose tensors the group transfers: all devices, the CPU first."""
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return [torch.device("cpu"), *([torch.device(accelerator.type)] if accelerator is not None else [])]
 

@@ -47,9 +47,7 @@ _FIELDS = (
 FIELDS = tuple(name for name in _FIELDS if hasattr(type(c10d_world), name))
 """Fields of PyTorch's world object."""
 
-_BACKEND = (
-    "gloo"  # backend of a world that the program has not initialised itself, as on the real ranks it is compared with
-)
+_BACKEND = "gloo"  # backend of a world that the program has not initialised itself, as on real CPU ranks
 _DEFAULT_NAME = "0"
 _IDENTITIES = itertools.count(1)  # next() of it is atomic
 _CREATION = "new_group"  # the sequence of new_group's calls, apart from the world's collectives
@@ -186,7 +184,7 @@ _STARTED: WeakKeyDictionary[threading.Thread, RankGroups] = WeakKeyDictionary()
 
 
 def current_rank() -> RankGroups | None:
-    """The groups of the calling simulated rank, or of the calling thread's starter; None outside of ranks."""
+    """The groups of the calling simulated rank, or of the rank that started this thread; None outside of ranks."""
     return _RANK.get() or (_STARTED.get(threading.current_thread()) if _STARTED else None)
 
 

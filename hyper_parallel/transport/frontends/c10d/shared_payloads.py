@@ -70,7 +70,7 @@ class _Unpickler(pickle.Unpickler):
         self._parts = iter(parts)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function; tensors take the next part of the memory."""
+        """Return a class or function; for ``_Tensor``, the method that makes a tensor from the next block of memory."""
         return self._tensor if (module, name) == (__name__, _Tensor.__name__) else super().find_class(module, name)
 
     def _tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -46,7 +46,7 @@ _Finish = Callable[[list[Any]], list[torch.Tensor]]
 
 
 class _Part:
-    """A member's private copies of its tensors; the first member to reduce them keeps the result for the others."""
+    """A member's private copies of its tensors; ``reduced`` caches the reduction of all members' tensors."""
 
     __slots__ = ("reduced", "tensors")
 
@@ -303,7 +303,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         """Refuse a group of another rank, which ranks that are threads can share by a global variable.
 
         Raises:
-            MeshError: another simulated rank built this group, or another thread than the rank's uses it.
+            MeshError: another simulated rank built this group, or a thread that is not the rank's uses it.
         """
         transport, owner = active_transport(), self.transport
         if transport is None:

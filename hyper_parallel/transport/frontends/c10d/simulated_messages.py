@@ -103,7 +103,7 @@ _RULED = (
 
 
 class EngineLimitedGroup(MessageGroup):
-    """Collectives and messages of one rank in one group; each call is checked by the rules of the rehearsed engine."""
+    """Collectives and messages of one rank in one group; ``HYPER_PARALLEL_ENGINE_RULES`` names the rules to check."""
 
 
 def _ruled(operation: str) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
 
     Args:
         finish: waits for the other members, writes the outputs and returns them; called once.
-        ready: whether :attr:`finish` would return at once; lets other ranks run.
+        ready: returns whether :attr:`finish` would return at once; it lets other ranks run before.
         source: returns the group rank that a message came from, after :attr:`finish`.
     """
 
@@ -46,7 +46,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
         """Wait for the other members and write the outputs; the simulation detects hangs, so no timeout is needed.
 
         Raises:
-            CollectiveMismatchError: members call different collectives, or one never calls; on every wait.
+            CollectiveMismatchError: members call different collectives, or a member never calls; every wait raises it.
         """
         del timeout
         if self._finish is not None:

@@ -50,7 +50,7 @@ def with_group(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def normalize(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap its call, so that statistics and input gradients are computed over the batches of all members."""
+    """Wrap the call of ``nn.SyncBatchNorm``'s operator: compute statistics and gradients over all members' batches."""
 
     @wraps(plain)
     def call(self: Any, x: Tensor, scale: Tensor, offset: Tensor, mean: Parameter, variance: Parameter) -> Any:

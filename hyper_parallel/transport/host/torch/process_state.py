@@ -1,7 +1,7 @@
 """Process-wide state of PyTorch and Python, which is kept separately for each simulated rank.
 
-It is saved and restored whenever the baton passes from rank to rank, so both must be cheap. An unchanged environment is
-the same object as the one restored last, and the differences between two such objects are cached.
+The state is saved and restored at every switch from rank to rank, so both must be cheap. An environment that has not
+changed is saved as the same object again, and the differences between two such objects are cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ __all__ = [
 
 _CUDNN: Any = torch.backends.cudnn
 _OPERATIONS = ("matmul", "conv", "rnn")
-"""Settings with their own switch since PyTorch 2.9; the older switch raises once these have different values."""
+"""Operations whose float32 precision has its own switch since PyTorch 2.9; with different values, the older switch
+raises."""
 
 
 def rounding() -> tuple[Any, ...]:
@@ -123,7 +124,7 @@ class _State:
 
 @dataclass(frozen=True)
 class GeneratorStates:
-    """The states of both generators."""
+    """The states of Python's and NumPy's global generators."""
 
     python: _State
     numpy: _State
@@ -188,8 +189,8 @@ def save_device_generators() -> DeviceGenerators:
 def restore_device_generators(states: DeviceGenerators) -> None:
     """Restore the states that :func:`save_device_generators` returned.
 
-    If another rank has used the devices for the first time since, they get the state of this rank's own first use:
-    PyTorch then seeds them with the seed of the CPU's generator, which is restored before.
+    If another rank was the first to use the devices, since this state was saved, the devices' generators are set as
+    PyTorch sets them at a first use: to the seed of the CPU's generator, which is restored before.
     """
     module = _module_in_use()
     if module is None:

@@ -38,8 +38,8 @@ class _Expected:
 
     Attributes:
         count: number of expected chunks.
-        earlier: the receive posted before it, unless that is complete.
-        chunks: the received chunks, None before; only the first if their number differs from the expected one.
+        earlier: the receive that was posted before this one, unless that is complete.
+        chunks: the received chunks, None until then; only the first one if their number differs from ``count``.
         lock: locked while a thread waits for the chunks.
     """
 
@@ -151,7 +151,7 @@ class GlooMessages:
     """The messages that one rank sends and receives, in the world's group.
 
     Args:
-        naming: function of a text and ranks that returns a context, in which gloo's error of a lost peer names the
+        naming: function of a text and ranks that returns a context; inside it, gloo's error of a lost peer names the
             ranks.
     """
 

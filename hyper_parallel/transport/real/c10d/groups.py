@@ -57,7 +57,7 @@ class C10dGroups(EngineTransport):
             raise unknown_group(group, self._groups) from error
 
     def claim(self, proposal: str, ranks: Ranks) -> list[str]:
-        """See :meth:`Transport.claim`; members count their started collectives, so that one number names each."""
+        """See :meth:`Transport.claim`; members count the collectives that they start, so that each has a number."""
         check_ranks(ranks, self.rank, self.world_size)
         key = tuple(sorted(ranks))
         self._claims[key] = self._claims.get(key, 0) + 1

@@ -1,7 +1,8 @@
 """Reports which ranks cannot be reached when gloo has lost a peer or timed out.
 
 Gloo reports a timeout without the missing rank. Each failing rank therefore connects to the world's store again, writes
-its position, and reads those of the others. It uses a new connection, since a request on an old one may wait forever.
+which call it is in, and reads the notes of the others. It uses a new connection, since a request on an old one may wait
+forever.
 Ranks with a coordinator do not need this.
 """
 
@@ -52,7 +53,7 @@ class LostPeers:
 
     @contextlib.contextmanager
     def named(self, what: str, ranks: Ranks) -> Iterator[None]:
-        """Turn gloo's errors of a lost or silent peer inside into one that names the ranks.
+        """Inside this context, replace gloo's errors of a lost or silent peer by one that names the ranks.
 
         Args:
             what: operation of gloo and its ranks, for the message.
@@ -175,7 +176,7 @@ class LostPeers:
             )
 
     def _answers(self, call: str, others: list[int], seconds: float) -> list[str]:
-        """Write a note to the store, and wait briefly for those of the others."""
+        """Write a note to the store, and wait briefly for the notes of the other ranks."""
         store: Any = PrefixStore(  # its values are bytes, contrary to its type hints
             f"{_PREFIX}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(self._count)}", self._connect()
         )

@@ -1,8 +1,8 @@
-"""Collectives on rows by a process group's own calls on tensors: one buffer in, one out, no list of members' tensors.
+"""Collectives on rows, by a process group's calls that read one buffer and write one, without lists of tensors.
 
-Rows that the engine does not reduce itself (gloo) are exchanged, and every member adds them in the order of ``ranks``.
-That costs one addition per member and memory for all rows, but every member, and a simulation, gets bitwise equal
-results.
+Rows that the engine (gloo) does not reduce are exchanged, and every member adds them in the order of ``ranks``. That
+costs one addition per member and memory for all rows, but the results are bitwise equal on all members and in a
+simulation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A process group over gloo that stages a device's tensors in host memory, and can apply an engine's limits.
 
-It has two uses: more ranks than devices, which NCCL and HCCL refuse, and rehearsals of HCCL without a device.
+It has two uses: to run more ranks than there are devices, which NCCL and HCCL reject, and to check on CPU that a
+program stays within the limits of HCCL (a rehearsal of HCCL).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         return SimulatedWork(finish, work.is_completed)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> SimulatedWork:
-        """Send each member its tensor of a list, in one buffer: gloo takes no lists in PyTorch 2.10.
+        """Send each member its tensor of a list, in one buffer, because gloo takes no lists in PyTorch 2.10.
 
         Raises:
             UnsupportedOnBackend: as for :meth:`call`.

@@ -1,4 +1,4 @@
-"""MindSpore's ranks on Ascend: whether there are devices, joining a world over HCCL, and its rehearsal on CPU."""
+"""MindSpore's ranks on Ascend: finds devices and joins a world over HCCL, or its stand-in over gloo on CPU."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _share_device(device: int) -> None:
 
 
 def start_world(device: str, rank: int, world_size: int, port: str, store: str) -> HcclTransport:
-    """Join a world over HCCL; on CPU, its rehearsal over gloo.
+    """Join a world over HCCL; on CPU, over gloo with the limits of HCCL (a rehearsal).
 
     Args:
         device: ``npu``, with MindSpore's visible device i for rank i, or ``cpu``.

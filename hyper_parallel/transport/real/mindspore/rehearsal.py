@@ -1,7 +1,7 @@
-"""A stand-in for ``mindspore.mint.distributed`` on Ascend: it refuses what HCCL refuses, and runs over any transport.
+"""A stand-in for ``mindspore.mint.distributed`` on Ascend, over any transport; it rejects the calls that HCCL rejects.
 
-So a rehearsal on CPU runs the device's code path: :class:`.HcclTransport` makes the same calls as on Ascend.
-Every call must match the signature of MindSpore's own function.
+With it, ranks on CPU (a *rehearsal*) run the code path of the device: :class:`.HcclTransport` makes the same calls as
+on Ascend. Every call must match the signature of MindSpore's own function.
 """
 
 from __future__ import annotations
@@ -172,6 +172,6 @@ def _put(target: Tensor, value: Tensor) -> None:
 
 
 def _split(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Pieces of a tensor of one dim, each with memory of its own; by NumPy, whose calls take microseconds."""
+    """Return pieces of a 1-D tensor, each with its own memory; NumPy cuts them, since its calls take microseconds."""
     array, starts = to_host(flat), np.cumsum([0, *sizes])
     return [from_host(array[start : start + size].copy()) for start, size in zip(starts, sizes, strict=False)]

@@ -66,7 +66,7 @@ class NumpyBridge(NamedGroups):
     """MindSpore tensors over any transport that works on host arrays.
 
     Args:
-        inner: the transport underneath; its results must be fresh, since they become the memory of new tensors.
+        inner: the transport underneath; its results must be new arrays, since they become the memory of tensors.
         to_host: converts a MindSpore tensor to an array for ``inner``.
         from_host: converts a result of ``inner`` to a MindSpore tensor.
     """
@@ -189,7 +189,9 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 
     compute_on_cpu()
     endpoint: Endpoint = GatheringEndpoint(inner, c10d.from_host, c10d.to_host)
-    if isinstance(inner, GuardedTransport):  # a launched rank: its coordinator carries MindSpore's own collectives, too
+    if isinstance(
+        inner, GuardedTransport
+    ):  # a launched rank: MindSpore's own collectives use its coordinator too
         endpoint = inner.endpoint
     begin(inner.rank, inner.world_size, endpoint)
     return NumpyBridge(inner, lambda x: c10d.from_host(to_host(x)), lambda y: from_host(c10d.to_host(y)))
@@ -198,7 +200,7 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 def seed_rank() -> None:
     """Set a fixed seed, since the process may have served another run.
 
-    If a coordinator carries MindSpore's own collectives, they get a new world; over HCCL they use that of the engine.
+    If a coordinator transfers MindSpore's own collectives, they get a new world; over HCCL they use the engine's world.
     """
     mindspore.manual_seed(0)
     mindspore.set_seed(0)  # operators on CPU draw from this seed
@@ -438,7 +440,7 @@ def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
         options: options of ``mindspore.mint.distributed.init_process_group``.
 
     Raises:
-        UnsupportedOnBackend: another backend; MCCL in particular computes wrong results silently.
+        UnsupportedOnBackend: ``backend`` is not ``hccl``; MCCL in particular computes wrong results silently.
     """
     if backend == "mccl":
         msg = (

@@ -10,7 +10,7 @@ from mindspore.communication import get_group_size, get_rank
 
 
 class Pair(nn.Cell):
-    """Computes one function of the value, and another one of its gradient."""
+    """Applies one function to the value in forward, and a second function to the gradient in backward."""
 
     def __init__(self, ahead: Any, back: Any) -> None:
         super().__init__()

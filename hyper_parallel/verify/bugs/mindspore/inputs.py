@@ -64,7 +64,7 @@ def rank_of_another_group(bug: bool) -> None:
 
 
 def equal_positions(bug: bool) -> None:
-    """All ranks of a sharded sequence use the positions of the first part.
+    """All ranks of a sharded sequence use the positions of the first shard.
 
     Each rank counts the positions of its tokens from zero, as a single device does. Only the first rank's are right.
     """

@@ -12,7 +12,7 @@ from hyper_parallel.verify.bugs.mindspore.base import Pair, initialized, part, s
 
 
 def clipping_by_local_norm(bug: bool) -> None:
-    """Every rank clips by the norm of what it holds, so replicas drift from the second step.
+    """Every rank clips by the norm of its own gradients, so replicas drift apart from the second step on.
 
     Linears are sharded, and the bias after them is replicated. The right norm includes all shards, and each replicated
     value once.
@@ -55,8 +55,8 @@ def clipping_by_local_norm(bug: bool) -> None:
 def optimizer_of_unsharded_parameters(bug: bool) -> None:
     """The optimizer holds the parameters from before sharding, and the model never learns.
 
-    Preparing a model for several ranks replaces the parameters of its cells. An optimizer that was created before
-    updates tensors that no cell reads.
+    Preparing a model for several ranks replaces the parameters of its cells. An optimizer that was created
+    earlier updates tensors that no cell reads any more.
     """
     SAMPLES, WIDTH = 6, 7
 

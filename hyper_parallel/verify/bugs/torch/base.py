@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Pair(torch.autograd.Function):
-    """Computes one function of the value, and another one of its gradient."""
+    """Applies one function to the value in forward, and a second function to the gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ahead: Any, back: Any) -> Tensor:

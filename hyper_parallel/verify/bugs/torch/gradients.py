@@ -273,8 +273,8 @@ def all_reduce_without_backward(bug: bool) -> None:
     """A plain all-reduce in the forward drops the other ranks' gradients in the backward.
 
     A token's log-probability is its logit, which one rank has, less the logarithm of a sum over all ranks' vocabulary.
-    The gradient of that sum depends on every rank's logits, but the backward of a plain all-reduce returns it to the
-    owner only.
+    Every rank's logits need the gradient of that sum, but the backward of a plain all-reduce passes it on only to the
+    logits of the rank that has the token.
     """
     TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 

@@ -15,8 +15,9 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, reduc
 def rank_of_another_group(bug: bool) -> None:
     """A rank picks its tokens by its rank in another group; equal group sizes hid it.
 
-    Ranks with the same batch divide its tokens among the experts. Each should take the chunk of its rank in the tensor
-    group, but takes that of its rank in the expert group. So some tokens are computed several times and others never.
+    Ranks with the same batch divide its tokens among the experts. Each rank should take the chunk with its index in the
+    tensor group, but takes the chunk with its index in the expert group. So some tokens are computed several times and
+    others never.
     """
     MESH = {"ep": 2, "tp": 3}
     SAMPLES, TOKENS, WIDTH, HIDDEN = 4, 9, 5, 7
@@ -106,7 +107,7 @@ def mask_over_wrong_group(bug: bool) -> None:
 
 
 def equal_positions(bug: bool) -> None:
-    """All ranks of a sharded sequence use the positions of the first part.
+    """All ranks of a sharded sequence use the positions of the first shard.
 
     Each rank counts the positions of its tokens from zero, as a single device does. Only the first rank's are right.
     """
@@ -132,7 +133,7 @@ def equal_positions(bug: bool) -> None:
 
 
 def uneven_boundaries(bug: bool) -> None:
-    """Two tensors with equal placements and different boundaries are multiplied in parts.
+    """Two tensors with equal placements, but different boundaries between shards, are multiplied shard by shard.
 
     Both have the placement "dim 0 is sharded", so nothing is redistributed. The ranks have 0, 2 and 4 rows of one
     tensor and 1, 1 and 4 rows of the other. Broadcasting makes the local products possible, and the first row is

@@ -292,11 +292,11 @@ def auxiliary_loss_by_sizes(bug: bool) -> None:
 
 
 def loss_parallel_backward(bug: bool) -> None:
-    """The backward of a sharded log_softmax is left to a fused loss, but the program calls another one.
+    """The backward of a sharded log_softmax relies on a fused cross-entropy, but the program calls a different loss.
 
     Under loss parallelism, the backward of log_softmax passes the gradient on unchanged, because the backward of the
-    cross-entropy already includes its derivative. For any other consumer, such as a preference loss, the derivative is
-    then the identity.
+    cross-entropy already includes the derivative of log_softmax. With any other loss, such as a preference loss, this
+    derivative is missing.
     """
     TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 

@@ -16,7 +16,7 @@ from hyper_parallel.verify.bugs.torch.base import Pair, initialized, part, steps
 
 
 def clipping_by_local_norm(bug: bool) -> None:
-    """Every rank clips by the norm of what it holds, so replicas drift from the second step.
+    """Every rank clips by the norm of its own gradients, so replicas drift apart from the second step on.
 
     Linear layers are sharded, and layer norms are replicated. The correct gradient norm includes all shards, and each
     replicated gradient once.
@@ -160,8 +160,8 @@ def infinity_norm_summed(bug: bool) -> None:
 def optimizer_of_unsharded_parameters(bug: bool) -> None:
     """The optimizer holds the parameters from before sharding, and the model never learns.
 
-    Sharding replaces the parameters of the modules. An optimizer that was created before updates tensors that no module
-    reads.
+    Sharding replaces the parameters of the modules. An optimizer that was created earlier updates tensors that no
+    module reads any more.
     """
     SAMPLES, WIDTH, HIDDEN = 6, 5, 7
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -345,8 +345,8 @@ def empty_shards_lost(bug: bool) -> None:
 def implicit_redistribution(bug: bool) -> None:
     """Copying a loaded tensor into a parameter redistributes it, and ranks copy in different orders.
 
-    The loaded tensor is sharded along another dim than the parameter, so the copy between the two DTensors communicates
-    implicitly. Ranks load the files in different orders, and wait in the copies of different parameters.
+    The loaded tensor and the parameter are sharded along different dims, so the copy between the two DTensors
+    communicates implicitly. Ranks load the files in different orders, and wait in the copies of different parameters.
     """
     TOKENS, WIDTH, HIDDEN = 6, 5, 8
 
