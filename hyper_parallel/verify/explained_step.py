@@ -260,7 +260,7 @@ _COLLECTIVES = {
 
 
 def _local_bytes(platform: Platform, values: Any) -> int:
-    """Return the bytes of local tensors, from shapes only: ``prove plan`` would follow the tensors if they were read."""
+    """Return the bytes of local tensors, from their shapes: ``prove plan`` would follow tensors that are read."""
     shapes = ((platform.get_param_local_shape(each), platform.get_param_type_size(each)) for each in values)
     return sum(math.prod(shape) * itemsize for shape, itemsize in shapes)
 

@@ -146,7 +146,7 @@ class Dispatcher:
                 return entry.composed_as(self.ops, **bound)
             first, run = self._compile(entry, args, kwargs)
             result = first(args, kwargs)  # before caching, so that a failing call leaves no plan
-            if len(entry.cache) >= _MAX_PLANS:  # bounds the memory of sizes and numbers that are not used again
+            if len(entry.cache) >= _MAX_PLANS:  # most plans may be for sizes or numbers that do not occur again
                 entry.cache.clear()
             entry.cache[key] = run
             return result

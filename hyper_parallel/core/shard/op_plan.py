@@ -34,7 +34,7 @@ class OpPlan:
         impl: function to call on local tensors instead of the framework's, or None.
         open: True if number and sizes of the outputs are known only after the call; all outputs are then replicated.
         view: True if this call returns a view of its first operand, unlike other calls of the rule.
-        ordered: True if the framework stores the dims of the output in the order of those of its operands.
+        ordered: True if the output has the memory format (order of strides) of its operands.
     """
 
     call: OpCall

@@ -1,4 +1,4 @@
-"""The autograd functions behind facet *differentiable*, built once over a framework's ``Function``.
+"""The autograd functions of differentiable collectives, built once from the ``Function`` class of a framework.
 
 Every backward calls these same functions, so it is differentiable too.
 """
@@ -313,7 +313,11 @@ def _attained(spec: ReductionSpec, data: Any, result: Any) -> tuple[Any, Any]:
 
 
 def _own_share(grad: Any, ctx: Any, spec: ReductionSpec) -> Any:
-    """Return this rank's share: of the gradient of max or min if it attained it, of that of avg one nth."""
+    """Return this rank's share of the gradient.
+
+    For max and min, ranks that have the extremum share it equally, and others get zero. For avg, each of n ranks gets
+    one nth; for sum, each gets all of it.
+    """
     if spec.op in _EXTREMA:
         lost, ties = ctx.attained
         # Masked instead of multiplied by zero: a non-finite gradient must not reach ranks without the extremum.

@@ -1,4 +1,4 @@
-"""Read-only nodes of autograd's graph for users of DTensors, which accept no hooks."""
+"""The nodes of autograd's graph that users of DTensors see: they can be read, but do not accept hooks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LocalNode(Node):
 
     def register_hook(self, fn: Callable[..., Any]) -> None:  # type: ignore[override] # refused
         """Refused: it would get the local gradients of one local operation."""
-        if not isinstance(fn, WrappedHook):  # register_backward_hook wraps it; the module refuses that itself
+        if not isinstance(fn, WrappedHook):  # module_hooks.py rejects Module.register_backward_hook
             self._refuse("register_hook")
 
     def register_prehook(self, fn: Callable[..., Any]) -> NoReturn:

@@ -64,9 +64,7 @@ def _packages() -> list[str]:
         frame = frame.f_back
     while frame is not None and frame.f_globals is not globals():
         name = _package(frame.f_globals.get("__name__") or "")
-        imports = (
-            imports or name == "importlib"
-        )  # what a module reads during import, its importer does not read
+        imports = imports or name == "importlib"  # what a module reads during import, its importer does not read
         if name not in sys.stdlib_module_names and (not imports or frame.f_code.co_name == "<module>"):
             names.append(name)
         frame = frame.f_back

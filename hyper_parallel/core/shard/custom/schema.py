@@ -97,7 +97,7 @@ class OpSpec:
         output_specs: layout of the output, or one per output.
         input_specs: layout per operand, in order; None if the operands keep theirs.
         redistribute_cost: per operand, the bytes to redistribute it, as a number or a list whose first entry counts;
-            negative if a local slice saves more than it costs. None to compute the cost.
+            a negative number makes this option cheaper than one without redistribution. None to compute the cost.
     """
 
     output_specs: Layout | Sequence[Layout]

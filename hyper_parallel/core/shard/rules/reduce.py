@@ -113,7 +113,7 @@ def _global_mean(call: OpCall, targets: tuple[Layout, ...], outputs: tuple[Layou
         result = platform.local_op("mean")(**args)
         if not count:
             return result  # NaN on every rank
-        # In half precision ``result * mine`` may overflow. Otherwise only integers are used as factors, because
+        # In half precision ``result * local_count`` may overflow. Otherwise only integers are used as factors, because
         # MindSpore rounds other Python scalars to float32.
         return (
             result * (local_count / count)
@@ -136,9 +136,11 @@ register_rule(Rule("all", "x, dim=None, keepdim=False", _booleans))
 
 
 def _extremum(call: OpCall) -> Strategies:
-    """A sharded integer dim leaves Partial; reduced floating dims must not be sharded, because ties share a gradient.
+    """For integers, a sharded reduced dim leaves Partial. For floats, no reduced dim may be sharded.
 
-    Without a gradient, a maximum of Partial(max) stays Partial, and so does a minimum of Partial(min).
+    Elements that tie for the extremum share its gradient, so backward needs the complete dim.
+
+    Without a gradient, a maximum of Partial(max) stays Partial, as does a minimum of Partial(min).
     """
     x = call["x"]
     strategies = _reduction(call, None)

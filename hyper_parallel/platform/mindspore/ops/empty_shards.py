@@ -34,8 +34,8 @@ class OnEmpty:
         value: the result of a reduction over no element; None where it is not defined.
         shape: method that finds the results' shapes and dtypes. ``COMPUTED``: the kernel is called on the empty
             operands. A function: called with the operator's arguments, it returns shape and dtype. None: the kernel is
-            called with 1 and with 2 in place of the sizes that are zero, and the sizes of its results are linear in
-            that.
+            called with 1 and then with 2 in place of the sizes that are zero, and the sizes of its results are
+            extrapolated linearly to zero.
         unchanged: writing no element returns the first operand.
         no_gradient: positions of the operands that no gradient reaches. The results are on the graph all the same, as
             MindSpore's are. All ranks must run the same collectives in backward, so an empty shard must not have a
@@ -74,8 +74,8 @@ class _Results(NamedTuple):
     ``rerun`` is the same call on other operands, or None if the call is linear in each operand. ``no_gradient`` has the
     positions of the operands that get no gradient.
 
-    A second backward runs the collectives behind all inputs of the first, on every rank. So the gradients of an empty
-    shard must depend on the same inputs as on other ranks, which is found by the call on shards of one element.
+    A second backward runs, on every rank, the collectives that computed the inputs of the first. So the gradients of an
+    empty shard must depend on the same inputs as on other ranks; a call on shards of one element shows which.
     """
 
     tensors: list[Tensor]
@@ -196,7 +196,7 @@ def empty_safe(op: str, compute: Callable[..., Any], special: OnEmpty | None = N
     return run
 
 
-# Per kernel that is correct on empty shards, an equivalent function for other shards; filled by imports of families.
+# By kernel that is correct on empty shards: an equivalent function for other shards. The files of operators fill it.
 _ON_ELEMENTS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -264,8 +264,9 @@ def _elsewhere(
 ) -> list[tuple[bool, bool]]:
     """Return for each result, on shards of one element, whether it has a node, and whether backward reaches an operand.
 
-    Results that are not floating may have a node, at which the gradient ends. After a cast, backward runs the
-    collectives behind such a node but not those before it: the same on every rank.
+    Results that are not floating-point may have a node, at which the gradient ends. If such a result is cast to a
+    floating-point dtype, backward runs the collectives of the forward after this node but not those before it, and must
+    do so on every rank.
     """
     positions = [index for index, tensor in enumerate(operands) if requires_grad(tensor)]
     ones = [ops.stop_gradient(_resized(tensor, 1)) for tensor in operands]

@@ -115,7 +115,7 @@ def _masked_select(_ops: Any, x: Any, mask: Any) -> Any:
 
 @decomposition(torch.combinations, signature="x, r=2, with_replacement=False")
 def _combinations(ops: Any, x: Any, r: int, with_replacement: bool) -> Any:
-    """Rows of ``r`` elements, whose positions follow from the size."""
+    """Rows of ``r`` elements of ``x``; which elements form a row depends only on the size of ``x``."""
     if x.ndim != 1:
         msg = f"combinations: expected a vector, x has {x.ndim} dims"
         raise LayoutError(msg)

@@ -1,4 +1,4 @@
-"""PyTorch's spellings of random operators: numbers belong to elements of the global tensor, and rules sample them."""
+"""PyTorch's functions that draw random numbers: operators' rules draw one number per element of the global tensor."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ def decomposition(
         signature: parameters of the calls, with the names that ``run`` uses.
         op: the name of the operation, if it differs from that of the call.
         copies_back: as for :func:`spelling`.
-        unless: a canonical operator that the calls are equal to, and a predicate on bound arguments that is true when
-            they are not; only then ``run`` is called. The calls have the operator's parameters, with the same names.
+        unless: a canonical operator with the parameters of the calls, and a predicate on bound arguments. If the
+            predicate is false, the call runs this operator; if it is true, the call runs ``run``.
     """
 
     def declare(run: Call) -> Call:

@@ -189,9 +189,7 @@ def rehearse_over(inner: Transport) -> NumpyBridge:
 
     compute_on_cpu()
     endpoint: Endpoint = GatheringEndpoint(inner, c10d.from_host, c10d.to_host)
-    if isinstance(
-        inner, GuardedTransport
-    ):  # a launched rank: MindSpore's own collectives use its coordinator too
+    if isinstance(inner, GuardedTransport):  # a launched rank: MindSpore's own collectives use its coordinator too
         endpoint = inner.endpoint
     begin(inner.rank, inner.world_size, endpoint)
     return NumpyBridge(inner, lambda x: c10d.from_host(to_host(x)), lambda y: from_host(c10d.to_host(y)))
