@@ -82,10 +82,10 @@ _ELSEWHERE = {
         for name in ("bench", "contract", "cost", "coverage", "mutants", "self-test", "trend")
     },
 }
-"""The command to suggest for a missing command, by the missing name without hyphens."""
+"""Advice for names that are not commands here, by the name without hyphens."""
 
 _CHECKS = ("verify", "prove", "fuzz")
-"""Commands that warn if an installed framework is newer than all tested versions; ``doctor`` lists it."""
+"""Commands that warn if an installed framework is newer than all tested versions; ``doctor`` reports it too."""
 
 _BAD_INPUT = 2
 _NOT_CHECKED = 1

@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere: subcommands that users may expect here, with the command to run instead.
 
     Attributes:
-        leftover: advice for superfluous words and unknown options, which follows them in the error.
+        leftover: advice that an error about superfluous words or unknown options ends with.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(self.prog, printable(message) + pointer)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse and reject superfluous arguments here: the program's parser does not know the subcommand's options.
+        """Parse, and reject superfluous arguments, because only a subcommand's own parser knows its options.
 
         Raises:
             UsageError: there is an unknown option or a superfluous word.
@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
 
 _NO_COMMAND = "there is no command"
 _INCOMPLETE = ("the following arguments are required", _NO_COMMAND)
-"""Prefixes of messages that a misspelt option may cause, because its value is misinterpreted."""
+"""Prefixes of argparse's messages that a misspelt option may cause: its value is then taken for another argument."""
 
 _HABITS = {
     **dict.fromkeys(("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node"), "--world-size"),

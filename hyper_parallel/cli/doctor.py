@@ -38,7 +38,7 @@ _EXAMPLES = (
 )
 
 _LIMIT = 300.0
-"""Seconds after which a framework that is still being imported counts as one that cannot be."""
+"""Seconds after which an import of a framework that has not ended counts as failed."""
 
 _IMPORTED = "imported"
 _START = """\
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 def findings() -> list[Finding]:
     """Return all facts about this environment."""
     versions = {name: _version(name) for name in (*FRAMEWORKS, "numpy", "torch_npu", "cloudpickle")}
-    with ThreadPoolExecutor() as pool:  # each waits for a process
+    with ThreadPoolExecutor() as pool:  # each finding waits for a process
         frameworks = list(pool.map(lambda name: _framework(name, versions), FRAMEWORKS))
     usable = {**versions, **{found.what: None for found in frameworks if found.state == "wrong"}}
     all_findings = [_python(), *frameworks]
@@ -170,7 +170,7 @@ def _version(name: str) -> str | None:
 
 def _python() -> Finding:
     text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    oldest, newest = PYTHONS["torch"]  # MindSpore's, which are fewer, are named where it is absent
+    oldest, newest = PYTHONS["torch"]  # MindSpore supports fewer; its own finding names them
     if sys.version_info[:2] > newest:
         wheels = f"PyTorch publishes wheels for Python {_dotted(oldest)} to {_dotted(newest)}"
         return Finding("python", "newer", text, wheels)
@@ -198,7 +198,7 @@ def _framework(name: str, versions: dict[str, str | None]) -> Finding:
 
 
 def _unusable(name: str) -> tuple[str, str] | None:
-    """Return the problem of a framework that is installed in part or does not start, with the fix; None for others."""
+    """Return a problem and its fix if a framework is installed incompletely or cannot be imported; else None."""
     spec = importlib.util.find_spec(name)
     try:
         installed = metadata.distribution(name)
@@ -226,9 +226,10 @@ def _unusable(name: str) -> tuple[str, str] | None:
 
 
 def _start(name: str) -> tuple[bool, str]:
-    """Return whether ``name`` can be imported in another process, and why the library does not start on it, if so.
+    """Return whether a process can import ``name``, and the error if it cannot, or if this library then fails; or "".
 
-    The last line of Python's error is the reason. torch_npu, which PyTorch imports, has a finding of its own.
+    The error is the last line that Python prints. torch_npu, which PyTorch imports, is not loaded: it has its own
+    finding.
     """
     code = _START.format(path=sys.path, name=name, imported=_IMPORTED)
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

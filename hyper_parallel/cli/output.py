@@ -42,7 +42,7 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def coloured(text: str, stream: TextIO | None = None) -> str:
-    """Return text with the first verdict of each line in colour, if the stream supports it.
+    """Return text in which the first verdict of each line is coloured, if the stream supports colours.
 
     Control characters are escaped, since names of a user's modules may contain them.
 

@@ -106,7 +106,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare the runs; return 0 if they are equal but for rounding."""
+    """Compare the runs; return 0 if they are equal within rounding."""
     from hyper_parallel.verify.diff.run import verify_diff
 
     first = _side(arguments, "a", arguments.a)
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _side(arguments: argparse.Namespace, label: str, text: str) -> DiffSide:
-    """Return one of the runs, from its string and the options that begin with its letter."""
+    """Return run A or B, from its string and the options that begin with its letter."""
     from hyper_parallel.verify.diff.side import DiffSide, side_of
 
     target, args, ranks = side_of(_words(label.upper(), text), label.upper())

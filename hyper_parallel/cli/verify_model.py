@@ -212,7 +212,7 @@ def platforms(asked: str | None, device: str = "cpu", ranks: int | None = None) 
     Args:
         asked: value of ``--platform``.
         device: value of ``--device``; each framework must support it.
-        ranks: number of rank processes, the minimum if there are several; None if ranks are simulated.
+        ranks: number of rank processes, the smallest one for several runs; None if ranks are simulated.
 
     Raises:
         UnsupportedOnBackend: a framework has no such device, or does not support such ranks on it.

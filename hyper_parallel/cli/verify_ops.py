@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["MOST_RANKS", "add_parser", "mesh_sizes", "meshes_of", "operators", "run"]
 
 _SECONDS = 540.0
-"""Wall time in seconds that operators share; a full sweep takes ten minutes, as the last operators may exceed it."""
+"""Wall time in seconds that is divided among operators; a full sweep takes about ten minutes, since each has a minimum.
+"""
 
 MOST_RANKS = 16
-"""Maximum number of ranks of a mesh for rules and redistributions, since it increases the number of placements."""
+"""Maximum number of ranks of a mesh for rules and redistributions: more ranks mean more placements to check."""
 
 _DIGITS = 4
 

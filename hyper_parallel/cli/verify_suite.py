@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, parse: Callable[[list[str]], Any]) -> int
 
 
 def _chosen(checks: list[SuiteCheck], only: list[str] | None) -> list[SuiteCheck]:
-    """Return the checks that ``--only`` names, by full name or without the world."""
+    """Return the checks that ``--only`` names, with or without the world size in parentheses."""
     if not only:
         return checks
     from hyper_parallel.verify.input_error import InputError
@@ -102,7 +102,7 @@ def _chosen(checks: list[SuiteCheck], only: list[str] | None) -> list[SuiteCheck
 
 
 def _checked_words(path: Path, check: SuiteCheck, parse: Callable[[list[str]], Any]) -> list[str]:
-    """Return the command line of a check, after parsing it as validation.
+    """Return the command line of a check, after parsing it to validate its options.
 
     Raises:
         InputError: an option is wrong.

@@ -32,8 +32,8 @@ class ContextParallel:
     Args:
         seq_dim: dim of the sequence.
         head_dim: dim of the heads; it may include each head's features.
-        ulysses_degree: number of ranks that exchange sequence for heads. With 1, keys and values are gathered instead;
-            with all ranks, nothing is gathered.
+        ulysses_degree: number of ranks that exchange shards of the sequence for shards of the heads. With 1, keys and
+            values are only gathered; with all ranks of the axis, nothing is gathered.
         qkv_indices: positions of query, key and value among the module's arguments.
         qkv_kwarg_names: names of query, key and value if they are passed by keyword.
         use_local_output: must be true: the module returns the rank's own shard as a plain tensor.
@@ -113,7 +113,7 @@ class ContextParallel:
 
 
 class AsyncContextParallel(ContextParallel):
-    """A :class:`ContextParallel` whose exchange of sequence for heads starts as soon as the operands are computed."""
+    """A :class:`ContextParallel` that starts the exchange of each operand as soon as the operand is computed."""
 
     def apply(
         self, module: Any, mesh: DeviceMesh, *, q_proj: Any = None, k_proj: Any = None, v_proj: Any = None
@@ -123,10 +123,10 @@ class AsyncContextParallel(ContextParallel):
         Args:
             module: computes attention of its arguments.
             mesh: mesh of one axis, over which the sequence is sharded.
-            q_proj: module whose output is used only as the query of ``module``; without all three projections the
-                exchange is that of :class:`ContextParallel`.
-            k_proj: the same for the key.
-            v_proj: the same for the value.
+            q_proj: module whose output is used only as the query of ``module``; unless all three projections are given,
+                the exchange starts when ``module`` is called, as in :class:`ContextParallel`.
+            k_proj: module whose output is used only as the key of ``module``.
+            v_proj: module whose output is used only as the value of ``module``.
         """
         producers = (q_proj, k_proj, v_proj)
         if any(producer is None for producer in producers):
@@ -138,11 +138,11 @@ class AsyncContextParallel(ContextParallel):
 
 
 class _Exchange:
-    """The exchanges of one rank for the operands and the result of one module; a copy of the module gets its own.
+    """The collectives of one rank for the operands and the result of one module; a copied module gets a new object.
 
     Args:
         module: computes attention of its arguments.
-        mesh: the axis as two axes: ranks that gather, and ranks that exchange.
+        mesh: the axis, split into two: along ``gathered`` keys are gathered, along ``exchanged`` heads are exchanged.
         style: style of the module.
     """
 
@@ -167,7 +167,7 @@ class _Exchange:
         return self.style.replaced(args, kwargs, self.entering(self.style.found(args, kwargs)))
 
     def before_launched(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Return the arguments that the module computes with, from exchanges in flight."""
+        """Wait for the exchanges in flight; return the arguments that the module computes with."""
         del module
         launched, self._launched = self._launched, {}
         operands = [self.awaited(x, launched.get(place)) for place, x in enumerate(self.style.found(args, kwargs))]
@@ -239,12 +239,12 @@ class _Exchange:
         return [query, *others]
 
     def _kernels(self) -> list[Any]:
-        """Return the fused kernels of the module; its configuration may have one of these attributes too."""
+        """Return the fused kernels of the module, which have both attributes; its configuration may have one."""
         values = vars(self.module).values()
         return [value for value in values if hasattr(value, "sparse_mode") and hasattr(value, "head_num")]
 
     def _exchanged(self, tensor: Any, split: int, joined: int) -> Any:
-        """Return all elements along ``joined`` of this rank's share of dim ``split``."""
+        """Exchange shards: return this rank's shard of dim ``split``, with all elements along dim ``joined``."""
         if self._degree == 1:
             return tensor
         parts = self._parts(tensor, split)

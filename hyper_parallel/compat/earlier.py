@@ -25,7 +25,7 @@ __all__ = [
 
 
 def parallelize_value_and_grad(fn: Callable[..., Any], weights: Any, sens: Any = None) -> Callable[..., Any]:
-    """Return a function that computes ``fn`` and its gradients by ``weights``, equal to those of one device.
+    """Return a function that computes ``fn`` and its gradients with respect to ``weights``, equal to one device's.
 
     Args:
         fn: a function or cell with one result.
@@ -51,7 +51,7 @@ def parallelize_value_and_grad(fn: Callable[..., Any], weights: Any, sens: Any =
 
 
 def init_parameters(module: Any, stage_index: int = 0) -> Any:
-    """Initialize every parameter of ``module`` that has no values yet by its initializer, and return the module.
+    """Run the initializer of every parameter of ``module`` that has no values yet, and return the module.
 
     Args:
         module: the module, after its parameters were sharded.

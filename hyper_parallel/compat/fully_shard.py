@@ -1,7 +1,7 @@
 """``fully_shard`` on MindSpore with the arguments and methods of another release.
 
-Gradients are sums over all ranks: over the data axis, over the replicas, and over the copies of a parameter in tensor
-parallelism, each of which has processed a shard of the sequence.
+Gradients are sums over all ranks: over the data axis, over the replicas, and over the tensor-parallel ranks with a copy
+of the parameter, since each of these ranks has processed a different shard of the sequence.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HSDPModule:
             group.reduction.averages = op != "sum"
 
     def set_requires_all_reduce(self, requires: bool) -> None:
-        """Set whether later passes reduce over the replicas; until one does, sums over the data axis are kept."""
+        """Set whether later backwards reduce gradients over the replicas; until one does, partial sums are kept."""
         for group in _all_groups(self):
             group.reduction.over_replicas = requires
 
@@ -87,8 +87,8 @@ class HSDPModule:
 class _RankState:
     """Base class of untrained DTensors that ``fully_shard`` ignores: each rank keeps its own values.
 
-    Such a program declares its counters as replicated, lets each rank add its own counts, and sums over the ranks
-    itself before it uses them.
+    For example, MindFormers declares the token counts of experts as replicated, lets each rank add its own counts, and
+    sums them over the ranks itself before it uses them.
     """
 
     def add_(self, other: Any, **options: Any) -> Any:

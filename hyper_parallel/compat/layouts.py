@@ -83,7 +83,7 @@ class RedistributionOperatorInfer:
         out_tensor_map: tensor map of the target, without any axis.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) the target is another layout.
+        UnsupportedOnBackend: (a NotImplementedError) the target is not the replicated layout.
     """
 
     def __init__(self, dev_mat: Sequence[int], in_tensor_map: Sequence[Any], out_tensor_map: Sequence[Any]) -> None:
@@ -131,7 +131,7 @@ def get_current_layout(cell: Any) -> Report:
     and ``tensor_map``.
 
     Args:
-        cell: a module, or several, whose parameters have different names.
+        cell: a module, or several modules without a common name of a parameter.
     """
     cells = cell if isinstance(cell, (list, tuple)) else [cell]
     facts: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,6 @@
-"""Import paths of other programs, mapped to modules of this library.
+"""Maps import paths of other programs to modules of this library.
 
-There is one table of paths, and one finder at the end of ``sys.meta_path`` for modules without a file.
+A finder at the end of ``sys.meta_path`` serves the paths that have no file here.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ NAMES: dict[str, dict[str, str]] = {
     "core.dtensor.layout": {"_infer_slice_area_by_rank": "compat.layouts"},
     "platform": {"get_platform": "platform.select"},
 }
-"""Names that other programs import from modules that lack them here, with the module of each name."""
+"""By module that other programs import from: names that this library defines in a different module, with that module.
+"""
 
 
 class _Finder(MetaPathFinder):
@@ -90,10 +91,10 @@ class _Finder(MetaPathFinder):
 
 
 class _Alias(Loader):
-    """Loader of a module with the names of another module, which is imported at the first use of a name.
+    """Loader of a module whose names are those of ``home``, which is imported at the first use of a name.
 
     Args:
-        home: path of the other module, without the top package; None for a package without names.
+        home: path of the module that defines the names, without the top package; None for a package without names.
     """
 
     def __init__(self, home: str | None) -> None:

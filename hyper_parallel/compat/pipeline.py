@@ -36,7 +36,7 @@ _WHOLE = -1
 
 
 class HookRole(Enum):
-    """Kind of work that a hook of an overlapping schedule waits for."""
+    """Kinds of work that hooks of an overlapping schedule wait for."""
 
     COMPUTE = auto()
     COMM = auto()
@@ -144,7 +144,7 @@ class PipelineStage:
         """Do nothing: :meth:`backward_one_chunk` recomputes activations itself."""
 
     def get_last_stage_sens(self, last_stage_outputs: Any) -> Any:
-        """Return the initial gradients of backward: ones; for a DTensor, divided by its number of replicas."""
+        """Return the gradients that backward starts with: ones; for a DTensor, divided by its number of replicas."""
         results = _tensors(last_stage_outputs, self)
         seeds = [self._ones(each) for each in results]
         return seeds if isinstance(last_stage_outputs, (list, tuple)) else seeds[0]
@@ -154,7 +154,7 @@ class PipelineStage:
         return list(self._gradients.pop(micro_index)) if self.has_backward else []
 
     def receive(self, step: Step, values: tuple[Any, ...]) -> None:
-        """Keep the tensors from another stage for a step: activations, which require gradients, or gradients."""
+        """Store the tensors that another stage sent for a step: activations, which then require grad, or gradients."""
         if step.kind != FORWARD:
             self._gradients[step.micro_index] = values
             return
@@ -184,7 +184,8 @@ class _Schedule:
     Args:
         stages: the stages of this rank, or a single one.
         micro_batch_num: number of micro-batches.
-        args_batch_dim: per positional argument the dim to split along; -1 gives every micro-batch all of it.
+        args_batch_dim: per positional argument, the dim to split along; -1 for an argument that every micro-batch gets
+            unsplit.
         kwargs_batch_dim: the same for keyword arguments, by name.
 
     Attributes:
@@ -258,7 +259,7 @@ class ScheduleGPipe(_Schedule):
 
 
 class Schedule1F1B(_Schedule):
-    """Runs a backward as soon as possible; keeps at most as many activations as there are stages from this one on."""
+    """Runs each backward as soon as possible; a stage stores at most one activation for itself and each later stage."""
 
     def _orders(self) -> list[list[Step]]:
         _one_stage(self)
@@ -275,8 +276,8 @@ class ScheduleInterleaved1F1B(_Schedule):
 class _Messages:
     """Activations and gradients in flight between the ranks of one run.
 
-    A rank receives messages of another rank in the order in which they were sent, and keeps those that it does not need
-    yet.
+    A rank receives the messages of each other rank in the order in which they were sent, and stores those that it does
+    not need yet.
 
     Args:
         schedule: the running schedule.
@@ -315,7 +316,7 @@ class _Messages:
             self._waiting.append((self._platform.isend(value, self._ranks[rank]), value))
 
     def deliver(self, step: Step) -> None:
-        """Deliver the tensors that a step's stage needs from another stage."""
+        """Receive the tensors that a step needs from a different stage, and pass them to the step's stage."""
         stage, before = self._stage_of[step.stage_index], step.needs(self._stages)
         if before is None or (step.kind != FORWARD and not stage.has_backward):
             return

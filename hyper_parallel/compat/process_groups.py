@@ -18,7 +18,7 @@ def init_process_group(backend: str | None = None, **options: Any) -> None:
         options: as for ``get_platform().init_process_group``.
 
     Raises:
-        MeshError: (a ValueError) the rank has joined a world with other arguments.
+        MeshError: (a ValueError) the rank has already joined a world with different arguments.
     """
     get_platform().init_process_group(backend, **options)
 

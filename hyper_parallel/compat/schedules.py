@@ -39,14 +39,14 @@ class Step(NamedTuple):
 
 
 def gpipe(ranks: int, count: int) -> list[list[Step]]:
-    """Return for each rank all forwards, then all backwards (Huang et al., 2019): at most ``count`` activations."""
+    """Return for each rank all forwards, then all backwards (Huang et al., 2019); ``count`` activations are stored."""
     return [
         [Step(kind, rank, micro) for kind in (FORWARD, BACKWARD) for micro in range(count)] for rank in range(ranks)
     ]
 
 
 def one_forward_one_backward(ranks: int, count: int) -> list[list[Step]]:
-    """Return for each rank a 1F1B order (Narayanan et al., 2019): at most ``ranks - rank`` activations."""
+    """Return for each rank a 1F1B order (Narayanan et al., 2019); at most ``ranks - rank`` activations are stored."""
     return [
         _alternating(
             [Step(FORWARD, rank, micro) for micro in range(count)],
@@ -58,14 +58,14 @@ def one_forward_one_backward(ranks: int, count: int) -> list[list[Step]]:
 
 
 def rounds_of(ranks: int, count: int) -> list[int]:
-    """Return the number of micro-batches that a chunk processes before the next chunk, about one per rank."""
+    """Return the number of micro-batches of each round, about one per rank; a chunk (stage) runs a round at a time."""
     rounds = max(1, count // ranks)
     size, rest = divmod(count, rounds)
     return [size + (number < rest) for number in range(rounds)]
 
 
 def interleaved(ranks: int, chunks: int, rounds: Sequence[int]) -> list[list[Step]]:
-    """Return for each rank the interleaved order of its several stages (Narayanan et al., 2021).
+    """Return for each rank an order in which its stages take turns, round by round (Narayanan et al., 2021).
 
     Args:
         ranks: number of ranks; stage ``s`` is on rank ``s % ranks``.
@@ -73,7 +73,7 @@ def interleaved(ranks: int, chunks: int, rounds: Sequence[int]) -> list[list[Ste
         rounds: number of micro-batches per round, see :func:`rounds_of`.
     """
     total = chunks * sum(rounds)
-    for more in range(total + 1):  # rounds shorter than the pipeline need more forwards ahead
+    for more in range(total + 1):  # if a round is shorter than the pipeline, more forwards must run in advance
         orders = []
         for rank in range(ranks):
             ahead = (chunks - 1) * rounds[0] + 2 * (ranks - rank - 1) + more
@@ -91,7 +91,7 @@ def interleaved(ranks: int, chunks: int, rounds: Sequence[int]) -> list[list[Ste
 
 
 def runs_to_its_end(orders: Sequence[Sequence[Step]], stages: int) -> bool:
-    """Whether the schedule completes: every rank receives what it waits for if each follows its order."""
+    """Whether no rank waits forever if each rank runs the steps in its order."""
     places = [0] * len(orders)
     done: set[Step | None] = set()
     moved = True

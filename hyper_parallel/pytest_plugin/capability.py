@@ -35,7 +35,7 @@ class SkipReason(str, Enum):
 
 @dataclass(frozen=True)
 class Requirement:
-    """Devices without which the run fails, as in ``npu:8``."""
+    """A number of devices that a run requires, as in ``npu:8``; with fewer, the run fails."""
 
     device: str
     devices: int

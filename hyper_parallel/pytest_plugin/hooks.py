@@ -33,8 +33,8 @@ from hyper_parallel.transport.timeouts import rank_seconds
 
 TALLY = pytest.StashKey["Tally"]()
 _SHOWN_CALLS = 5
-_HIDDEN: Any = getattr(pytest, "HIDDEN_PARAM", None)  # before pytest 8.4, ids contain even a single framework
-_OUTCOMES = {"passed", "failed", "skipped"}  # counted as skipped: an expected failure
+_HIDDEN: Any = getattr(pytest, "HIDDEN_PARAM", None)  # before pytest 8.4, ids name even a single framework
+_OUTCOMES = {"passed", "failed", "skipped"}  # pytest reports an expected failure as skipped
 
 
 class Tally:
@@ -172,7 +172,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     try:
         _parametrize_by_marks(metafunc)
-    except pytest.UsageError as error:  # reported with all other problems after the collection
+    except pytest.UsageError as error:  # reported after the collection, with all other problems
         metafunc.config.stash[PROBLEMS].append(f"{metafunc.definition.nodeid}: {error}")
 
 
@@ -298,7 +298,7 @@ def pytest_runtest_makereport(
 
 
 def _explained(item: pytest.Item, text: str) -> str:
-    """Return the report with the test's world, and the reason if it ran on a framework that it is not written for."""
+    """Return the report with the test's world, and a note if the test is written for a different framework."""
     test = ranked_test(item) if isinstance(item, pytest.Function) else None
     if test is None:
         return text

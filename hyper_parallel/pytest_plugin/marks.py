@@ -39,7 +39,7 @@ ARG_MARKS = {
 def arg_mark(
     *, plat_marks: Sequence[str], level_mark: str, card_mark: str, essential_mark: str = "unessential"
 ) -> Callable[[T], T]:
-    """Mark a test like Ascend's suites; ``pytest -m "level0 and platform_ascend910b"`` selects by these names.
+    """Mark a test as in Ascend's test suites, for ``pytest -m "level0 and platform_ascend910b"``.
 
     Args:
         plat_marks: any of ``platform_ascend``, ``platform_ascend910b``, ``platform_gpu``, ``cpu_linux``,

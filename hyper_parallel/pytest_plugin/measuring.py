@@ -1,8 +1,8 @@
-"""Coverage of tests on ranks and in worker processes: contexts for the lines of a rank, and timely saving of data.
+"""Coverage of tests on ranks and in worker processes: sets contexts on ranks, and saves the data in time.
 
 pytest-cov combines the data after the last test, and switches contexts only in pytest's process. After the last test,
-the controller of pytest-xdist waits ten seconds for a worker's process and then kills it. On a busy machine the worker
-has not written its coverage by then, which silently lowers the result.
+the controller of pytest-xdist waits ten seconds for a worker's process and then kills it. On a busy machine, a worker
+may need longer to write its coverage data; the coverage would then be too low, without an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RankContexts:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """End the ranks inside pytest-cov's own wrapper: ranks that it did not start write their data at their end."""
+    """End the ranks before pytest-cov combines the data: some ranks write their coverage data only when they end."""
     try:
         return (yield)
     finally:
@@ -58,7 +58,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def start_worker(config: pytest.Config) -> None:
-    """Register the worker like a rank, so that the coverage gate fails if it leaves no data.
+    """Register the worker like a rank, so that the check of the coverage fails if the worker leaves no data.
 
     With ``--hp-one-cpu``, and as many workers as CPUs, the worker and its ranks are pinned to one CPU.
     """

@@ -28,7 +28,7 @@ TIMEOUT = pytest.StashKey[float]()  # time limit in seconds, stored in the sessi
 _USUAL = (
     "hyper_parallel.core.dtensor.factories",
     "hyper_parallel.core.tensor_parallel.parallelize",
-    __name__,  # imported with pytest, since imports on a rank count towards the test's time limit
+    __name__,  # all three are imported before tests, since imports on a rank count towards the test's time limit
 )
 
 
@@ -140,7 +140,7 @@ def _packed(function: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
 
     name, value = "", None
     try:
-        for name, value in arguments.items():  # noqa: B007 - used where one cannot be pickled
+        for name, value in arguments.items():  # noqa: B007 - the error below names the one that cannot be pickled
             pack(value, function)
     except Exception as error:  # noqa: BLE001 - pickling raises what the value's class raises
         pytest.fail(

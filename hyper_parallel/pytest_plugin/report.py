@@ -1,7 +1,7 @@
 """The report of a failed ranked test: the failing rank's traceback first, then the state of the other ranks.
 
-A test without the mark ``platforms`` runs on every installed framework. If it is written for another one, the report
-says so. A JUnit file gets the origin of the run, and titles for the output of each rank.
+A test without the mark ``platforms`` runs on every installed framework. If it is written for only one of them and fails
+on the other, the report says so. A JUnit file gets the origin of the run, and titles for the output of each rank.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def rank_of_failure(failure: BaseException) -> int | None:
 
 
 def other_framework(ran_on: str, path: Path, text: str) -> str:
-    """Return reason and fix if a failed test is written for another framework than it ran on; otherwise empty.
+    """Return reason and fix if a test failed on a framework for which it is not written; otherwise an empty text.
 
     Args:
         ran_on: framework of the ranks.

@@ -1,9 +1,9 @@
 """Select tests by framework, and count the deselected ones.
 
-- ``@pytest.mark.platforms("torch")``: deselected where torch is not selected. Several names: any one is enough, or all
-  of them with ``together=True`` (for tests that compare frameworks with each other).
-- The fixture ``platform_name``: the test runs once per selected framework that its mark allows.
-- Tests with neither run everywhere, and must not need a framework.
+- A test with ``@pytest.mark.platforms("torch")`` runs only if torch is selected. If the mark names several frameworks,
+  one of them must be selected, or all with ``together=True`` (for tests that compare frameworks with each other).
+- A test with the fixture ``platform_name`` runs once per selected framework that its mark allows.
+- A test with neither always runs, and must not need a framework.
 - ``HP_TEST_TOGETHER=1`` leaves only the tests marked ``together=True``.
 """
 

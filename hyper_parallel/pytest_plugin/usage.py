@@ -19,7 +19,7 @@ from hyper_parallel.pytest_plugin.selection import PLATFORMS
 __all__ = ["PROBLEMS", "UNUSABLE", "check_use", "pytest_testnodedown"]
 
 PROBLEMS = pytest.StashKey[list[str]]()
-"""Problems of tests that could not be collected; in a controller, problems of all tests."""
+"""Problems of tests that could not be collected; in the controller of pytest-xdist, the problems of all workers."""
 _OF_WORKER = "hyper_parallel_problems"
 
 _OUTPUT = "leave it out: what a rank prints is in the report, and contextlib.redirect_stdout catches it inside the test"
@@ -36,9 +36,9 @@ UNUSABLE: dict[str, str] = {
     ),
     **dict.fromkeys(("record_xml_attribute", "subtests", "tmp_path_factory"), "use it in an ordinary test"),
 }
-"""pytest's own fixtures that are bound to its process, and the alternative on ranks."""
+"""pytest's own fixtures that work only in pytest's process, each with the alternative on ranks."""
 
-# A function with the parameters of the mark, by mark.
+# By mark, a function whose parameters are the arguments that the mark accepts.
 _PARAMETERS: dict[str, Callable[..., None]] = {
     "platforms": lambda *names, together=False: None,  # noqa: ARG005
     "world_size": lambda *sizes: None,  # noqa: ARG005
@@ -96,7 +96,10 @@ def _problems(item: pytest.Item) -> Iterator[str]:
 
 
 def _platform_problems(item: pytest.Item) -> Iterator[str]:
-    """Yield a problem if a test's frameworks are not among those of its file, which is then not selected for them."""
+    """Yield a problem if a test's mark and its file's mark have no framework in common.
+
+    If only the test's framework is selected, the file is not collected.
+    """
     marks = list(item.iter_markers("platforms"))
     if len(marks) > 1 and not set(marks[0].args) & set(marks[-1].args):
         yield (
