@@ -1,1 +1,1 @@
-"""Checks placements: runs a function on ranks, gathers its results, and compares them with one device."""
+"""Checks a function on distributed tensors: runs it on ranks and compares its results with those of one device."""

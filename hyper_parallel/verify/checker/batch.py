@@ -1,4 +1,4 @@
-"""Runs many checks on the ranks of one simulated world; a check that ends the world loses only its own result."""
+"""Runs many checks on the same simulated ranks; if a check ends its ranks, only its own result is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyper_parallel.verify.simulate import simulate
 __all__ = ["Failed", "World", "run_batch"]
 
 _STATE = "_hyper_parallel_batch_state"
-"""Attribute of an error that ended a rank: the number of items it had completed, and its result for the next one."""
+"""Attribute of an error that ended a rank: the number of items that the rank had completed, and its next result."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class World:
         size: number of ranks.
         timeout: seconds for all items together.
         device: device that ranks compute on.
-        in_step: whether ranks wait for each other after each item. Otherwise they do so only after a world has failed,
-            to find the item that failed.
+        in_step: whether ranks wait for each other after each item. If False, they do so only when items are repeated
+            after a failure, to find the item that failed.
     """
 
     platform: str
@@ -38,11 +38,11 @@ class World:
 
 @dataclass(frozen=True)
 class Failed:
-    """An item that ended the world.
+    """The failure of an item that ended the ranks.
 
     Attributes:
-        error: the error that ended the world.
-        results: results of the ranks that completed the item before.
+        error: the error that ended the ranks.
+        results: results of the ranks that completed the item before the failure.
     """
 
     error: RankFailedError
@@ -62,18 +62,18 @@ def run_batch(
     items: Sequence[Any],
     failures: int | None = None,
 ) -> list[list[Any] | Failed]:
-    """Run ``prepare(*arguments)``, which returns a function, on every rank, and that function on every item.
+    """Call ``prepare(*arguments)`` on every rank, and the function that it returns on every item.
 
     Args:
         world: the ranks.
         prepare: called once per rank; returns the function that checks an item.
         arguments: arguments of ``prepare``.
         items: arguments of the function, which is called with one after the other.
-        failures: number of items that may end their world before the remaining items are skipped; None for no limit.
+        failures: number of items that may end the ranks before the remaining items are skipped; None for no limit.
 
     Returns:
-        for each item the results of all ranks, or the failure that ended the world; fewer than ``items`` after too many
-        failures.
+        for each item the results of all ranks, or the failure that ended the ranks. After too many failures, there are
+        fewer results than items.
     """
     done: list[list[Any] | Failed] = []
     in_step = world.in_step
@@ -91,9 +91,9 @@ def run_batch(
 def _run_until_failure(
     world: World, prepare: Any, arguments: Sequence[Any], items: Sequence[Any], *, in_step: bool
 ) -> list[list[Any] | Failed] | None:
-    """Return the results of the first items, at least one; the last of them may have failed.
+    """Return the results of the first items, at least one; the last returned item may have failed.
 
-    Returns None if an item failed but it is unknown which one, because ranks were not in step.
+    Returns None if it is unknown which item failed, because ranks were not in step.
     """
     shared: list[list[Any]] = [[] for _ in range(world.size)]  # threads fill these lists, processes fill copies
     passed = [0] * world.size
@@ -109,8 +109,8 @@ def _run_until_failure(
         if any(passed) or (not finished and (states or len(items) == 1)):
             made = [result for number, result in states if number == finished and result is not None]
             return [*([results[number] for results in shared] for number in range(finished)), Failed(error, made)]
-        # Results of rank processes are lost when they die: the items before the failed one run again without it. If it
-        # is unknown which one failed, half of the items run again.
+        # Results of rank processes are lost when the processes end: the items before the failed one run again. If it is
+        # unknown which item failed, the first half of the items runs again.
         before = items[: finished or len(items) // 2]
         return _run_until_failure(world, prepare, arguments, before, in_step=True)
     return [list(results) for results in zip(*per_rank, strict=True)]

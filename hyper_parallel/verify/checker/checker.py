@@ -61,9 +61,9 @@ class Expected:
         grads: arrays per operand; None if no gradient is compared.
         exact: whether nothing was rounded; values are then compared bitwise, unless the placements themselves round.
         eps: rounding unit of the coarsest dtype in the computation.
-        tolerance: relative bound instead of the default.
-        output_scales: magnitude that the rounding is relative to, per output; None derives it from the values.
-        grad_scales: the same per operand.
+        tolerance: relative tolerance instead of the default.
+        output_scales: per output, the magnitude to which the tolerance is relative; None derives it from the values.
+        grad_scales: the same per operand, for gradients.
     """
 
     outputs: Sequence[Any]
@@ -96,8 +96,8 @@ class Problem:
     """One wrong value.
 
     Attributes:
-        index: index of the output, or of the operand of a gradient; -1 for all outputs.
-        gradient: whether it is a gradient.
+        index: index of the output, or of the operand whose gradient is wrong; -1 for all outputs.
+        gradient: whether the wrong value is a gradient.
         text: the difference.
     """
 
@@ -106,7 +106,7 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        """Return the name of the value and its difference."""
+        """Return the name of the wrong value and the difference."""
         if self.index < 0:
             return self.text
         return f"{'gradient of operand' if self.gradient else 'output'} {self.index} {self.text}"
@@ -119,8 +119,8 @@ class Checked:
     Attributes:
         problems: wrong values.
         gradients: number of gradients that were compared.
-        refusal: message of the error by which the library refused the placements; empty if it did not.
-        refused_by: name of that error.
+        refusal: message of the error with which the library refused the placements; empty if it did not refuse them.
+        refused_by: name of the class of that error.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -150,7 +150,7 @@ class DistributedTensors(abc.ABC):
 
     @abc.abstractmethod
     def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
-        """Return the expected gradient of an operand on this rank; ``gradient`` is that of one device."""
+        """Return the expected gradient of an operand on this rank; ``gradient`` is the gradient on one device."""
 
 
 class DTensors(DistributedTensors):
@@ -200,7 +200,7 @@ class DTensors(DistributedTensors):
         yield [None if grad is None else platform.tensor_to_numpy(grad) for grad in grads]
 
     def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
-        """Return the local shard in the dual layout, with the factors of an average or an extremum applied."""
+        """Return the local shard in the dual layout; for an average or extremum, this rank's share of the gradient."""
         layout = operand.layout
         if any(op in EXTREMA for _, op in layout.partials):
             return extremum_gradients(gradient, layout, operand.shards)[self.rank]
@@ -213,7 +213,7 @@ class DTensors(DistributedTensors):
 
 
 class WrongOutputError(Exception):
-    """The function returned more or fewer outputs than on plain tensors, or one on another device."""
+    """The function returned more or fewer outputs than on plain tensors, or an output on a different device."""
 
 
 class PlacementChecker:
@@ -224,10 +224,10 @@ class PlacementChecker:
         arrays: global values of the operands.
         expected: results of one device.
         mesh: mesh of the operands; its axes may have any sizes.
-        tensors: the kind of distributed tensor.
-        integral: whether values, partial ones included, are small integers.
+        tensors: the kind of distributed tensor; by default, this library's DTensors.
+        integral: whether values, including partial ones, are small integers.
         values: whether to compare values; False compares only shapes and dtypes of outputs.
-        first_only: stop at the first wrong value; if that is an output, backward does not run.
+        first_only: stop at the first wrong value; if it is an output, backward does not run.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class PlacementChecker:
         try:
             return self._checked(operands)
         except (CollectiveMismatchError, ShardMismatchError):
-            raise  # ranks diverged, or a local result contradicts the rule: an error, not a refusal
+            raise  # ranks called different collectives, or a local result contradicts the rule: not a refusal
         except HyperParallelError as error:
             return Checked(refusal=str(error), refused_by=type(error).__name__)
 
@@ -284,14 +284,14 @@ class PlacementChecker:
 
 
 class _Comparison:
-    """Compares the results in one tuple of placements."""
+    """Compares the results for one tuple of placements with those of one device."""
 
     def __init__(self, checker: PlacementChecker, operands: Sequence[Operand]) -> None:
         self.checker, self.operands, self.expected = checker, operands, checker.expected
 
     @cached_property
     def exact(self) -> bool:
-        """False if a division by three rounds: averages, and gradients that three tied ranks share."""
+        """Whether results are compared bitwise: not if an average, or a gradient shared by ranks, may round."""
         rounding = ("avg", *EXTREMA)
         partials = [op for operand in self.operands for _, op in operand.layout.partials]
         return self.expected.exact and not any(op in rounding for op in partials)
@@ -336,7 +336,7 @@ def seedable(outs: Sequence[Any]) -> list[Any]:
         if not isinstance(out, DTensor):
             msg = f"returned a plain {type(out).__name__} instead of a DTensor"
             raise TypeError(msg)
-    # A dual layout does not describe the gradient of an average or extremum (``core/dtensor/README.md``): reduce them.
+    # The dual layout does not describe the gradient of an average or extremum (``core/dtensor/README.md``).
     return [out if all(op == "sum" for _, op in out.layout.partials) else out.reduce_partial() for out in outs]
 
 
@@ -345,7 +345,7 @@ def on_other_device(tensors: Sequence[Any], device: str) -> str:
 
     Args:
         tensors: tensors of the framework.
-        device: type of device; ``cpu`` is not checked, because tensors are there by default.
+        device: type of device; for ``cpu`` nothing is checked, because tensors are on the CPU by default.
     """
     for index, tensor in enumerate(tensors if device != "cpu" else ()):
         elsewhere = platform_of(tensor).differing_device(tensor, device)

@@ -20,7 +20,7 @@ _REPLICATED, _SHARDED = 0.25, 0.85
 
 
 def possible_placements(array: Any, partial: Sequence[str]) -> list[Placement]:
-    """Return every placement of an array on one axis; Partial only with reductions that its values can be split by."""
+    """Return every placement of an array on one axis; a Partial only if the values can be split into partial values."""
     shards = (Shard(dim) for dim in range(array.ndim))
     return [Replicate(), *shards, *(Partial(op) for op in partial if can_be_partial(array, op))]
 
@@ -31,14 +31,14 @@ def all_placements(ndim: int, mesh_ndim: int, *, partial: Sequence[str] = ("sum"
     Args:
         ndim: dims of the tensor.
         mesh_ndim: axes of the mesh.
-        partial: reductions of Partial; a tuple has at most one of them.
+        partial: reductions of Partial; a tuple has Partials of at most one reduction.
     """
     choices: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(ndim)), *(Partial(op) for op in partial)]
     return placement_tuples(choices, mesh_ndim)
 
 
 def placement_tuples(choices: Sequence[Placement], axes: int) -> list[tuple[Placement, ...]]:
-    """Return every tuple of these placements on ``axes`` axes that has at most one reduction of Partial."""
+    """Return every tuple of these placements on ``axes`` axes in which all Partials have the same reduction."""
     return [
         placements
         for placements in itertools.product(choices, repeat=axes)
@@ -59,7 +59,7 @@ def random_placements(
     """
     reductions = [op for op in _REDUCTIONS.get(array.dtype.kind, ()) if can_be_partial(array, op)]
     if not np.isfinite(array).all():
-        reductions = [op for op in reductions if op in {"max", "min"}]  # terms of an infinity may add up to NaN
+        reductions = [op for op in reductions if op in {"max", "min"}]  # partial sums of an infinity may give NaN
     reduction = reductions[int(rng.integers(len(reductions)))] if reductions and partial else ""
     return tuple(_random_placement(array.ndim, reduction, rng) for _ in mesh)
 

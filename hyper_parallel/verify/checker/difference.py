@@ -27,7 +27,7 @@ _LARGEST = 2.0**20
 
 
 def is_dyadic(arrays: Iterable[Any]) -> bool:
-    """Whether all values are small multiples of 1/64: sums and products of a few of them are exact."""
+    """Whether all values are small multiples of 1/64, so that sums and products of a few values are exact."""
     for array in arrays:
         if array is None or array.dtype.kind not in "fc":
             continue
@@ -39,13 +39,13 @@ def is_dyadic(arrays: Iterable[Any]) -> bool:
 
 
 def difference(actual: Any, expected: Any, allowed: Any = 0.0) -> str:
-    """Return how ``actual`` differs from ``expected``, empty if it does not. NaN equals NaN.
+    """Return a text that says how ``actual`` differs from ``expected``; empty if equal. NaN equals NaN.
 
     Args:
         actual: the array.
         expected: expected values, of the same shape and dtype.
         allowed: tolerance per element: a number, or an array of the same shape. Infinity accepts any value. For
-            integers, booleans and non-finite numbers any other tolerance counts as zero.
+            integers, booleans and non-finite numbers, every finite tolerance counts as zero.
     """
     if actual.shape != expected.shape:
         return f"has shape {list(actual.shape)}, should have {list(expected.shape)}"
@@ -77,15 +77,15 @@ def _same(actual: Any, expected: Any, allowed: Any) -> Any:
 def rounding_bound(
     expected: Any, *, eps: float = 0.0, scale: float | None = None, summed: float = 0.0, tolerance: float | None = None
 ) -> float:
-    """Return the tolerance per element of an array for sums in a different order.
+    """Return the tolerance per element for an array that was computed with sums in a different order.
 
     Args:
         expected: the array.
         eps: rounding unit of the coarsest dtype in the computation, if coarser than the array's own.
-        scale: magnitude that rounding is relative to; None takes the largest of the array, at least 1.
+        scale: magnitude to which the tolerance is relative; None takes the largest in the array, at least 1.
         summed: if the array is a sum of partial values, the largest sum of their magnitudes at one element; partial
             values that cancel leave rounding errors too.
-        tolerance: relative bound that replaces the multiple of the rounding unit.
+        tolerance: relative tolerance that replaces the default multiple of the rounding unit.
     """
     if not is_floating(expected):
         return 0.0
@@ -113,7 +113,10 @@ def coarsest_eps(arrays: Iterable[Any]) -> float:
 
 
 def is_single_precision(arrays: Iterable[Any]) -> bool:
-    """Whether an array of doubles was computed in single precision: all its values fit float32, with long fractions."""
+    """Whether an array of doubles was computed in single precision.
+
+    This is so if all its values are exact in float32, and enough of them have a fraction of many bits.
+    """
     for array in arrays:
         if array is None or array.dtype not in (np.float64, np.complex128):
             continue
@@ -132,7 +135,7 @@ def is_uninformative(outputs: Iterable[Any], *, constant: bool) -> bool:
 
     Args:
         outputs: arrays of the results.
-        constant: whether the sample intends a constant result.
+        constant: whether a constant result is intended by the sample.
     """
     arrays = [output for output in outputs if output.size]
     if constant:

@@ -1,7 +1,8 @@
-"""``check_function`` compares a function on DTensors with the plain function, for all placements.
+"""``check_function`` compares a function on DTensors with the same function on plain tensors, for all placements.
 
 Every operand gets every requested placement. Outputs and the gradient of every input are compared with the plain run on
-every rank, under random cotangents. No scale factor is applied, and a run that compared nothing does not pass.
+every rank, with random cotangents. No scale factor is applied before the comparison, and a run that compared nothing
+does not pass.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def check_function(
     """Check ``fn`` on every combination of placements of its tensor arguments, on simulated ranks.
 
     Args:
-        fn: takes as many tensors as there are ``arrays``; returns a tensor or a sequence of tensors.
+        fn: function of one tensor per array of ``arrays``; returns a tensor or a sequence of tensors.
         arrays: global values; a gradient is checked for floating ones.
         mesh_shape: sizes of the mesh's axes; the world size is their product.
         platform: ``torch`` or ``mindspore``.
@@ -93,12 +94,12 @@ def check_function(
         partial: reductions to try as Partial operands (floating operands only): sum, avg, max, min.
         limit: maximum number of combinations, chosen at random.
         seed: seed of the choice, the partial values and the cotangents.
-        tolerance: relative bound; by default 64 units in the last place of the dtype, times the magnitude of the
-            result, or of the terms where large terms cancel.
+        tolerance: relative tolerance; by default, 64 units in the last place of the dtype, relative to the magnitude of
+            the result, or of its terms if large terms cancel.
         device: device that the plain run and all ranks compute on: ``cpu``, ``cuda`` or ``npu``; see :func:`simulate`.
 
     Returns:
-        the numbers of compared outputs and gradients, the refused placements, and the differences.
+        a report with the numbers of compared outputs and gradients, the refused placements, and the differences.
 
     Raises:
         RankFailedError: ``fn`` raised an error other than a refusal of its placements, returned a plain tensor for
@@ -127,7 +128,7 @@ def check_function(
 
 
 def _merge(per_rank: Sequence[CheckReport]) -> CheckReport:
-    """Return one report: the minimum number of comparisons over ranks, and the problems of all ranks."""
+    """Return one report for all ranks: the smallest number of comparisons of a rank, and the problems of all ranks."""
     forward, backward = min(report.forward for report in per_rank), min(report.backward for report in per_rank)
     wrong = [f"rank {rank}: {line}" for rank, report in enumerate(per_rank) for line in report.wrong]
     return CheckReport(forward, backward, per_rank[0].rejected, wrong)
@@ -163,7 +164,7 @@ def _check_rank(
 
 
 class _PlainRuns:
-    """Runs a function on plain tensors of one device, for its results and the size of its rounding errors."""
+    """Runs a function on plain tensors of one device, to get its results and measure its rounding errors."""
 
     def __init__(
         self, platform: Platform, fn: Callable[..., Any], arrays: Sequence[Any], seed: int, tolerance: float | None
@@ -176,7 +177,7 @@ class _PlainRuns:
         return as_list(self.fn(*operands))
 
     def expected(self, device: str) -> Expected:
-        """Return outputs, cotangents and gradients, with the magnitudes that their rounding errors are relative to.
+        """Return outputs, cotangents and gradients, with the magnitudes to which their tolerances are relative.
 
         Raises:
             ValueError: an output is on another device, or all of them are zero or not finite.
@@ -207,23 +208,23 @@ class _PlainRuns:
         ]  # type: ignore[return-value] # two
 
     def _scales(self, expected: Sequence[Any], cotangents: Sequence[Any]) -> list[float]:
-        """Return the magnitude that rounding errors are relative to, per array.
+        """Return per array the magnitude to which its tolerance is relative.
 
         If large terms cancel, this is the magnitude of the terms instead of the result. The terms are unknown, but
         their rounding errors are measured by repeating the plain run in double precision, and with operands and
-        cotangents perturbed by one unit in the last place. Results in double precision are not perturbed: they are
-        compared as numbers of magnitude 1 or more.
+        cotangents perturbed by one unit in the last place. For results in double precision, nothing is repeated: the
+        magnitude is that of the result, but at least 1.
         """
         scales = [magnitude(array) if _is_single([array]) else math.inf for array in expected]
         perturb: list[Any] = [_in_double, *[functools.partial(_nudged, self.rng)] * _PERTURBED_RUNS]
         for change in perturb if _is_single(expected) and self.tolerance is None else ():
             results = attempt(self._run, change(self.arrays), change(cotangents))
-            if isinstance(results, Raised):  # no kernels for doubles, or outside the domain of the function
+            if isinstance(results, Raised):  # there are no kernels for doubles, or a perturbed operand is not allowed
                 scales = [math.inf] * len(expected)
                 break
             noise = map(_rounding_scale, [*results[0], *results[1]], expected)
             scales = [max(*pair) for pair in zip(scales, noise, strict=True)]
-        # Capped at the rounding of numbers around one: a discontinuous function changes by more than rounding.
+        # At most 1, or the result's magnitude: at a discontinuity, results change by more than rounding errors.
         return [min(scale, max(1.0, magnitude(array))) for scale, array in zip(scales, expected, strict=True)]
 
 
@@ -263,7 +264,7 @@ def _nudged(rng: Any, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _rounding_scale(actual: Any, expected: Any) -> float:
-    """Return the magnitude whose rounding error equals the difference; infinite if even the shape depends on values."""
+    """Return the magnitude of which one unit in the last place is the largest difference; infinite if shapes differ."""
     if not is_floating(expected):
         return 0.0
     if actual.shape != expected.shape:

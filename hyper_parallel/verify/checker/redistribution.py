@@ -27,7 +27,7 @@ __all__ = ["MESHES", "QUICK_MESHES", "RedistributionReport", "first_wrong", "lea
 MESHES = ((2,), (3,), (4,), (2, 2), (2, 3))
 QUICK_MESHES = ((2,), (3,), (2, 2))
 SHAPE = (7, 5)
-"""Global shape that no mesh divides, so that shards are uneven: five columns on four ranks are 2, 2, 1 and 0."""
+"""Global shape that no mesh divides, so that shards are uneven: of five columns, four ranks have 2, 2, 1 and 0."""
 
 PARTIAL = ("sum", "avg", "max", "min")
 
@@ -42,10 +42,11 @@ class RedistributionReport(Report):
         shape: global shape of the tensor.
         transitions: number of pairs of placements that were run.
         gradients: number of gradients that were compared.
-        refused: pairs without a plan, with the reason.
+        refused: pairs that the planner refuses, with the reason.
         wrong: pairs whose values or gradients differ, with the difference.
-        bounded: number of pairs with a known lower bound: all except those that create new partial values.
-        received: number of elements that all ranks together receive, over the pairs with a bound.
+        bounded: number of pairs for which the least number of received elements is known: all pairs except those whose
+            target has partial values that the source does not have.
+        received: number of elements that all ranks together receive, summed over these pairs.
         least: lower bound of ``received``.
         above: pairs that receive more elements than their lower bound.
         seconds: duration of the run.
@@ -85,7 +86,7 @@ class RedistributionReport(Report):
         return "\n".join([*lines, *(f"  wrong: {line}" for line in self.wrong[:5])])
 
     def json(self) -> dict[str, Any]:
-        """Return everything as a JSON object."""
+        """Return the report as a JSON object."""
         return {**vars(self), "mesh": list(self.mesh), "shape": list(self.shape), "ok": self.ok}
 
 
@@ -102,7 +103,7 @@ def verify_redistribution(
         device: device that all ranks share: ``cpu``, ``cuda`` or ``npu``.
 
     Returns:
-        the numbers of comparisons and of received elements. A redistribution that raises is reported as wrong.
+        a report with the numbers of comparisons and received elements; it lists a redistribution that raises as wrong.
     """
     report = RedistributionReport(platform, tuple(mesh), tuple(shape), device=device)
     started = time.perf_counter()
@@ -173,7 +174,7 @@ class _Redistribution:
 
 
 def _count_elements(report: RedistributionReport, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> bool:
-    """Add the received elements of one plan to the report, and return whether there is a plan."""
+    """Plan one redistribution, and add its received elements to the report; return False if the planner refuses it."""
     size = math.prod(report.mesh)
     mesh = DeviceMesh._interned("cpu", report.mesh, tuple(range(size)), _names(report.mesh), 0)  # noqa: SLF001 - no world
     before, after = (Layout.place(mesh, placements, report.shape) for placements in (source, target))
@@ -206,12 +207,13 @@ def _received(steps: Transition) -> int:
 def least_received(source: Layout, target: Layout) -> int | None:
     """Return the minimum number of elements that all ranks together must receive, counted element by element.
 
-    A rank that needs an element and does not have it receives it once. If an element is the sum of partial values, the
-    reducing ranks receive all of them except one, and then every rank that needs the result receives it, except one.
+    A rank that needs an element and does not have it receives it once. If an element is the sum of n partial values,
+    ranks receive n - 1 of them to add them up. Then every rank that needs the sum receives it, except a rank that added
+    it up.
 
     Returns:
-        None if the target has partial values that the source does not have: they can be chosen freely, so there is no
-        bound.
+        the minimum; None if the target has partial values that the source does not have, because ranks can choose these
+        without communication.
     """
     kept = _summed(target)
     if not kept <= _summed(source):
@@ -233,7 +235,7 @@ def least_received(source: Layout, target: Layout) -> int | None:
 
 
 def _summed(layout: Layout) -> set[tuple[int, str]]:
-    """Return the pending reductions; an average counts as a sum, because its factor is known on every rank."""
+    """Return the partial reductions by axis; an average counts as a sum, because its factor is known on every rank."""
     return {(axis, "sum" if op == "avg" else op) for axis, op in layout.partials}
 
 

@@ -1,7 +1,7 @@
-"""Local shards of a global array under a layout, partial values, and their reductions.
+"""Computes local shards of a global array in a layout, random partial values, and their reductions.
 
-Partial values are sampled per element and rank: numbers of both signs, and zeros of both signs. Values below a maximum
-lie on both sides of zero, and several ranks may attain the maximum. Random programs, whose leaves are printed, compute
+Partial values are random for each element and rank, with numbers and zeros of both signs. For a maximum, the smaller
+values lie on both sides of zero, and several ranks may attain the maximum. Programs that are printed compute their
 partial values by formulas instead, which add up exactly in every dtype.
 """
 
@@ -48,7 +48,7 @@ NUMBERS = {"sum": "fciu", "avg": "fc", "max": "fiu", "min": "fiu", "prod": "fciu
 
 
 def can_be_partial(array: Any, op: str) -> bool:
-    """Whether ``array`` can be split into partial values of ``op``: NaN is not an extremum, and no sum is -0."""
+    """Whether ``array`` can be split into partial values: not NaN for an extremum, and not -0 for a sum."""
     if array.dtype.kind not in NUMBERS[op]:
         return False
     if array.dtype.kind != "f":
@@ -64,7 +64,7 @@ def local_box(array: Any, layout: Layout, at: Coordinate) -> Any:
 
 
 def local_shard(array: Any, layout: Layout, seed: int | Sequence[int], *, integral: bool = False) -> Any:
-    """Return the local shard of the rank that ``layout`` belongs to; all ranks sample the same partial values."""
+    """Return the local shard of the rank that ``layout`` belongs to; equal seeds give all ranks consistent partials."""
     at = layout.mesh.coordinate
     assert at is not None
     parts = partial_values(array, partial_axes(layout), np.random.default_rng(seed), integral=integral)
@@ -86,13 +86,13 @@ def partial_axes(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def partial_coordinate(layout: Layout, at: Coordinate) -> Coordinate:
-    """Return the key of the rank at ``at`` in :func:`partial_values`: its positions along axes with partial values."""
+    """Return the key for the rank at ``at`` in the result of :func:`partial_values`: its index on each partial axis."""
     return tuple(at[axis] for axis, _ in layout.partials)
 
 
 def partial_values(array: Any, kinds: Sequence[tuple[str, int]], rng: Any, *, integral: bool) -> dict[Coordinate, Any]:
-    """Return global arrays that reduce to ``array`` axis by axis, keyed by the positions along these axes."""
-    # The gradients of several tied ranks depend on the order of axes, so ties occur on one axis only.
+    """Return global arrays whose reduction, axis by axis, is ``array``; the keys are the indices on these axes."""
+    # If ranks on several axes attain an extremum, gradients depend on the order of axes: only one axis has such ties.
     ties = len(kinds) == 1
     parts: dict[Coordinate, Any] = {(): array}
     for op, count in kinds:
@@ -109,7 +109,7 @@ def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, 
     if op in {"sum", "avg"}:
         noise = [_noise(array, rng, integral=integral) for _ in range(count - 1)]
         total = array * count if op == "avg" else array
-        # The first array has no negative zero, so no sum is a negative zero.
+        # A sum is -0 only if all terms are; the first array has no -0.
         first = np.asarray(total - sum(noise, np.zeros_like(array)) + 0).astype(array.dtype)
         return [first, *(_signed_zeros(part, rng) for part in noise)]
     if op in {"max", "min"}:
@@ -121,7 +121,7 @@ def split_partial(array: Any, op: str, count: int, rng: Any, *, integral: bool, 
                 reduce(np.multiply, factors, array), *factors]  # fmt: skip
     other = rng.integers(0, 2, (count, *array.shape)).astype(bool)
     winner = np.asarray(rng.integers(0, count, array.shape)) == np.arange(count).reshape(-1, *(1 for _ in array.shape))
-    # For `all`, at least one rank has False where the value is False; for `any`, one has True where it is True.
+    # For `all`, at least one rank has False where the result is False; for `any`, one has True where it is True.
     return list((array | (other & ~winner)) if op == "all" else (array & (other | winner)))
 
 
@@ -129,7 +129,7 @@ def _noise(array: Any, rng: Any, *, integral: bool) -> Any:
     if integral or array.dtype.kind not in "fc":
         return rng.integers(-4, 5, array.shape).astype(array.dtype)
     finite = np.where(np.isfinite(array), np.abs(array), 0.0)
-    scale = min(1.0, float(finite.max(initial=0.0)) or 1.0) + finite  # small numbers must not be lost to rounding
+    scale = min(1.0, float(finite.max(initial=0.0)) or 1.0) + finite  # large noise would round small numbers away
     return np.asarray(rng.standard_normal(array.shape) * scale).astype(array.dtype)
 
 
@@ -140,7 +140,7 @@ def _signed_zeros(array: Any, rng: Any) -> Any:
 
 
 def _extremes(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties: bool) -> list[Any]:
-    """Return arrays of which one attains the extremum; the others miss it by up to eight units, or tie (integers)."""
+    """Return arrays one of which attains the extremum at each element; with integers, others may attain it too."""
     winner = rng.integers(0, count, array.shape)
     parts = []
     for rank in range(count):
@@ -152,7 +152,7 @@ def _extremes(array: Any, op: str, count: int, rng: Any, *, integral: bool, ties
 
 
 def reduction_groups(layout: Layout, axes: Sequence[int]) -> list[tuple[Coordinate, list[int]]]:
-    """Return the groups of ranks that differ only along ``axes``: first coordinate, and all rank numbers, row-major."""
+    """Return the groups of ranks that differ only along ``axes``, each as its first coordinate and its rank numbers."""
     by_rest: dict[Coordinate, tuple[Coordinate, list[int]]] = {}
     for number, at in enumerate(coordinates(layout.mesh)):
         rest = tuple(step for axis, step in enumerate(at) if axis not in axes)
@@ -192,7 +192,7 @@ def extremum_gradients(gradient: Any, layout: Layout, shards: Sequence[Any]) -> 
 
 
 def printable_shard(array: Any, layout: Layout, coordinate: Sequence[int], *, integral: bool) -> Any:
-    """Return the local shard of the rank at ``coordinate``, with partial values by formulas.
+    """Return the local shard of the rank at ``coordinate``; partial values are computed by formulas.
 
     Args:
         array: the global values.
@@ -206,7 +206,7 @@ def printable_shard(array: Any, layout: Layout, coordinate: Sequence[int], *, in
 
 
 def _printable_part(array: Any, op: str, count: int, step: int, *, integral: bool) -> Any:
-    """Return the partial value of rank ``step`` of ``count``; all of them reduce to ``array``."""
+    """Return the partial value of rank ``step`` of ``count``; the reduction of all ranks' values is ``array``."""
     places = np.arange(array.size).reshape(array.shape)
     if op in {"any", "all"}:
         mine = (places + step) % count == 0

@@ -1,1 +1,1 @@
-"""The operator verifier: checks every rule on every sample in every placement, forward and backward."""
+"""The operator verifier: checks every operator's rule on sample calls in all placements, forward and backward."""

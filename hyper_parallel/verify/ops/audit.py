@@ -1,4 +1,4 @@
-"""Audit of another library's distributed tensors: counts of checks, findings, and programs that reproduce them."""
+"""Results of an audit of another library's distributed tensors: counts, findings, and programs that reproduce them."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class AuditFinding:
         kind: ``crash``, ``wrong`` or ``plain``.
         text: sample, sizes, world, placements, and what went wrong.
         world: number of ranks.
-        error: name of the exception that a program which reproduces the failure ends with.
-        programs: candidate programs: the call alone, then the call after each earlier call, whose cached results may be
-            the cause.
+        error: name of the exception with which a program ends if it reproduces the failure.
+        programs: candidate programs: the call alone, then the call after each earlier call, because the failure may be
+            caused by what the library cached in an earlier call.
         program: the shortest candidate, or the one that reproduced the failure.
         printed: what that program printed on real processes; empty if none failed.
     """
@@ -85,7 +85,7 @@ class OperatorAudit:
 
     Attributes:
         op: canonical name.
-        spellings: number of samples by public function that was called.
+        spellings: number of samples per public function that was called.
         counts: number of tuples of placements by outcome, see :data:`OUTCOMES`.
         backward: number of correct tuples of placements whose gradients were compared too.
         findings: the first failure of each kind, in outputs and in gradients.
@@ -114,7 +114,7 @@ class OperatorAudit:
         return self.outcome in {"ok", "rejects", "exempt"}
 
     def text(self) -> str:
-        """Return one line, and for each finding a paragraph with a program."""
+        """Return one line for the operator, and for each finding a paragraph with a program."""
         counts = (
             ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items())) or self.exempt or "no check"
         )
@@ -148,7 +148,7 @@ class OperatorAudit:
 
 
 def confirm(target: str, audits: Sequence[OperatorAudit]) -> None:
-    """Run the programs of every finding on real processes, and keep the first one that fails as expected."""
+    """Run the programs of every finding on real processes, and keep the first program that fails as expected."""
     findings = [finding for audit in audits for finding in audit.findings if finding.programs]
     shares = [findings[start::_CONFIRMERS] for start in range(_CONFIRMERS)]
     with ThreadPoolExecutor(_CONFIRMERS) as pool:

@@ -43,7 +43,7 @@ __all__ = ["audit_operator"]
 _CHOICES = 2  # choices of sizes per sample
 _MOST = 24  # tuples of placements per sample, choice of sizes and world
 _MAX_FAILURES = 20  # maximum number of failed runs per operator and world: each ends its ranks
-_EARLIER = 100  # number of earlier calls of the operator whose cached results may be the cause
+_EARLIER = 100  # maximum number of earlier calls that are tried as the cause, because the library caches per call
 _TIMEOUT = 300.0
 _MISMATCH = f"{CollectiveMismatchError.__module__}.{CollectiveMismatchError.__qualname__}"
 _REFUSALS = (
@@ -69,7 +69,7 @@ class _Job:
         case: the sample with its values and reference.
         run: the public call, as a function of the sample's arguments.
         places: one placement per operand.
-        growth: error of the results when the operands are rounded, in units of the results' own rounding error.
+        growth: change of the results when the operands are rounded, in units of the results' rounding; at least 1.
     """
 
     case: Case
@@ -78,7 +78,7 @@ class _Job:
     growth: float
 
     def call(self, operands: Sequence[Any]) -> list[Any]:
-        """Call with ``operands`` in place of the sample's."""
+        """Call the operator with ``operands`` in place of the sample's operands."""
         return self.run(*self.case.filled.with_operands(operands))
 
     def checker(self, world: int, tensors: Any = None) -> PlacementChecker:
@@ -147,7 +147,7 @@ class _PublicSweep(Sweep):
         return self.writer.Draws(*seed)
 
     def public_case(self, number: int, sizes: dict[str, int], skipped: list[str], *, integral: bool) -> Case | None:
-        """Return a sample with values and reference; None and the reason if it has no reference.
+        """Return a sample with values and reference; None if it has no reference, with the reason in ``skipped``.
 
         Values are small integers, so that results are exact, if ``integral`` is set and the sample supports them;
         otherwise they are real numbers.
@@ -215,7 +215,7 @@ class _Auditor:
         return self.audit
 
     def _cases(self, world: int) -> Iterator[tuple[Case, Run, float]]:
-        """Yield every sample with its public call and the growth of rounding errors in it."""
+        """Yield every sample with its public call, and the factor by which the call amplifies rounding of operands."""
         spellings, skipped = Counter[str](), Counter[str]()
         for number, sample in enumerate(self.sweep.samples):
             if sample.random:
@@ -235,7 +235,7 @@ class _Auditor:
         self.audit.spellings, self.audit.skipped = spellings, self.audit.skipped | skipped
 
     def _growth(self, case: Case, run: Run) -> float:
-        """Measure the error of results and gradients due to rounded operands, in units of their own rounding, >= 1."""
+        """Measure how far results and gradients change if operands are rounded, in units of ``eps``; at least 1."""
         reference, growth = case.reference, 1.0
         if not reference.eps:
             return growth
@@ -250,7 +250,7 @@ class _Auditor:
         return growth
 
     def _check(self, jobs: Sequence[_Job], world: int) -> None:
-        """Check all jobs; if a world fails, a new world continues after the job that failed."""
+        """Check all jobs; if a job ends its ranks, new ranks continue with the next job."""
         ranks = World(self.sweep.platform.platform_type, world, _TIMEOUT)
         results = run_batch(ranks, _prepare, (self.peer,), jobs, _MAX_FAILURES)
         if len(results) < len(jobs):
@@ -293,12 +293,12 @@ class _Auditor:
 
 
 def _halves(world: int) -> bool:
-    """Whether division by ``world`` is exact: the target may divide a replicated tensor into terms of a pending sum."""
+    """Whether division by ``world`` is exact; the target may divide a replicated tensor to make it a pending sum."""
     return world.bit_count() == 1
 
 
 def _rounded(array: Any, sign: float) -> Any:
-    """Perturb floating-point numbers by the rounding error of a pending sum's terms, half of them up and half down."""
+    """Perturb floating-point numbers as rounding in a pending sum may, alternately up and down."""
     if array.dtype.kind != "f" or not array.size:
         return array
     largest = np.abs(array[np.isfinite(array)]).max(initial=0.0)
@@ -317,7 +317,7 @@ def _distance(actual: Any, expected: Any) -> float:
 
 
 def _failure(failed: Failed) -> _Outcome:
-    """Return the outcome of a check in which ranks diverged: the error of a rank that failed while others continued."""
+    """Return the outcome of a check that ended its ranks: the error of a rank that failed alone, or the cause."""
     for outcome in failed.results:
         if outcome.error:
             text = f"rank {outcome.rank} alone raises {outcome.text}; the others wait for it"
@@ -332,7 +332,7 @@ def _badness(outcome: _Outcome) -> int:
 
 
 def _tuples(arrays: Sequence[Any], seed: int) -> Iterator[Places]:
-    """Yield all placements of all operands; a random choice if there are too many."""
+    """Yield all tuples of placements, one placement per operand; a random choice if there are too many."""
     options = [possible_placements(array, ("sum",) if array.dtype.kind in "fc" else ()) for array in arrays]
     tuples = list(itertools.islice(itertools.product(*options), 20000))
     if len(tuples) > _MOST:
@@ -419,6 +419,6 @@ class _PeerTensors(DistributedTensors):
         return self.peer.whole(leaf.grad)
 
     def expected_gradient(self, gradient: Any, operand: Operand) -> Any:
-        """Return the gradient of one device, since those of ranks are gathered."""
+        """Return the gradient of one device, because the ranks' gradients are gathered before the comparison."""
         del operand
         return gradient

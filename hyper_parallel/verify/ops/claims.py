@@ -1,4 +1,7 @@
-"""Placements that a rule claims for one call on one mesh: all rows, and on several axes all combinations of rows."""
+"""Claims of a rule: operand placements for which it says that one call on one mesh needs no communication.
+
+On one axis, each row of the rule is a claim; on several axes, each combination of rows.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class SampleCall:
     filled: FilledSample
 
     def with_layouts(self, layouts: Sequence[Layout], mesh: DeviceMesh) -> OpCall:
-        """Return the call with operands in ``layouts``, as a rank of ``mesh`` sees it."""
+        """Return the call with operands in ``layouts``, for the rank that ``mesh`` belongs to."""
         operands = tuple(
             Operand(operand.name, layout, operand.dtype, operand.floating)
             for operand, layout in zip(self.call.operands, layouts, strict=True)
@@ -68,7 +71,7 @@ class Claim:
     Attributes:
         rows: a row per axis.
         choice: layouts of operands and outputs, and the mesh axes over which gradients of operands are summed.
-        strategies: the rule's result, which has the rows.
+        strategies: the return value of the rule, with the rows.
     """
 
     rows: tuple[Row, ...]
@@ -82,7 +85,7 @@ class Claim:
 
 
 def mesh_of(shape: Sequence[int]) -> DeviceMesh:
-    """Return a mesh for planning, from the perspective of rank 0."""
+    """Return a mesh for planning, as rank 0 has it."""
     count = 1
     for size in shape:
         count *= size
@@ -97,7 +100,7 @@ def bind_sample(
     """Bind the arguments of a sample to the parameters of its rule.
 
     Raises:
-        TypeError: the sample does not fit the rule's signature.
+        TypeError: the sample's arguments do not match the rule's signature.
     """
     signature: Binder = binder(rule.signature)
     bound = signature.bind(filled.args, filled.kwargs)
@@ -150,9 +153,9 @@ def case_strategies(
 
 
 def with_known_outputs(strategies: Strategies, case: Case) -> Strategies:
-    """Return ``strategies``; if the number of outputs depends on values, take the outputs of the reference.
+    """Return ``strategies``; if the number or sizes of outputs depend on values, with the outputs of the reference.
 
-    Such outputs are all replicated.
+    The rule of such an operator replicates all its outputs.
     """
     if not strategies.open:
         return strategies
@@ -169,7 +172,7 @@ def fits_values(row: Row, filled: FilledSample) -> bool:
 
 
 def reductions_commute(picked: Sequence[Row]) -> bool:
-    """Whether the order of axes is irrelevant; it is relevant if a layout has reductions of different kinds."""
+    """Whether reductions may run in any order of axes: each operand or output must have reductions of one kind."""
     placements_per_tensor = [
         placements
         for side in ("inputs", "outputs")
@@ -191,7 +194,7 @@ def _orders(picked: Sequence[Row]) -> Iterator[tuple[int, ...]]:
 
 
 def with_operands(args: dict[str, Any], operands: Sequence[Any]) -> dict[str, Any]:
-    """Return bound arguments with operands in place of references."""
+    """Return bound arguments with operands in place of each ``Ref``."""
 
     def operand_of(value: Any) -> Any:
         return operands[value.index] if isinstance(value, Ref) else value
@@ -200,7 +203,7 @@ def with_operands(args: dict[str, Any], operands: Sequence[Any]) -> dict[str, An
 
 
 def row_text(row: Row) -> str:
-    """Return the row as reports write it."""
+    """Return the row as text for reports."""
     outputs = row.outputs[:1] if len(set(row.outputs)) == 1 else row.outputs
     return f"{', '.join(map(str, row.inputs))} -> {', '.join(map(str, outputs))}"
 

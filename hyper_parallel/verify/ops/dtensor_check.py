@@ -1,4 +1,4 @@
-"""Checks placements of a filled sample on DTensors in the simulated cluster (the public path)."""
+"""Checks a sample call in many placements on DTensors, on simulated ranks (the public path)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class DTensorJob:
-    """One filled sample on one mesh.
+    """A sample with values, to be checked on one mesh.
 
     Attributes:
         platform: name of the framework.
         op: canonical name, or a user's function.
-        sample: the sample as it is declared.
-        filled: its values.
+        sample: the sample as declared.
+        filled: the sample's arguments with values.
         expected: results of the reference.
         mesh: shape of the mesh.
         seed: seed of the partial values.
@@ -72,7 +72,7 @@ class DTensorResult:
 
 
 def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Callable[..., list[Any]]:
-    """Return the operator as a function of a filled sample's arguments, plain or distributed."""
+    """Return the operator as a function of a sample's arguments, on plain tensors or DTensors."""
     if isinstance(op, UserOperator):
         function = resolve(platform.platform_type, op)
         return lambda args, kwargs: as_list(function(*args, **kwargs))
@@ -93,12 +93,13 @@ def operator(platform: Platform, op: str | UserOperator, sample: Sample) -> Call
 
 
 def check_on_dtensors(job: DTensorJob, places: Sequence[Places], max_failures: list[int]) -> list[DTensorResult]:
-    """Check every tuple of placements; the remaining ones are abandoned after too many failures.
+    """Check every tuple of placements; after too many failures, the remaining tuples are abandoned.
 
     Args:
         job: the sample and mesh to check.
         places: the placements of every operand, per check.
-        max_failures: number of worlds that may fail; each failure costs a new set of ranks.
+        max_failures: list of one number: how many checks may still end their ranks, each of which costs a new set of
+            ranks; it is decremented here.
     """
     world = World(job.platform, math.prod(job.mesh), _TIMEOUT, job.device, in_step=False)
     done = run_batch(world, _prepare, (job,), list(enumerate(places)), max_failures[0])

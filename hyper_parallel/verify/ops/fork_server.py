@@ -1,11 +1,11 @@
 """Fork server: imports the framework once and forks a worker per task, so that a crash affects only one operator.
 
-``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes its
-events as lines of JSON to file descriptor FD. It never runs an operator itself: forking afterwards hangs MindSpore.
-A MindSpore worker on an Ascend device is a fresh interpreter, like its ranks on that device (``cluster.py``).
+``python -m hyper_parallel.verify.ops.fork_server torch FD`` reads tasks as lines of JSON from stdin and writes events
+as lines of JSON to file descriptor FD. The server never runs an operator itself, because forking afterwards hangs
+MindSpore. On Ascend devices, a MindSpore worker is not forked but a fresh interpreter, as MindSpore's ranks are there.
 
-``transport/simulated/rank_pool.py`` uses the fork server of multiprocessing instead. That one does not fit here: a
-worker starts ranks of its own, which a daemonic process must not do, and the parent reads the worker's stderr for the
+``transport/simulated/rank_pool.py`` uses the fork server of multiprocessing instead. It is unsuitable here: a worker
+starts ranks as child processes, which a daemonic process must not do, and the parent needs the worker's stderr for the
 traceback.
 """
 
@@ -26,8 +26,8 @@ from hyper_parallel.transport.real.cluster import meets_in_cluster
 
 __all__ = ["main"]
 
-_SHOWN = 2000  # characters of a worker's stderr
-_MOST_OPERATORS = 100  # in a user's file
+_SHOWN = 2000  # maximum number of characters of a worker's stderr that are reported
+_MOST_OPERATORS = 100  # assumed number of operators in a user's file
 _THIS = "hyper_parallel.verify.ops.fork_server"
 # PyTorch imports it at the first elementwise call on meta tensors, which takes a second in each worker.
 _PRELOAD = {"torch": ["torch._dynamo"]}
@@ -78,12 +78,12 @@ def _run_in_worker(task: dict[str, Any], out: int, run: Any) -> str:
 
 
 def _operators(task: dict[str, Any]) -> int:
-    """Return the number of operators of a task, for its time limit; the worker also limits each operator."""
+    """Return the number of operators of a task, for its time limit; the worker also limits the time per operator."""
     return _MOST_OPERATORS if task["ops"] == ["*"] else len(task["ops"]) + 1
 
 
 def _read_stderr(child: int, stderr: int, seconds: float) -> tuple[str, bool]:
-    """Read the stderr of a worker until it is closed; return it, and whether the worker was killed at its limit."""
+    """Read a worker's stderr until it is closed; return the text, and whether the worker exceeded its time limit."""
     deadline, text = time.monotonic() + seconds, b""
     while True:
         left = deadline - time.monotonic()

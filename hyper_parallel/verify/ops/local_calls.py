@@ -1,9 +1,9 @@
-"""Caches the local calls of one filled sample: each is computed once.
+"""Caches the local calls of one sample with values, so that equal local calls are computed once.
 
-Ranks with the same local shards, the same local call and the same cotangents compute the same result. This happens with
-operands that are replicated on two axes, with the same shard on meshes of several shapes, and with the same rows in
-another order of axes. Equal shards are recognized by name (operand, box, split), never by their values: shards that
-could differ are never treated as equal.
+Ranks with the same local shards, the same local call and the same cotangents compute the same result. Examples are
+ranks along an axis on which all operands are replicated, equal shards on meshes of different shapes, and equal rows on
+different axes. Equal shards are recognized by a key (operand, index range, random split into partial values), never by
+their values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["CallCache", "ComputedCall", "LocalShard", "name_of"]
 class LocalShard:
     """The local shard of one rank: an array, converted to a tensor on first use.
 
-    Shards are compared by identity: :class:`CallCache` makes one per name.
+    Shards are compared by identity: :class:`CallCache` makes one object per key.
     """
 
     __slots__ = ("_tensor", "array")
@@ -61,11 +61,11 @@ class ComputedCall:
     """One local call: its arguments, and its results once it has been computed.
 
     Attributes:
-        shards: per operand.
-        local: differences between the local call and the caller's call.
-        cotangents: per output, None where it has none.
-        outs: arrays; None until the call is computed.
-        grads: per operand, None where it has none.
+        shards: local shard per operand.
+        local: differences between the local call and the caller's call; None if there are none.
+        cotangents: cotangent per output; None for an output without one.
+        outs: outputs as arrays; None until the call is computed.
+        grads: gradient per operand; None for an operand without one.
     """
 
     __slots__ = ("cotangents", "grads", "local", "outs", "shards")
@@ -100,7 +100,7 @@ class CallCache:
     # -- local shards ------------------------------------------------------------------------------------------------
 
     def operand(self, index: int, layout: Layout, split: int) -> list[LocalShard]:
-        """Return operand ``index`` on all ranks; ``split`` numbers the random splits into partial values."""
+        """Return the shards of operand ``index`` on all ranks; ``split`` selects a random split into partial values."""
         kinds = partial_axes(layout)
         key = ("operand", index, layout, split if kinds else 0)
         shards = self._shards_by_layout.get(key)
@@ -113,15 +113,15 @@ class CallCache:
         return shards
 
     def expected_output(self, index: int, layout: Layout) -> list[LocalShard]:
-        """Return the expected output ``index`` on all ranks, after reductions."""
+        """Return the shards of the expected output ``index`` on all ranks, after reductions."""
         return self._plain_shards("output", index, self.reference.outputs[index], layout)
 
     def cotangent(self, index: int, layout: Layout) -> list[LocalShard]:
-        """Return the cotangent of output ``index`` on all ranks, in the dual layout."""
+        """Return the shards of the cotangent of output ``index`` on all ranks, in the dual layout."""
         return self._plain_shards("cotangent", index, self.reference.cotangents[index], layout, average_divisor(layout))
 
     def expected_gradient(self, index: int, layout: Layout, split: int) -> list[LocalShard]:
-        """Return the expected gradient of operand ``index`` on all ranks."""
+        """Return the shards of the expected gradient of operand ``index`` on all ranks."""
         gradient = self.reference.grads[index]
         if not any(op in EXTREMA for _, op in layout.partials):
             return self._plain_shards("gradient", index, gradient, layout, average_divisor(layout))
@@ -142,7 +142,7 @@ class CallCache:
         return shards
 
     def _cut(self, name: tuple[Hashable, ...], parts: dict[tuple[int, ...], Any], layout: Layout) -> list[LocalShard]:
-        """Return the local shards of all ranks; shards with the same name, partial value and box are one object."""
+        """Return the local shards of all ranks; shards with the same ``name``, partial value and box are one object."""
         shards = []
         for at, box in self._rank_boxes(dual(layout)):
             steps = partial_coordinate(layout, at)
@@ -159,7 +159,7 @@ class CallCache:
         return [tuple([stop - start for start, stop in box]) for _, box in self._rank_boxes(dual(layout))]
 
     def _rank_boxes(self, layout: Layout) -> list[tuple[tuple[int, ...], Box]]:
-        """Return coordinate and box of every rank."""
+        """Return the coordinate of every rank and the box (index ranges) of its shard."""
         boxes = self._boxes.get(layout)
         if boxes is None:
             boxes = self._boxes[layout] = [(at, layout.box_at(at)) for at in coordinates(layout.mesh)]
@@ -179,7 +179,7 @@ class CallCache:
     def call(
         self, shards: tuple[LocalShard, ...], local: LocalCall | None, cotangents: tuple[LocalShard | None, ...]
     ) -> ComputedCall:
-        """Return the cached call with these arguments; always a new one if the local call has no name."""
+        """Return the cached call with these arguments; a new one if :func:`name_of` has no key for the local call."""
         try:
             key = (shards, cotangents, None if local is None else name_of((local.args, local.run)))
         except TypeError:
@@ -190,7 +190,7 @@ class CallCache:
         return call
 
     def compute(self, calls: Sequence[ComputedCall], caller: Caller, set_late_cotangents: Callable[[], None]) -> None:
-        """Compute ``calls`` in one differentiation.
+        """Compute ``calls`` in one forward and one backward.
 
         Args:
             calls: calls that have not been computed.
@@ -293,10 +293,10 @@ def _summed_magnitude(parts: Sequence[Any], kinds: Sequence[tuple[str, int]]) ->
 
 
 def name_of(value: Any) -> Hashable:
-    """Return a name that only equal values share; it includes types, and for functions their code and closure.
+    """Return a key that different values never share; it includes types, and for functions their code and closure.
 
     Raises:
-        TypeError: ``value`` has no such name.
+        TypeError: there is no such key for ``value``.
     """
     if isinstance(value, (list, tuple)):
         return (type(value), *map(name_of, value))

@@ -1,8 +1,8 @@
 """Checks claimed placements on plain tensors in one process.
 
 Operands are sliced from the global values, the local call of the plan runs once per rank, and outputs and gradients are
-reassembled. Nothing communicates, so no collective can hide an error. Many checks share one backward pass, and ranks
-with the same computation share its result.
+compared with the shards of the global results. Nothing communicates, so no collective can hide an error. Many checks
+share one backward pass, and ranks with the same computation share its result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalChecker", "LocalResult", "unclaimed_rows"]
 
-_MOST_INPUTS = 80  # tuples of placements per sample and mesh
+_MOST_INPUTS = 80  # maximum number of tuples of placements per sample and mesh
 
 
 @dataclass
@@ -63,8 +63,8 @@ class _ReductionGroups:
     """Groups of ranks whose partial values are reduced together.
 
     Attributes:
-        kinds: reductions with their numbers of ranks.
-        groups: coordinate of the first rank, and all ranks, per group.
+        kinds: reductions, each with its number of ranks.
+        groups: per group, the coordinate of the first rank, and all ranks.
     """
 
     kinds: tuple[tuple[str, int], ...]
@@ -89,18 +89,18 @@ class _ClaimRun:
 
     @cached_property
     def differentiable(self) -> bool:
-        """False with a reduction by product, `all` or `any`, which have no gradient."""
+        """False if a layout has a reduction by product, `all` or `any`, which have no gradient."""
         return not any(op in UNDIFFERENTIATED for layout in self.layouts for _, op in layout.partials)
 
     @cached_property
     def rounds(self) -> bool:
-        """Whether there is an average over a number of ranks that is not a power of two."""
+        """Whether a layout has an average over a number of ranks that is not a power of two, which rounds."""
         return any(op == "avg" and layout.mesh.shape[axis] not in (1, 2, 4)
                    for layout in self.layouts for axis, op in layout.partials)  # fmt: skip
 
     @cached_property
     def late_outputs(self) -> list[int]:
-        """Outputs whose cotangents depend on which ranks attain the extremum."""
+        """Outputs that are a partial maximum or minimum: their cotangents depend on which ranks attain it."""
         return [
             index
             for index, layout in enumerate(self.claim.choice.outputs)
@@ -109,12 +109,12 @@ class _ClaimRun:
 
 
 class LocalChecker:
-    """Checks the claims of one filled sample on one mesh; the checks share shards, local calls and backward passes.
+    """Checks the claims of one sample with values on one mesh; checks share shards, local calls and backward passes.
 
     Args:
-        sample: as declared.
+        sample: the sample as declared.
         calls: local calls of the sample on all meshes.
-        mesh: the mesh from the perspective of rank 0.
+        mesh: the mesh, as rank 0 has it.
     """
 
     def __init__(self, sample: Sample, calls: CallCache, mesh: DeviceMesh) -> None:
@@ -130,7 +130,7 @@ class LocalChecker:
         self._rank_layouts: dict[tuple[Layout, int], Layout] = {}
 
     def run(self, claims: Sequence[Claim], split: int = 0) -> list[LocalResult]:
-        """Check all ``claims`` in one backward pass; one by one if that fails.
+        """Check all ``claims`` in one backward pass; if it raises an error, check them one by one.
 
         Args:
             claims: placements to check.
@@ -222,7 +222,7 @@ class LocalChecker:
         return self.calls.cotangent(index, layout)
 
     def _set_late_cotangents(self, runs: Sequence[_ClaimRun]) -> None:
-        """Split a cotangent among the ranks that attain the extremum."""
+        """Divide the cotangent of a partial maximum or minimum equally among the ranks that attain it."""
         for run in runs:
             for index in run.late_outputs:
                 cotangent, layout = self.reference.cotangents[index], run.claim.choice.outputs[index]
@@ -284,7 +284,7 @@ class LocalChecker:
     def _gradient_problems(self, index: int, run: _ClaimRun, split: int) -> list[str]:
         layout, varying = run.claim.choice.targets[index], run.claim.choice.varying[index]
         expected = self.calls.expected_gradient(index, layout, split)
-        # In a tie of three ranks each gets a third of the gradient, which rounds.
+        # If three ranks attain an extremum, each gets a third of the gradient, which rounds.
         exact = self.reference.exact and not run.rounds and not any(op in EXTREMA for _, op in layout.partials)
         groups = self._reduction_groups(layout, tuple((axis, "sum") for axis in varying))
         for at, ranks in groups.groups:
@@ -299,9 +299,10 @@ class LocalChecker:
 
 
 def unclaimed_rows(checker: LocalChecker, sample_call: SampleCall, strategies: Strategies) -> Iterator[Row]:
-    """Yield rows that the rule does not claim but that are valid on this sample without an adapter, with gradients.
+    """Yield rows that the rule lacks, but that give correct outputs and gradients on this sample.
 
-    Only one axis and the first 80 tuples of placements are searched.
+    Only rows that need no changed local call are found. Only one axis and the first 80 tuples of placements are
+    searched.
     """
     known = {row.inputs for row in strategies.rows}
     options = [possible_placements(array, PARTIAL_OPS) for array in checker.filled.arrays]
@@ -316,7 +317,7 @@ def unclaimed_rows(checker: LocalChecker, sample_call: SampleCall, strategies: S
 def _true_row(
     checker: LocalChecker, sample_call: SampleCall, strategies: Strategies, inputs: Sequence[Placement]
 ) -> Row | None:
-    """Return a valid row with these ``inputs``. Candidates share local calls; gradients are checked if outputs pass."""
+    """Return a valid row with these ``inputs``, or None; gradients are checked for candidates with correct outputs."""
     candidates = []
     for outputs in _output_candidates(checker):
         row = Row(tuple(inputs), outputs)
@@ -339,7 +340,7 @@ def _true_row(
 
 
 def _output_candidates(checker: LocalChecker) -> Iterator[tuple[Placement, ...]]:
-    """Yield each placement that all outputs can have, the same one for all of them."""
+    """Yield candidates for the placements of the outputs: the same placement for all outputs."""
     outputs = checker.reference.outputs
     for placement in possible_placements(outputs[0], PARTIAL_OPS):
         if all(not isinstance(placement, Shard) or placement.dim < output.ndim for output in outputs):

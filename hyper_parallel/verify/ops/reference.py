@@ -36,7 +36,7 @@ SEED = 20
 
 
 class Caller:
-    """Runs the canonical operator on plain tensors like the dispatcher, with the local call of a plan.
+    """Runs the canonical operator on plain tensors as the dispatcher does, with the local call of a plan.
 
     Args:
         platform: the framework.
@@ -71,11 +71,11 @@ class Reference:
     """Results and gradients of a sample on one device.
 
     Attributes:
-        sample_call: the call on a mesh of one rank, None for a function without a rule.
+        sample_call: the call on a mesh of one rank; None for a function without a rule.
         tensors: operands as tensors.
-        outputs: results, as arrays.
-        cotangents: per output, None where it has none.
-        grads: gradient per operand, None where it has none.
+        outputs: results as arrays.
+        cotangents: cotangent per output; None for an output without one.
+        grads: gradient per operand; None for an operand without one.
         exact: whether the operator makes no rounding error on these values.
         eps: rounding unit of the coarsest dtype among operands and results.
     """
@@ -96,15 +96,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class Case:
-    """A filled sample with its reference.
+    """A sample with values and the results of one device.
 
     Attributes:
         number: number of the sample among those of its operator.
-        sample: as declared.
-        filled: its values.
+        sample: the sample as declared.
+        filled: the sample's arguments with values.
         reference: results and gradients of one device.
         seed: seed of the values.
-        first: whether these are the first sizes of the sample.
+        first: whether this is the first choice of sizes for the sample.
     """
 
     number: int
@@ -116,7 +116,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """The name of the case in reports."""
         return f"sample {self.number}"
 
 
@@ -135,7 +135,7 @@ def rule_reference(platform: Platform, rule: Rule, sample: Sample, filled: Fille
 
 
 def function_reference(platform: Platform, run: Callable[..., list[Any]], filled: FilledSample, rng: Any) -> Reference:
-    """Run a function of filled arguments, which has no rule, on one device."""
+    """Run a function that has no rule on the sample's values, on one device."""
     tensors = [platform.from_numpy(array) for array in filled.arrays]
 
     return _differentiated(platform, lambda *leaves: run(*filled.with_operands(leaves)), filled, rng, None, tensors)
@@ -177,7 +177,7 @@ def _random_local_call(sample_call: SampleCall) -> LocalCall | None:
 
 
 def random_cotangents(outputs: Sequence[Any], rng: Any, *, integral: bool) -> list[Any]:
-    """Return a random cotangent per floating output, None for the others."""
+    """Return a random cotangent per floating output, and None for each of the others."""
     cotangents: list[Any] = []
     for output in outputs:
         if output.dtype.kind not in "fc":

@@ -1,4 +1,4 @@
-"""Reports of a sweep: one per operator, and a summary of all operators."""
+"""Reports of a sweep (a check of many operators): one report per operator, and a summary."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class FailedCheck:
     """One failed check.
 
     Attributes:
-        where: ``rule`` for plain tensors per rank, ``public`` for DTensors in the simulated cluster.
+        where: ``rule`` for local calls on plain tensors, ``public`` for DTensors on simulated ranks.
         sample: number of the sample, and its arguments.
-        sizes: sizes of the sample's letters.
-        mesh: shape.
+        sizes: sizes of the letters in the sample's shapes.
+        mesh: shape of the mesh.
         places: placements of the operands.
         problem: the difference, or the error.
         reproducer: a program that reproduces the failure.
@@ -50,30 +50,30 @@ class FailedCheck:
 
 @dataclass
 class OperatorReport:
-    """One operator on one framework.
+    """The checks of one operator on one framework.
 
     Attributes:
         op: canonical name, or the name of a user's function.
         platform: the framework.
-        checks: checks that were executed and compared: one operator, one sample with one choice of sizes, one tuple
-            of placements, one mesh.
+        checks: number of checks that were executed and compared. One check has one sample with one choice of sizes, one
+            tuple of placements and one mesh.
         backward: number of checks that compared gradients.
         public: number of checks that ran on DTensors.
-        rows: rows that ran on DTensors, counted once per mesh.
-        unshown: rows that no sample could exercise on DTensors, by mesh.
+        rows: number of rows that ran on DTensors, counted once per mesh.
+        unshown: rows that did not run on DTensors because no sample meets their conditions, with the mesh.
         rule: signature and module of the rule; empty for a user's operator.
-        by_mesh: checks per mesh.
-        by_sample: checks per sample.
-        by_placement: checks on meshes of one axis, per placements of inputs and outputs.
-        features: checks per property: uneven shards, empty shards, several axes, Partial.
-        offers: columns of the coverage matrix that placements of this operator can have.
-        ok: checks that passed.
-        rejected: refusals by message.
+        by_mesh: number of checks per mesh.
+        by_sample: number of checks per sample.
+        by_placement: number of checks on meshes of one axis, per placements of inputs and outputs.
+        features: number of checks per property: uneven shards, empty shards, several axes, Partial.
+        offers: columns of the coverage matrix that checks of this operator can cover.
+        ok: number of checks that passed.
+        rejected: number of refusals by message.
         wrong: checks with wrong values.
         crash: checks that raised an error other than a refusal, or killed the process.
         unexercised: claimed rows that no check reached, or the reason why nothing was checked.
         missing: valid placements that are not claimed.
-        skipped: samples that were not checked, by reason.
+        skipped: number of samples that were not checked, by reason.
         absent: whether the framework has no implementation of the operator.
         exempt: the reason why the operator cannot have samples.
         seconds: time spent.
@@ -122,7 +122,7 @@ class OperatorReport:
         return self.outcome in {"ok", "absent", "exempt"}
 
     def merge(self, other: OperatorReport) -> None:
-        """Add the report of another process on the same operator."""
+        """Add the results of another report on the same operator, from a different process."""
         for name in ("checks", "backward", "public", "rows", "ok", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("by_mesh", "by_sample", "by_placement", "features", "rejected", "skipped"):
@@ -250,7 +250,7 @@ class SweepReport(Report):
         return "\n".join(lines)
 
     def _gap_lines(self) -> list[str]:
-        """Return the operators that lack a possible check, by column of the coverage matrix."""
+        """Return a line per column of the coverage matrix with the operators that can cover it but did not."""
         several = len({report.platform for report in self.operators}) > 1
         gaps: dict[str, list[str]] = {column: [] for column in COLUMNS}
         for report in self.operators:
@@ -309,7 +309,7 @@ def _why(report: OperatorReport) -> str:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others."""
+    """Return the first names, and the number of the remaining ones."""
     rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + rest
 

@@ -1,4 +1,4 @@
-"""Writes a failed check as a program of at most 15 lines, to run and to debug."""
+"""Writes a failed check as a program of at most 15 lines that reproduces the failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def program(
     places: Places,
     device: str = "cpu",
 ) -> str:
-    """Return a program that calls :func:`check_function` if that fails in the same way, else :func:`check_one`."""
+    """Return a program that calls :func:`check_function`, or, if that program does not fail, :func:`check_one`."""
     plain = None if isinstance(op, UserOperator) else _plain(platform, op, sample, filled, mesh, places, device)
     if plain is not None and _shows(plain):
         return plain

@@ -1,4 +1,4 @@
-"""Selects the checks of an operator: effort, placements that run on DTensors, columns of the coverage matrix."""
+"""Selects the checks of an operator: their amount, placements to run on DTensors, columns of the coverage matrix."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ __all__ = [
 
 MESHES: tuple[tuple[int, ...], ...] = ((1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2))
 
-# On several axes a row is combined with itself and with the next row, or first with nearby rows if both are new.
+# Pairs (shift, both_new): on several axes, a row is combined with the row ``shift`` positions later in the rule; with
+# ``both_new`` only if both have not run yet.
 _COMBINATIONS: tuple[tuple[int, bool], ...] = ((0, False), (1, False))
 _COMBINATIONS_SEPARATE = ((1, True), (2, True), (3, True), *_COMBINATIONS)
 
@@ -56,18 +57,18 @@ class Effort:
     """How much of an operator is checked.
 
     Attributes:
-        meshes: shapes.
+        meshes: shapes of meshes.
         choices: number of choices of sizes per sample.
         splits: number of random splits into partial values, for the first choice of sizes.
-        both_values: check the first choice of sizes with both integers and real numbers instead of only one of them.
+        both_values: check the first choice of sizes both with integers and with real numbers, not only with one kind.
         rule_level: check claimed rows on plain tensors.
         public: run every row on DTensors.
         public_meshes: meshes on which rows run on DTensors; None for all.
-        separate: the rule level runs in a process of its own, and ranks are processes. On DTensors each row runs once
-            per mesh; on several axes it is combined with another row that has not run yet. Further placements run on
-            one mesh per sample, or on every mesh but fewer of them if the operator has no rows. Checks of the rule
-            level are not counted again.
-        redistributed: number of further placements per sample and mesh that need implicit redistribution.
+        separate: the rule level runs in a different process, and ranks are processes, so that checks on DTensors cost
+            more. On DTensors each row then runs once per mesh; on several axes, rows that have not run yet are
+            combined. Placements that are not rows run on one mesh per sample; if the operator has no rows, fewer run,
+            but on every mesh. Checks that the rule level makes too are not counted again.
+        redistributed: number of placements per sample and mesh that are not rows, so that operands are redistributed.
         seconds: processor time after which no further choice of sizes is started.
         reproducers: whether to write programs that reproduce failures.
         missing: number of samples to search for valid placements that are not claimed.
@@ -122,12 +123,12 @@ class PlacementChooser:
         self.rule_level_covers = False
 
     def places(self, case: Case, shape: tuple[int, ...], *, again: bool) -> tuple[list[Places], int]:
-        """Return placements to run on a mesh of ``shape``, and how many of them, the first ones, are rows of the rule.
+        """Return placements to run on a mesh of ``shape``, first those of rows, and the number of those of rows.
 
         Args:
-            case: the values.
+            case: the sample with its values.
             shape: shape of the mesh.
-            again: whether these are the second values of the same sizes.
+            again: whether these are the second values for the same sizes.
         """
         rows = list(dict.fromkeys(self._row_places(case, shape, again=again)))
         moved = self._redistributed_places(case, shape, set(rows)) if self._redistributes(case, shape) else []
@@ -163,7 +164,7 @@ class PlacementChooser:
                     continue
                 places = tuple(layout.placements for layout in choice.targets)
                 if separate and not is_due(case, places, shape, again=again):
-                    continue  # the other values of this sample will exercise it
+                    continue  # the sample's other values (integers or real numbers) run these placements
                 self.shown |= new
                 yield places
 
@@ -176,12 +177,12 @@ class PlacementChooser:
         return on_all_meshes or shape == meshes[-1 - case.number % len(meshes)]
 
     def _redistributed_places(self, case: Case, shape: tuple[int, ...], known: set[Places]) -> list[Places]:
-        """Return a random choice of all other placements: operands need redistribution, or the call is refused."""
+        """Return a random choice of placements that are not in ``known``: operands are redistributed or refused."""
         rng = np.random.default_rng([case.seed, *shape])
         options = [_placements(array, len(shape)) for array in case.filled.arrays]
         total = math.prod(map(len, options))
         count = self._effort.redistributed
-        if not isinstance(self._rule, Rule):  # it cannot run in any other way
+        if not isinstance(self._rule, Rule):  # without rows, these are the operator's only placements
             count = 2 * count if self._effort.separate else max(6, 4 * count)
         if total <= count:
             return [places for places in itertools.product(*options) if places not in known]
@@ -196,7 +197,10 @@ class PlacementChooser:
 
 
 def is_due(case: Case, places: Places, shape: tuple[int, ...], *, again: bool) -> bool:
-    """Whether ``places`` run on these values: averages that round need real numbers, all others prefer integers."""
+    """Whether ``places`` run on the values of this case.
+
+    Averages that round run on real numbers, the second values; all other placements run on integers if there are any.
+    """
     return again == _rounds(places, shape) or not (case.filled.integral or again)
 
 
@@ -217,7 +221,7 @@ def _placements(array: Any, axes: int) -> list[tuple[Placement, ...]]:
 
 
 def row_columns(rows: Iterable[Row]) -> set[str]:
-    """Return the columns that a rule's rows can exercise: partial values, and shards of unequal size."""
+    """Return the columns that checks of a rule's rows can cover: ``partial``, and ``uneven`` for unequal shards."""
     columns: set[str] = set()
     for row in rows:
         if any(isinstance(placement, Partial) for placement in (*row.inputs, *row.outputs)):
@@ -237,7 +241,7 @@ def _can_be_uneven(row: Row) -> bool:
 
 
 def operand_columns(arrays: Sequence[Any]) -> set[str]:
-    """Return the columns that placements of operands can exercise, for an operator without rows."""
+    """Return the columns that checks of an operator without rows can cover."""
     columns: set[str] = set()
     if any(array.ndim for array in arrays):
         columns.add("uneven")

@@ -1,4 +1,7 @@
-"""Sweeps one operator on one framework: all samples, meshes and claimed placements, on both levels."""
+"""Checks one operator on one framework: all samples, meshes and claimed placements, on two levels.
+
+The rule level runs local calls on plain tensors in one process; the public level runs DTensors on simulated ranks.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ __all__ = ["Sweep", "SweepEndError", "check_one", "sweep_operator", "sweep_user_
 _BATCH = 24  # claims per backward pass
 _REPRODUCED = 3
 _MAX_FAILURES = 12
-_CONDITION_CHOICES = 12  # choices of sizes for rows that have a condition
+_CONDITION_CHOICES = 12  # maximum number of choices of sizes that are tried to meet the conditions of rows
 _EMPTY_CHOICES = 3  # number of choices of sizes among which, for every dim, one gives some rank an empty shard
 
 
@@ -96,10 +99,10 @@ def check_one(
 
     Args:
         platform: ``torch`` or ``mindspore``.
-        op: canonical name, or that of a function of ``file``.
+        op: canonical name, or the name of a function of ``file``.
         sample: number of the sample.
         sizes: sizes of the sample's letters.
-        mesh: shape.
+        mesh: shape of the mesh.
         places: one placement per axis, for each operand.
         integral: use small integers instead of real numbers.
         dtype: floating dtype.
@@ -128,7 +131,7 @@ class Sweep:
         platform: name of the framework.
         op: canonical name, or a user's function.
         rule: rule of the operator, None for a user's function.
-        samples: as declared.
+        samples: the operator's samples, as declared.
         effort: amount of checking.
     """
 
@@ -147,8 +150,8 @@ class Sweep:
         self.claimed: dict[str, bool] = {}  # whether a check reached the row, by row
         self.has_conditions = False
         self.only_places: Places | None = None
-        self.unclaimed: dict[str, set[Any]] = {}  # meshes and values on which the row is valid, by row
-        self.searched: dict[str, set[Any]] = {}  # meshes and values that were searched for such rows, by sample
+        self.unclaimed: dict[str, set[Any]] = {}  # by unclaimed row: meshes and values on which the row is valid
+        self.searched: dict[str, set[Any]] = {}  # by sample: meshes and values that were searched for such rows
         self.max_failures = [_MAX_FAILURES]
         self.deadline = time.process_time() + effort.seconds
 
@@ -176,7 +179,7 @@ class Sweep:
                 self.report.missing.append(row)
 
     def _take_turns(self, samples: list[Iterator[None]]) -> None:
-        """Check the first sizes of every sample regardless of the deadline; then further sizes until the deadline."""
+        """Check the first sizes of every sample even after the deadline; check further sizes only before it."""
         for turn in itertools.count():
             if not samples:
                 return
@@ -187,7 +190,7 @@ class Sweep:
                     samples.remove(sample)
 
     def _check_sample(self, number: int, sample: Sample) -> Iterator[None]:
-        """Check one choice of sizes after the other, and yield after each."""
+        """Check the sample with one choice of sizes after the other, and yield after each choice."""
         exact = False
         for position, sizes in enumerate(self._sizes(sample)):
             skipped: list[str] = []
@@ -209,7 +212,7 @@ class Sweep:
             yield
 
     def _columns(self, case: Case) -> set[str]:
-        """Return the columns of the coverage matrix that placements of this case can have."""
+        """Return the columns of the coverage matrix that checks of this case can cover."""
         columns = {"forward", "several axes"}
         has_cotangent = any(cotangent is not None for cotangent in case.reference.cotangents)
         if any(case.filled.requires_grad) and has_cotangent:
@@ -220,7 +223,7 @@ class Sweep:
         return columns | row_columns(row for row in claimed[1].rows if fits_values(row, case.filled))
 
     def _sizes(self, sample: Sample) -> Iterator[dict[str, int]]:
-        """Yield the choices of sizes, and one more with empty shards if a rule has a condition on them."""
+        """Yield the choices of sizes, and one more with empty shards if a row has a condition that excludes them."""
         yield from size_choices(sample, self.effort.choices)
         if self.effort.choices < _EMPTY_CHOICES and self.has_conditions:
             yield from size_choices(sample, _EMPTY_CHOICES)[-1:]
@@ -236,7 +239,7 @@ class Sweep:
 
     @contextmanager
     def _crash_is_reported(self, case: Case) -> Iterator[None]:
-        """Report an exception of a rule as a crash of this case; the other cases are still checked."""
+        """Report an exception inside this context as a crash of this case, so that other cases are still checked."""
         try:
             yield
         except SweepEndError:
@@ -359,7 +362,7 @@ class Sweep:
         return claims(sample_call, strategies)
 
     def _add_unclaimed(self, case: Case, checker: LocalChecker, rows: Iterator[Row]) -> None:
-        """Record valid rows; a row is missing from the rule if it is valid for all values on both meshes."""
+        """Record valid rows; ``run`` reports a row as missing if it is valid on all meshes and values of its sample."""
         texts = dict.fromkeys(f"{case.name}: {row_text(row)}" for row in rows)
         key = (checker.mesh.shape, case.filled.integral)
         for text in texts:
@@ -464,7 +467,7 @@ class Sweep:
 
 
 def _value_modes(position: int, *, exact: bool) -> tuple[bool, ...]:
-    """Return the kinds of values, integral or not: both for the first sizes, then mostly integers if ``exact``."""
+    """Return whether to use integers (True) or real numbers: both for the first sizes, then mostly one of them."""
     if position == 0:
         return (True, False)
     return (True,) if exact and position % 3 else (False,)

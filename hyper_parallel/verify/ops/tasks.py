@@ -1,4 +1,4 @@
-"""Tasks: the operators that one worker runs, and their execution, which sends each report as soon as it is ready."""
+"""Makes and runs tasks: a task is a list of operators that one worker process checks, with the effort for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["BATCH", "audit_tasks", "in_batches", "library_tasks", "run", "task_o
 
 _SHARES = 2
 _PARTS = {"torch": 1.0, "mindspore": 1.5}  # shares of the remaining time, per operator
-_NESTED = "view"  # has rows that only several axes that shard one dim in turn can use
+_NESTED = "view"  # some of its rows are valid only if several axes shard the same dim
 _AUDIT_SECONDS = 600.0  # limit for an operator that hangs; a busy machine stays below it
 BATCH = 12
 """Operators per task: a quick operator takes less time than a worker needs to start and load its kernels."""
@@ -44,12 +44,12 @@ def task_of(
 
     Args:
         platform: the framework.
-        ops: canonical names, or those of a file's functions.
+        ops: canonical names, or names of the file's functions.
         effort: amount of checks.
         file: a user's file.
         seconds: time limit of one operator.
-        share: weight of each operator in the remaining time (see :class:`TimeBudget`); 0 takes the time limit of
-            ``effort``.
+        share: weight of each operator in the division of the remaining time (:class:`TimeBudget`); 0 for operators
+            whose time limit is ``effort.seconds``.
     """
     return {
         "platform": platform,
@@ -64,16 +64,16 @@ def task_of(
 def library_tasks(platform: str, ops: Sequence[str], effort: Effort) -> list[dict[str, Any]]:
     """Return the tasks for the library's own operators.
 
-    MindSpore's simulated ranks are processes that take seconds to start. The public path of many operators therefore
-    shares one worker, and an operator that kills a rank loses only its own results. With more than one choice of sizes,
-    every operator checks as many as its share of the time allows.
+    MindSpore's simulated ranks are processes that take seconds to start. Therefore one worker runs many operators on
+    DTensors. An operator that kills a rank loses only its own results. With more than one choice of sizes, every
+    operator is checked with as many choices as its share of the time allows.
     """
     full = effort.choices > 1
     each, share = (1, _PARTS[platform]) if full else (BATCH, 0.0)
     if platform != "mindspore":
         return [task_of(platform, batch, effort, share=share) for batch in in_batches(ops, each)]
-    # A gradient costs ten times as much as on PyTorch. Rules, and the rows missing from them, are the same; wrong
-    # candidates for missing rows make kernels end the process.
+    # A gradient costs ten times as much on MindSpore as on PyTorch. Rows that are missing from rules are searched on
+    # PyTorch only: the rules are the same, and wrong candidates make kernels of MindSpore end the process.
     meshes = effort.meshes if full else effort.meshes[:1]
     slower = replace(effort, public=False, meshes=meshes, splits=1, missing=0)
     with_rows = [op for op in ops if isinstance(find_rule(op), Rule)]  # decompositions run on DTensors only
@@ -95,7 +95,7 @@ def audit_tasks(target: str, framework: str, ops: Sequence[str]) -> list[dict[st
 
 
 def in_batches(ops: Sequence[str], each: int) -> list[list[str]]:
-    """Return batches of operators; alphabetical neighbours have similar costs and go to different batches."""
+    """Return batches of operators; alphabetical neighbours, which have similar costs, are in different batches."""
     count = -(-len(ops) // each)
     return [list(ops[start::count]) for start in range(count)]
 

@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class UserOperator:
-    """A function of a user's file, by name: ranks in other processes load the file themselves.
+    """Reference to a function of a user's file by its name; ranks in other processes load the file again.
 
     Attributes:
         file: path.
@@ -48,7 +48,8 @@ def operator_sample(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
     Args:
         fn: the function, which takes plain tensors and DTensors.
-        args: positional arguments; operands are declared by their values: ``real("ab")``, ``indices("v", "ab")``.
+        args: positional arguments. Operands are declared by kind of values and shape: ``real("ab")``,
+            ``indices("v", "ab")``; each letter is a size.
         kwargs: keyword arguments, in the same form.
     """
     name = str(getattr(fn, "__name__", None) or getattr(fn, "_op_name", None) or fn)

@@ -1,7 +1,7 @@
-"""Fills samples with values: sizes for their letters, NumPy arrays for their operands.
+"""Fills samples with values: sizes for the letters in their shapes, NumPy arrays for their operands.
 
-Every sample is filled twice: with small integers, on which an exact operator must be bitwise correct and ties are
-frequent, and with real numbers.
+Every sample is filled twice: with small integers, for which ties are frequent and results of exact operators must be
+bitwise correct, and with real numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hyper_parallel.core.shard.sample import DType, Sample, Size, Value
 
 __all__ = ["FilledSample", "Slot", "fill", "seed_of", "size_choices", "substitute"]
 
-# Sizes for the letters of a sample, in the order in which they appear. No two are equal; on axes of 2 to 6 ranks they
-# give even, uneven, short, single-element and empty shards.
+# Choices of sizes for the letters of a sample, in the order in which the letters appear. Within a choice, all sizes
+# differ. On axes of 2 to 6 ranks, the choices give even, uneven, single-element and empty shards.
 _FIRST_SIZES = (
     (5, 3, 7, 2, 4, 6),
     (4, 6, 2, 5, 3, 7),
@@ -35,21 +35,21 @@ _LARGEST_SIZE = 9  # twice the largest number of ranks along an axis, plus one
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of operand number ``index`` in filled arguments."""
+    """A placeholder for operand number ``index`` in a sample's arguments."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class FilledSample:
-    """One call of an operator, with values.
+    """A sample call of an operator, with values.
 
     Attributes:
         args: positional arguments with :class:`Slot` for operands.
         kwargs: keyword arguments, in the same form.
         arrays: values of the operands.
         requires_grad: per operand, whether its gradient is compared.
-        sizes: sizes of the letters, for messages.
+        sizes: sizes of the letters in the sample's shapes, for messages.
         integral: whether all floating-point values are small integers.
     """
 
@@ -71,7 +71,7 @@ class FilledSample:
 
 
 def size_choices(sample: Sample, count: int) -> list[dict[str, int]]:
-    """Return up to ``count`` choices of sizes for the letters of ``sample``; one empty choice without letters."""
+    """Return up to ``count`` choices of sizes for the letters of ``sample``; one empty choice if it has no letters."""
     letters = _letters(sample)
     if not letters:
         return [{}]
@@ -102,7 +102,7 @@ def fill(
 
     Args:
         sample: the call.
-        sizes: sizes of its letters.
+        sizes: sizes of the letters in the sample's shapes.
         dtype: NumPy's name of the floating dtype.
         seed: seed of the values.
         integral: small integers instead of real numbers.
@@ -193,7 +193,10 @@ def _between(shape: Sequence[int], low: float, high: float, rng: Any, *, integra
 
 
 def _nonfinite(array: Any, rng: Any, *, integral: bool) -> Any:
-    """Make every fourth element special; zeros only if no partial value rounds, since operators have kinks at 0."""
+    """Replace every fourth element by an infinity, NaN or, for integers, zero.
+
+    Real numbers get no zeros: many operators have a kink at 0, where rounding of partial values changes the gradient.
+    """
     flat = array.reshape(-1)
     special = (np.inf, -np.inf, np.nan, *((-0.0, 0.0) if integral else ()))
     for position, index in enumerate(rng.permutation(flat.size)[: -(-flat.size // 4)]):

@@ -1,8 +1,8 @@
-"""Runs tasks in forked workers, two at a time, and divides the remaining time among the waiting operators.
+"""Runs tasks in forked workers, several at a time, and divides the remaining time among the waiting operators.
 
-Every operator is checked with the first choice of sizes of each of its samples, even after the deadline. The time until
-the deadline is divided again whenever a task starts: a costly operator leaves less time to those that follow, and the
-last operators in the alphabet get as much time as the first.
+Every operator is checked with the first choice of sizes of each of its samples, even after the deadline. Whenever a
+task starts, the time until the deadline is divided again: a costly operator leaves less time to all later ones, and the
+last operators get as much time as the first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T", bound="TaskReport")
 
 
 class TaskReport(Protocol):
-    """The result of one operator (or mutant) of a task."""
+    """The result of one operator of a task, or of one mutant."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -76,7 +76,7 @@ class _ForkServer:
         """
         self.task, self.seat, self.current, self.done = task, seat, "", []
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended while idle; the end of its event pipe reports that
+        with suppress(BrokenPipeError):  # the server ended while idle; reading its event pipe will detect that
             self.process.stdin.write((json.dumps({**task, "seat": seat}) + "\n").encode())
             self.process.stdin.flush()
 
@@ -131,7 +131,7 @@ def run_tasks(
                 if events is None:
                     selector.unregister(server.read)
                     busy.discard(server)
-                    if server in idle.get(server.platform, ()):  # it must get no other task
+                    if server in idle.get(server.platform, ()):  # it has ended and must not get a task
                         idle[server.platform].remove(server)
                 elif server.task is None:
                     busy.discard(server)
@@ -146,7 +146,7 @@ def _start_next(
     selector: selectors.DefaultSelector,
 ) -> None:
     ready = idle.setdefault(task["platform"], [])
-    ready[:] = [server for server in ready if server.process.poll() is None]  # the end of its pipe may not be read yet
+    ready[:] = [server for server in ready if server.process.poll() is None]  # an idle server may have ended unnoticed
     if ready:
         server = ready.pop()
     else:
@@ -187,7 +187,7 @@ def _handle_events(
 def _finish_task(
     report_type: type[T], server: _ForkServer, task: dict[str, Any], died: str, waiting: deque[dict[str, Any]]
 ) -> Iterator[T]:
-    """If a worker died, report its current operator; a new task runs the operators that it had not started."""
+    """If a worker died, report its current operator as lost; a new task runs the operators that it had not started."""
     left = [op for op in task["ops"] if op not in server.done]
     if task["ops"] == ["*"]:
         left = [server.current or task["file"]] if died else []  # only the worker knew which operators remain
@@ -228,5 +228,5 @@ class TimeBudget:
 
 
 def _weight(task: dict[str, Any]) -> float:
-    """Return the shares of all operators of a task."""
+    """Return the sum of the shares of a task's operators."""
     return float(task["share"] * len(task["ops"]))
