@@ -78,7 +78,7 @@ def print_result(text: str) -> None:
 
 
 def print_report(report: Report, *, as_json: bool, seed: int | None = None) -> None:
-    """Print a report as JSON, or as text with its verdicts in colour; ``seed`` ends the text."""
+    """Print a report as JSON, or as text with its verdicts in colour, followed by ``seed``."""
     if as_json:
         print_result(report_json(report.json()))
     else:
@@ -123,7 +123,7 @@ def _descriptor_replaced() -> Iterator[None]:
 
 
 def check_distinct_outputs(arguments: argparse.Namespace) -> None:
-    """Check that no output of a command is one of its inputs or another output.
+    """Check that each output file of a command differs from its inputs and from its other outputs.
 
     Args:
         arguments: parsed arguments of the command.

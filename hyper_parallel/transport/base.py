@@ -2,7 +2,7 @@
 
 A transport knows no mesh, layout or autograd. Every method is a collective over ``ranks``, an ordered tuple of
 global ranks that contains the caller; all members call the same methods in the same order. Results are new
-tensors: no method writes into its input, and no result shares memory with what another rank may still change.
+tensors: no method writes into its input, and no result shares memory with a tensor that another rank may still change.
 Reductions are computed in the order of ``ranks``, so every member gets bitwise the same answer.
 """
 
@@ -103,22 +103,22 @@ class HostOps(Protocol):
         """Type of the device that has ``x``, such as ``npu``; empty for the CPU."""
 
     def copy(self, x: Any) -> Any:
-        """A contiguous copy outside any gradient, sharing nothing with ``x``."""
+        """Return a contiguous copy, detached from autograd, that shares no memory with ``x``."""
 
     def stack(self, parts: Sequence[Any]) -> Any:
-        """Equal-shaped ``parts`` as rows of a new tensor, outside any gradient."""
+        """Return a new tensor, detached from autograd, with the equal-shaped ``parts`` as rows."""
 
     def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
-        """Flat parts of ``x``, of ``sizes`` elements each: copies outside any gradient, sharing nothing with ``x``."""
+        """Return flat copies of consecutive parts of ``x``, with ``sizes`` elements, detached from autograd."""
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Flat ``parts``, which have no other users, concatenated; the part itself if the others are empty."""
+        """Concatenate flat ``parts``, which the caller does not use any more; may return the only non-empty part."""
 
     def reduce(self, parts: Sequence[Any], op: str) -> Any:
-        """Reduce equal-shaped ``parts`` in their order with ``op``; a new tensor of the same dtype."""
+        """Reduce equal-shaped ``parts`` in their order with ``op``; return a new tensor of the same dtype."""
 
     def save_state(self) -> Any:
-        """Return per-process state that each rank needs its own copy of: the default generator, the default dtype."""
+        """Return process-wide state that each rank has separately: the default generator, the default dtype."""
 
     def restore_state(self, state: Any, now: Any = None) -> None:
         """Restore the state that :meth:`save_state` returned.
@@ -203,11 +203,11 @@ class Transport(RowCollectives):
 
     @abc.abstractmethod
     def barrier(self, ranks: Ranks) -> None:
-        """Return once every member has called it."""
+        """Return once every member has called this method."""
 
     @abc.abstractmethod
     def group(self, ranks: Ranks) -> Any:
-        """The transport's own group handle for ``ranks``: built on first use, cached, needed only from members."""
+        """Return this transport's handle of the group ``ranks``, built once and cached; only members need it."""
 
     @abc.abstractmethod
     def start(self, operation: str, *args: Any) -> Work:
@@ -331,12 +331,12 @@ class EngineTransport(Transport):
         return self._all_reduce(x, op, ranks).wait()
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """See :meth:`Transport.all_gather`; uneven shapes travel padded to the largest."""
+        """See :meth:`Transport.all_gather`; uneven shapes are padded to the largest."""
         parts: list[Any] = self._all_gather(x, ranks, shapes).wait()
         return parts
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
-        """See :meth:`Transport.reduce_scatter`; uneven chunks travel padded to the largest."""
+        """See :meth:`Transport.reduce_scatter`; uneven chunks are padded to the largest."""
         return self._reduce_scatter(chunks, op, ranks).wait()
 
     def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
@@ -441,7 +441,7 @@ def active_transport_of(framework: str) -> Transport | None:
     """Return :func:`active_transport` for tensors of ``framework``.
 
     Raises:
-        ArgumentTypeError: the current transport carries tensors of another framework.
+        ArgumentTypeError: the current transport transfers tensors of a different framework.
     """
     active = _ACTIVE.get()
     if active is not None and active.framework not in ("", framework):
@@ -455,7 +455,7 @@ def active_transport_of(framework: str) -> Transport | None:
 
 @contextmanager
 def use_transport(transport: Transport) -> Iterator[None]:
-    """Make ``transport`` the one that every platform call inside uses; per thread and task."""
+    """Make ``transport`` the current one inside this context; it is a context variable, per thread and asyncio task."""
     token = _ACTIVE.set(transport)
     try:
         yield

@@ -71,7 +71,7 @@ def current_measurement() -> Measurement | None:
     if current is None or not _traced():
         return None
     quiet = current.get_option("run:disable_warnings")
-    if _NO_DATA not in quiet:  # there is data: that of the ranks
+    if _NO_DATA not in quiet:  # data may come from ranks alone
         current.set_option("run:disable_warnings", [*quiet, _NO_DATA])
     folder = coverage.files.relative_directory()
     settings = {name: value for name, value in vars(current.config).items() if not name.startswith("_")}
@@ -83,7 +83,7 @@ def wrote_data_at(pid: int) -> float:
     """Return when a rank last wrote to its coverage data, in seconds since the epoch; 0.0 if it has none.
 
     Args:
-        pid: number of its process, which is measured as this one is.
+        pid: process id of the rank, which is measured with the settings of this process.
     """
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()

@@ -67,7 +67,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> list[str]:
     for folder in parent.glob(f"{prefix}*"):
         try:
             descriptor = os.open(folder / _LOCK, os.O_RDWR)
-        except OSError:  # its owner has not locked it yet, or is another user
+        except OSError:  # its owner has not locked it yet, or is a different user
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,7 +67,7 @@ def end_session(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def search_path() -> list[str]:
-    """``sys.path`` for a process that may be in another folder."""
+    """Return ``sys.path`` with the current folder in place of an empty entry, for a process in a different folder."""
     return [entry or str(Path.cwd()) for entry in sys.path]
 
 
@@ -106,7 +106,7 @@ class SharedFile:
     """An open file of this process, as an argument of a process that a fork server starts.
 
     Args:
-        number: its descriptor here; in the started process ``number`` is the descriptor there.
+        number: the file's descriptor in this process; in the started process, ``number`` is its descriptor there.
     """
 
     def __init__(self, number: int) -> None:

@@ -54,7 +54,7 @@ class Parts:
         return (0, *itertools.accumulate(self.sizes))[:-1]
 
     def of_members(self, order: Iterable[int]) -> tuple[int, ...]:
-        """Return the sizes of the parts of the members at ``order``."""
+        """Return the sizes of the parts of the members at the positions ``order``."""
         return tuple(self.sizes[member] for member in order)
 
 

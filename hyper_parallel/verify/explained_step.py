@@ -41,8 +41,8 @@ class Memory:
         weights: parameters and buffers, of the local shards.
         gradients: gradients of the trained parameters, when the optimizer reads them.
         optimizer: tensors of the optimizer's state, after the step.
-        activations: peak of the tensors saved for backward, without weights and without those of checkpointed regions.
-            None if the framework does not report them.
+        activations: peak of the tensors saved for backward, without weights and without tensors inside checkpointed
+            regions. None if the framework does not report them.
     """
 
     weights: int

@@ -31,8 +31,8 @@ class ModelCase:
     """A model to train, as single-device code.
 
     Attributes:
-        build: function that returns a new model; called once per run. Its initial weights may differ between calls:
-            every run starts with those of rank 0. Or a model, of which every run uses a deep copy.
+        build: function that returns a new model, called once per run; its initial weights may differ between calls,
+            because every run starts with the weights of rank 0. Or a model, of which every run uses a deep copy.
         batches: one per step, repeated from the first when they are used up: tuples of NumPy arrays or plain tensors.
         loss: function ``loss(output, batch)`` that returns a tensor with one number; ``batch`` is a tuple of tensors.
         inputs: number of arrays of a batch, from the first, with which the model is called; by default all but the

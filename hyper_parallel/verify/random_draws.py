@@ -1,4 +1,4 @@
-"""Random numbers of both runs: plain tensors get those of DTensors, and the states of ranks' generators are checked.
+"""Random numbers of both runs: plain tensors get the numbers that DTensors would get; ranks' generators are compared.
 
 A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
 run draws the numbers of a single device. In both runs of a verification, plain tensors draw by the same rule: the

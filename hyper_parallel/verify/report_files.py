@@ -92,7 +92,7 @@ def other_version(path: Path, missing: Collection[str], command: str) -> str:
 
 @contextlib.contextmanager
 def reading(*paths: Path) -> Iterator[None]:
-    """Turn errors from content of the wrong kind, inside the block, into one error that names the files.
+    """Inside this context, replace errors about values of the wrong kind by one error that names the files.
 
     Raises:
         ValueError: a report has the required keys, but with other kinds of values.
@@ -101,7 +101,7 @@ def reading(*paths: Path) -> Iterator[None]:
         yield
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, jinja2.TemplateError) as error:
         if isinstance(error, ValueError) and str(error).startswith(tuple(map(str, paths))):
-            raise  # it names its file already
+            raise  # the error names its file already
         names = ", ".join(map(str, paths))
         which = "a file" if len(paths) > 1 else "it"
         reason = f"{type(error).__name__}: {error}"

@@ -193,7 +193,7 @@ def call_user_function(source: str, function: Callable[..., Any], *args: Any) ->
 
 @contextlib.contextmanager
 def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
-    """Turn exceptions raised inside into an :class:`InputError` that names ``source`` and the line of the user's code.
+    """Inside this context, replace exceptions by an :class:`InputError` that names ``source`` and the user's line.
 
     :class:`InputError`, :class:`~hyper_parallel.errors.PlanError` and MemoryError pass unchanged.
 

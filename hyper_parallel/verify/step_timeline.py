@@ -158,7 +158,7 @@ class _Replay:
         return self._position == len(self._moments)
 
     def advance(self, called: dict[Any, dict[int, float]]) -> bool:
-        """Advance to a wait whose other members have not called yet; return whether any call was placed."""
+        """Advance to a call that waits for members without a known time; return whether any call got a time."""
         before = self._position
         while not self.finished and self._step(called, must_end=False):
             pass

@@ -79,8 +79,8 @@ class ModelTraining:
         check_loss: called with every loss.
 
     Attributes:
-        gradients: gradients that the optimizer read in the last step, by path; None if there is none.
-        keeps_gradients: whether these are copies, which are not changed later in the step.
+        gradients: gradients that the optimizer read in the last step, by path; None for a parameter without a gradient.
+        keeps_gradients: whether ``gradients`` are copies, which the step does not change later.
         scheduler: result of the case's ``scheduler``.
     """
 

@@ -72,11 +72,11 @@ class Proposal(NamedTuple):
 
     @property
     def row(self) -> Shape | None:
-        """Shape of a row of its chunks; None if it has none."""
+        """Shape of a row of the collective's chunks; None for a collective without chunks."""
         return None if self.fingerprint.sends is None else self.fingerprint.sends[0][1:]
 
     def rows(self) -> tuple[list[int], list[int]]:
-        """Numbers of rows that it sends to and expects from each member; zeros for a collective without chunks."""
+        """Numbers of rows sent to and expected from each member; zeros for a collective without chunks."""
         none = ((0,),) * len(self.fingerprint.ranks)
         sends, expects = self.fingerprint.sends or none, self.fingerprint.expects or none
         return [shape[0] for shape in sends], [shape[0] for shape in expects]
@@ -203,7 +203,7 @@ class GlooAgreement:
         return labels.then(read)
 
     def _join(self, mine: Proposal, earlier: list[Proposal]) -> Work:
-        """Join the first member's collective with zeros, although this rank called another one."""
+        """Join the first member's collective with zeros, although this rank called a different one."""
         first = earlier[0] if earlier else mine
         if first.operation == BARRIER:
             return Work(BARRIER, lambda: None)

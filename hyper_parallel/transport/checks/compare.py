@@ -168,7 +168,7 @@ def _first_difference(earlier: CollectiveFingerprint, later: CollectiveFingerpri
 
 
 def _first_fact(earlier: Facts, later: Facts) -> str:
-    """Name of the first fact in which two differ."""
+    """Return the name of the first fact that differs between two members."""
     left, right = dict(earlier), dict(later)
     for name in {**left, **right}:
         if left.get(name) != right.get(name):

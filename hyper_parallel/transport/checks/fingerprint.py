@@ -86,10 +86,10 @@ class MessageFingerprint:
     Attributes:
         source: rank that sends it.
         destination: rank that receives it.
-        tag: tag by which it is matched.
+        tag: tag of the message.
         facts: facts on which both sides must agree.
         site: place of the call.
-        channel: stream to which it belongs.
+        channel: stream to which the message belongs.
         counted: whether the number of elements must agree instead of the shape, because engines do not see shapes.
     """
 
@@ -103,12 +103,12 @@ class MessageFingerprint:
 
     @property
     def key(self) -> tuple[int, int, int, Channel]:
-        """Mailbox that the message travels through."""
+        """Key of the mailbox of the message."""
         return (self.source, self.destination, self.tag, self.channel)
 
     @property
     def agreed(self) -> Facts:
-        """The facts that the other side must have, too."""
+        """The facts that must be equal on both sides."""
         if not self.counted:
             return self.facts
         return tuple((name, math.prod(value) if name == "shape" else value) for name, value in self.facts)
@@ -200,7 +200,7 @@ class TransportFingerprints:
         sends: tuple[Shape, ...] | None = None,
         expects: tuple[Shape, ...] | None = None,
     ) -> CollectiveFingerprint:
-        """A collective that is called now by this rank, a member of ``ranks``."""
+        """Return the fingerprint of a collective that this rank, a member of ``ranks``, calls now."""
         check_ranks(ranks, self._rank, self._world_size)
         return CollectiveFingerprint(operation, ranks, facts, call_site(), sends, expects)
 

@@ -153,9 +153,9 @@ class GuardedTransport(ForwardingTransport):
         """Post one side of a message of this or another transport in the same world; return its number for `settle`.
 
         Args:
-            message: its fingerprint.
+            message: fingerprint of the message.
             payload: payload that the receiver gets from :meth:`settle`, if no engine transfers it.
-            sending: whether it is the sender's side.
+            sending: whether this is the sender's side.
             raises: whether a mismatch raises on this side; if false, only the other side raises.
         """
         self._tickets += 1
@@ -183,9 +183,10 @@ class GuardedTransport(ForwardingTransport):
         return self._settled(posted, self._inner.start("recv", like, src, tag, channel))
 
     def _settled(self, posted: int, work: Work) -> Work:
-        """Return the engine's work after the comparison; a mismatched receive keeps its position in the engine.
+        """Return a handle that waits for the comparison and then for the engine's work.
 
-        A later receive of the same mailbox waits for it there and discards it.
+        If the sides do not match, the engine's receive stays pending. A later receive of the same mailbox waits for its
+        message first, and discards it.
         """
 
         def finish() -> Any:

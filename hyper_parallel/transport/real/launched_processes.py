@@ -80,7 +80,7 @@ class LaunchedRun:
 
 
 class _Team:
-    """The processes of one world; those of a ``single`` run join it with the run, and may start processes."""
+    """The processes of one world. For a ``single`` run, they join the world during the run, and may start processes."""
 
     def __init__(self, framework: str, world_size: int, device: str, *, single: bool = False) -> None:
         self.single = single
@@ -190,7 +190,7 @@ class _LaunchedWorld:
         for rank, worker in workers.items():
             if worker.line in readable:
                 self._take(rank)
-            elif worker.process.sentinel in readable and not worker.line.poll():  # a process that it forked has a copy
+            elif worker.process.sentinel in readable and not worker.line.poll():  # its child may keep the line open
                 self._died(rank, EOFError())
         self._report_unreported()
         return bool(readable)

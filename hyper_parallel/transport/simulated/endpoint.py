@@ -84,7 +84,7 @@ class PostingEndpoint(Endpoint, Protocol):
             ticket: the number.
             message: fingerprint of the message.
             payload: payload of the sender.
-            sending: whether it is the sender's side.
+            sending: whether this is the sender's side.
             raises: whether a mismatch raises on this side; if false, only the other side raises.
         """
 

@@ -26,12 +26,12 @@ class Posted:
 
     Attributes:
         message: fingerprint of the message; the source of a receive may be :data:`ANY_SOURCE`.
-        sending: whether it is the sender's side.
-        board: board that it was posted on.
+        sending: whether this is the sender's side.
+        board: board on which the message was posted.
         payload: the sent tensor; on the receiver's side None until the message is matched.
         error: the text of the mismatch, if any.
-        matched: whether the other side was found.
-        seen: whether its rank has received the result.
+        matched: whether the other side was posted.
+        seen: whether the rank of this side has received the result.
         raises: whether a mismatch raises on the rank of this side; if false, it raises only on the other side's rank.
     """
 
@@ -46,7 +46,7 @@ class Posted:
 
     @property
     def rank(self) -> int:
-        """The rank that posted it."""
+        """The rank that posted this side."""
         return self.message.source if self.sending else self.message.destination
 
     def text(self) -> str:
@@ -59,7 +59,7 @@ class Posted:
 
     @property
     def peer(self) -> int:
-        """The rank that it was posted for; :data:`ANY_SOURCE` for a receive from any rank."""
+        """The rank of the other side; :data:`ANY_SOURCE` for a receive from any rank."""
         return self.message.destination if self.sending else self.message.source
 
     def answering(self, world_size: int) -> Sequence[int]:

@@ -49,40 +49,40 @@ class FakeTransport(SimulatedTransport):
         return self._all_reduce(x, op, ranks).contribution.payloads[0]
 
     def all_gather(self, x: Any, ranks: Ranks, shapes: Sequence[Shape]) -> list[Any]:
-        """Return this rank's part, and zeros for the others': one tensor for all parts of the same shape."""
+        """Return this rank's tensor, and zeros in place of the other ranks' tensors; equal zeros are one tensor."""
         own = self._all_gather(x, ranks, shapes).contribution.payloads[0]
         zeros = {shape: self._zeros(x, shape) for shape in dict.fromkeys(map(tuple, shapes))}
         return [own if rank == self.rank else zeros[tuple(shape)] for rank, shape in zip(ranks, shapes, strict=True)]
 
     def reduce_scatter(self, chunks: Sequence[Any], op: str, ranks: Ranks) -> Any:
-        """Return this rank's own chunk for itself."""
+        """Return a copy of the chunk at this rank's position, without the other ranks' terms."""
         self._fingerprints.reduce_scatter(chunks, op, ranks)
         return self._ops.copy(chunks[ranks.index(self.rank)])
 
     def all_to_all(self, x: Any, ranks: Ranks, sends: Parts, expects: Parts) -> Any:
-        """Return this rank's own part for itself, and zeros for the others'."""
+        """Return the part that this rank sends to itself, and zeros in place of the other ranks' parts."""
         position = ranks.index(self.rank)
         own = self._all_to_all(x, ranks, sends, expects).contribution.payloads[position]
         before, after = expects.starts[position], expects.total - expects.starts[position] - expects.sizes[position]
         return self._ops.join([self._zeros(x, (before,)), own, self._zeros(x, (after,))])
 
     def all_gather_rows(self, x: Any, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
-        """Return this rank's row, and zeros for the others'."""
+        """Return this rank's row, and rows of zeros in place of the other ranks'."""
         self._fingerprints.all_gather_rows(x, ranks, shapes)
         return self._own_row(x, ranks)
 
     def reduce_scatter_rows(self, rows: Any, op: str, ranks: Ranks, shapes: tuple[Shape, ...]) -> Any:
-        """Return this rank's own row for itself."""
+        """Return a copy of the row at this rank's position, without the other ranks' terms."""
         self._fingerprints.reduce_scatter_rows(rows, op, ranks, shapes)
         return self._ops.copy(rows[ranks.index(self.rank)])
 
     def all_to_all_rows(self, rows: Any, ranks: Ranks, sends: tuple[Shape, ...], expects: tuple[Shape, ...]) -> Any:
-        """Return this rank's own row for itself, and zeros for the others'."""
+        """Return the row that this rank sends to itself, and rows of zeros in place of the other ranks'."""
         self._fingerprints.all_to_all_rows(rows, ranks, sends, expects)
         return self._own_row(rows[ranks.index(self.rank)], ranks)
 
     def _own_row(self, row: Any, ranks: Ranks) -> Any:
-        """Return rows with ``row`` at this rank, and zeros at the others."""
+        """Return rows with ``row`` at this rank's position, and zeros at all other positions."""
         zeros = self._zeros(row, self._ops.shape(row))
         return self._ops.stack([row if rank == self.rank else zeros for rank in ranks])
 

@@ -15,7 +15,7 @@ __all__ = ["run_bug"]
 
 
 def run_bug(bug: Bug, seed: int = 0) -> BugResult:
-    """Return the harness's verdicts on both forms of a program; ``seed`` is that of the perturbations."""
+    """Return the harness's verdicts on both forms of a program; ``seed`` is the seed of the perturbations."""
     started = time.perf_counter()
     broken, fixed = (_run_form(bug, seed, broken=form) for form in (True, False))
     return BugResult(bug, broken, fixed, time.perf_counter() - started)
@@ -37,7 +37,7 @@ def _run_form(bug: Bug, seed: int, *, broken: bool) -> FormResult:
 
 
 def form_result(report: ProgramReport) -> FormResult:
-    """Return the result of a report, in the terms of the corpus's facts."""
+    """Return the verdict of a report, with kinds and causes as in :class:`.Facts`."""
     verdict = report.verdict
     if verdict is None:
         if _unequal_calls(report):

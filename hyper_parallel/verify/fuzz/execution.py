@@ -46,8 +46,8 @@ def execute(
         leaves: tensors by number, plain or distributed.
         platform: the framework.
         language: the framework's functions for random programs.
-        after: called with the number and the tensor of each new result that shares no memory; its return value replaces
-            the tensor.
+        after: called with the number and the tensor of each new result that shares no memory with other tensors; its
+            return value replaces the tensor.
 
     Returns:
         the results of every step, in their state after the last step, and the gradients.

@@ -84,7 +84,7 @@ class PostedElsewhere:
 
     @property
     def matched(self) -> bool:
-        """Whether the other side was found."""
+        """Whether the other side of the message was posted."""
         return bool(self._endpoint.ask("is_matched", self.number))
 
 

@@ -53,7 +53,7 @@ class Handle:
 
 
 def _into(work: Work, outputs: Sequence[Tensor], operation: str, *, waits: bool) -> tuple[Tensor, Handle]:
-    """Write the work's arrays, one or a list, into ``outputs`` when it is complete; None writes nothing."""
+    """When the work is complete, write its result (an array or a list of arrays) into ``outputs``; None is skipped."""
 
     def finish() -> None:
         arrived = work.wait()
@@ -292,7 +292,7 @@ def _batch(tensors: Sequence[Tensor], group: str, kinds: Sequence[int], peers: S
 
 
 def _new(primitive: Any, later: bool, *inputs: Any) -> Any:
-    """Call a primitive, or start it."""
+    """Call a primitive, or start it if ``later`` is True."""
     if not later:
         return carry(primitive, *inputs)
     outputs, finish = carry_later(primitive, *inputs)

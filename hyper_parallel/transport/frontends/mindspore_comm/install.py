@@ -40,7 +40,7 @@ __all__ = ["VERSIONS", "begin", "begin_again", "normalize", "with_group"]
 
 
 def with_group(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the constructor of ``nn.SyncBatchNorm``'s operator, which gets no group for the world on CPU."""
+    """Wrap the constructor of ``nn.SyncBatchNorm``'s operator: pass the world's group, which MindSpore omits on CPU."""
 
     @wraps(init)
     def construct(self: Any, *args: Any, group: str | None = None, **kwargs: Any) -> None:

@@ -1,8 +1,7 @@
 """Collectives over ``torch.distributed``, for every dtype, stride and size on every backend.
 
-Collectives without reduction transfer bytes. Reductions use the backend's own if it is an accelerator's backend that
-supports the dtype. Otherwise (gloo, bool, complex, float64 on HCCL) tensors are gathered and reduced in the order of
-``ranks``, like in the simulation.
+Collectives without reduction transfer bytes. An accelerator's backend reduces the dtypes that it supports. Otherwise
+(gloo, bool, complex, float64 on HCCL) tensors are gathered and reduced in the order of ``ranks``, as in the simulation.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ class C10dTransport(C10dRows):
         check_ranks(ranks, self.rank, self.world_size)
         check_reduction(op, inexact=x.is_floating_point() or x.is_complex())
         if len(ranks) == 1 or not x.numel() or not is_native(self.backend, x.dtype, op):
-            # One all-gather of any size: all_reduce() runs two steps, but nothing would start the second one here.
+            # One all-gather, whatever the size: the two steps of all_reduce() cannot be started as one work.
             return self._all_gather(x, ranks, [tuple(x.shape)] * len(ranks)).then(
                 lambda parts: reduce_in_order(parts, op)
             )
@@ -382,7 +381,7 @@ def start_world(device: str, rank: int, world_size: int, init_method: str, rehea
     """Join a world on ``cpu`` (gloo), ``cuda`` (NCCL) or ``npu`` (HCCL), where rank i takes device i.
 
     With more ranks than devices, ranks share devices and send their tensors through host memory over gloo, because
-    engines refuse two ranks on a device. ``rehearsed`` names an engine that is rehearsed over gloo, with its limits.
+    engines reject two ranks on a device. ``rehearsed`` names an engine whose limits gloo's calls are checked against.
 
     Raises:
         UnsupportedOnBackend: PyTorch sees no such device.
