@@ -1,9 +1,9 @@
 """Placements of outputs, masks and recorded values: read from tensors, declared, or inferred from values.
 
-An output is placed by matching its values within the tolerance. Its matched rows also place other values of the same
-sizes on that rank, including wrong ones. An output counts only if all of its elements are on some rank: if elements are
-missing, a rank works on the wrong rows. A value of the reference's shape is a replica, unless the values of a group of
-ranks sum to the reference.
+An output is placed by matching its values within the tolerance. The matched rows also place other values of the same
+sizes on that rank, such as wrong values, which match nowhere. The rows of an output are used only if the ranks together
+have all its elements: if elements are missing, some rank works on the wrong rows. A value of the reference's shape is a
+replica, unless the values of a group of ranks sum to the reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hyper_parallel.verify.frameworks.contract.records import Record
 __all__ = ["EVALUATION", "ActivationPlacements", "are_padded_rows"]
 
 EVALUATION = " (no_grad)"
-"""What recorders add to the path of a model that is called under ``no_grad``."""
+"""Suffix that recorders add to the path of a model that is called under ``no_grad``."""
 
 KINDS = ("value", "output", "mask")
 _Sizes = tuple[int, int, int]
@@ -45,12 +45,12 @@ class ActivationPlacements:
     Args:
         bounds: tolerances of the reference.
         ranks: each rank's records by key.
-        axes: axes of the program.
-        declared: parsed lines by kind and name.
+        axes: axes of the program's mesh.
+        declared: parsed declarations, by kind and name of the value.
 
     Attributes:
         unplaced: by kind and name, the reason why the placement cannot be determined.
-        rows: by rank, dim and its local and global size: how often each selection of rows was recognised.
+        rows: for each rank, how often each selection of rows was recognised, by dim, local size and global size.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ActivationPlacements:
         return Placement(total, positions, words=describe(positions, total))
 
     def other_rows(self) -> dict[Key, list[int]]:
-        """Return values whose rows on a rank differ from those of earlier values: no error if the order is restored.
+        """Return values whose rows on a rank are not those of earlier values; the program may restore the order later.
 
         Rows may differ between steps and calls: a rank may split its shard of a batch over several calls.
         """
@@ -154,7 +154,7 @@ class ActivationPlacements:
         return placement if match.unique else None
 
     def _covers(self, key: Key) -> bool:
-        """Return whether the ranks together have every element, except elements that pad rows in wider batches."""
+        """Return whether the ranks together have every element, not counting padding (:func:`are_padded_rows`)."""
         covered = np.zeros(np.size(self.bounds.reference[key].value), dtype=bool)
         placements = [self._placements[key, rank] for rank, index in enumerate(self.ranks) if key in index]
         for placement in placements:
@@ -231,9 +231,10 @@ class ActivationPlacements:
         return Placement(total, positions, words=describe(positions, total))
 
     def _votes(self, key: Key, rank: int, sizes: _Sizes) -> Counter[tuple[int, ...]] | None:
-        """Return how often rows of these sizes were recognised, or are possible, in values of this value's grad mode.
+        """Return how often each selection of rows of these sizes was recognised, or else is possible.
 
-        A model that is called under ``no_grad`` in a training step may have another batch.
+        Values of the same grad mode are preferred: a model that is called under ``no_grad`` in a training step may get
+        a different batch.
         """
         alike = (self._alike[rank].get((EVALUATION in key[1], sure, sizes)) for sure in (True, False))
         return next(filter(None, alike), None) or self.rows[rank].get(sizes)
@@ -283,7 +284,7 @@ class ActivationPlacements:
         return all(known) if known else self._mostly(key, dim, lines)
 
     def _mostly(self, key: Key, dim: int, lines: Mapping[int, Any]) -> bool:
-        """Return whether most elements of each rank equal the reference's at the given rows: only a few are wrong."""
+        """Return whether most elements of each rank equal the reference's at the given rows, so that few are wrong."""
         reference, allowed = np.asarray(self.bounds.reference[key].value), self.bounds.allowed(key)
         if reference.dtype.kind not in "fc":
             return False
@@ -298,7 +299,7 @@ class ActivationPlacements:
         return True
 
     def _place_pending(self, key: Key, records: Mapping[int, Record], likely: Mapping[int, Placement | None]) -> None:
-        """Place values of a group that add up to the reference's shard, on ranks that have the same shard."""
+        """Place pending sums: values of ranks with the same shard that add up to the reference's shard."""
         if key[0] != "output" or np.asarray(self.bounds.reference[key].value).dtype.kind not in "fc":
             return
         for axis, groups in self.axes.sets():
@@ -338,9 +339,10 @@ def _sharded_rows(placement: Placement | None) -> Iterator[tuple[_Sizes, tuple[i
 
 
 def are_padded_rows(placements: Sequence[Placement]) -> bool:
-    """Return whether shards have all rows of dim 0, and of each other dim the first or the last elements.
+    """Return whether shards have all rows of dim 0 together, and the first or the last elements of each other dim.
 
-    Each rank pads its rows to the longest of them, and the single device to the longest of all. One rank has that one.
+    Each rank pads its rows to its own longest row. The single device pads to the longest row of all, which some rank
+    has.
     """
     shape = placements[0].shape
     found = [None if each.positions is None else rows_of(each.positions, shape) for each in placements]

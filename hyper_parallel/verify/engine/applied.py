@@ -1,4 +1,4 @@
-"""Hypotheses about targets and masks: other ones than the single device's, or unequal numbers of targets.
+"""Hypotheses about targets and masks: they are not the single device's, or ranks have unequal numbers of targets.
 
 A rank's logits or attention scores are found among those of the reference by their values. They equal the reference's,
 so everything before them is right, and targets or a mask that differ there are the first wrong values.
@@ -24,21 +24,21 @@ from hyper_parallel.verify.frameworks.contract.records import APPLIED
 __all__ = ["other_mask", "other_targets_applied", "weighted_by_targets"]
 
 _SHOWN = 4
-"""Number of targets that are shown."""
+"""Largest number of targets or rows that are listed in a cause."""
 
 
 @dataclass(frozen=True)
 class _Applied:
-    """Integers or booleans of a call on one rank, and those that the reference applies to the same numbers.
+    """The targets or the mask of a call on one rank, and those that the reference applies to the same logits or scores.
 
     Attributes:
-        rank: its number.
-        name: module and function.
+        rank: number of the rank.
+        name: module and function that were called.
         number: number of the call in its step.
-        own: what the rank applies.
-        whole: what the reference applies in its call.
-        rows: by element of ``own``, its position in ``whole``.
-        where: the place of the numbers, in words.
+        own: the rank's targets or mask.
+        whole: targets or mask of the reference's call.
+        rows: for each element of ``own``, its position in ``whole``.
+        where: placement of the rank's logits or scores in the reference's, in words.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class _Applied:
 
 
 def other_targets_applied(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
-    """Test whether ranks compute their losses from the reference's logits with other targets."""
+    """Test whether ranks have the reference's logits, but use targets that are not the reference's in their losses."""
     if key[0] != "loss":
         return None
     differing = [each for each in _applied(runs, key[2]) if each.own.dtype.kind in "iu" and _differs(each)]
@@ -74,8 +74,7 @@ def other_targets_applied(runs: PairedRuns, key: Key, _wrong: Any, _evidence: An
 def weighted_by_targets(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
     """Test whether the mean of the ranks' losses, weighted with their numbers of targets, is the reference's loss.
 
-    Which targets a loss ignores is not recorded. Every number that occurs most often on some rank, and every negative
-    one, may be ignored.
+    Which target a loss ignores is not recorded, so each rank's most frequent target and all negative ones are tried.
     """
     ranks = runs.holders(key)
     expected, allowed = float(runs.bounds.reference[key].value), 4 * float(np.max(runs.bounds.allowed(key)))
@@ -102,7 +101,7 @@ def _targets(runs: PairedRuns, rank: int, step: int) -> Any:
 
 
 def _ignorable(targets: Sequence[Any]) -> list[int]:
-    """Return the numbers that a loss may ignore: the most frequent one of each rank, and negative ones."""
+    """Return the targets that a loss may ignore: the most frequent one of each rank, and negative ones."""
     found: set[int] = set()
     for own in targets:
         values, counts = np.unique(own, return_counts=True)
@@ -111,7 +110,10 @@ def _ignorable(targets: Sequence[Any]) -> list[int]:
 
 
 def other_mask(runs: PairedRuns, key: Key, _wrong: Any, _evidence: Any) -> Cause | None:
-    """Test whether ranks hide other attention scores than the reference, in or around the module of a wrong output."""
+    """Test whether ranks mask attention scores that the reference does not mask, or the reverse.
+
+    Only masks in the module of a wrong output, or in a module inside or around it, are tested.
+    """
     module = runs.bounds.reference[key].module if key in runs.bounds.reference else None
     if key[0] != "output" or module is None:
         return None
@@ -134,7 +136,7 @@ def _differs(each: _Applied) -> bool:
 
 
 def _applied(runs: PairedRuns, step: int) -> Iterator[_Applied]:
-    """Yield the calls of a step whose numbers are found in the reference, by rank."""
+    """Yield, rank by rank, the calls of a step whose logits or scores are found in the reference."""
     reference = calls_of(runs.bounds.records.values(), {}, APPLIED)
     for rank, (records, modules) in enumerate(zip(runs.parallel.ranks, runs.names, strict=True)):
         for group, calls in calls_of(records.records, modules, APPLIED).items():
@@ -145,7 +147,7 @@ def _applied(runs: PairedRuns, step: int) -> Iterator[_Applied]:
 
 
 def _found(runs: PairedRuns, call: Call, reference: Sequence[Call]) -> tuple[Any, Any, str] | None:
-    """Return what the reference applies to a rank's numbers, their positions in it, and the place in words."""
+    """Return the reference's targets or mask, the positions of the rank there, and their placement in words."""
     numbers = np.asarray(call.scores)
     for other in reference:
         whole, given = np.asarray(other.scores), np.asarray(other.choice)
@@ -165,7 +167,7 @@ def _listed(values: Any) -> str:
 
 
 def _shifted(first: _Applied, own: Any, wrong: Any) -> str:
-    """Return in words that wrong targets are those of the next or previous row, or that all are one number."""
+    """Return text if wrong targets are those of the next or previous row, or all the same number; otherwise ""."""
     for step, words in ((1, "next"), (-1, "previous")):
         rows = first.rows[wrong] + step
         inside = (rows >= 0) & (rows < first.whole.size)

@@ -52,7 +52,7 @@ class Axes:
         return {axis: max(map(len, groups)) for axis, groups in self.groups.items()}
 
     def sets(self) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
-        """Yield axes and products of two axes with their groups of more than one rank, without equal sets of groups."""
+        """Yield axes and products of two axes, with their groups of more than one rank; each set of groups once."""
         seen: set[frozenset[tuple[int, ...]]] = set()
         proper = {axis: tuple(group for group in groups if len(group) > 1) for axis, groups in self.groups.items()}
         named = [(axis, groups) for axis, groups in proper.items() if groups]

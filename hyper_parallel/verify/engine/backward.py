@@ -14,7 +14,7 @@ from hyper_parallel.verify.engine.verdict import Difference
 __all__ = ["wrong_way_back"]
 
 _MOST = 0.5
-"""Share of the earlier modules that must also have wrong gradients: a wrong input gradient reaches all of them."""
+"""Smallest share of earlier modules that must have wrong gradients, too: a wrong input gradient reaches all of them."""
 
 
 def wrong_way_back(

@@ -47,7 +47,7 @@ class BlindSpot:
         subject: axis, parameter, input or output concerned; empty if it concerns the entire case.
         facts: the finding, with names and sizes.
         repair: the change that removes it.
-        refused: whether it makes a comparison without differences inconclusive.
+        refused: True if this blind spot makes the result inconclusive even though nothing differs.
     """
 
     kind: str
@@ -81,7 +81,7 @@ def blind_spots(runs: PairedRuns) -> list[BlindSpot]:
 
 
 def _proper_axes(runs: PairedRuns) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the axes of more than one rank; ``world`` only if there is no other."""
+    """Return the axes of more than one rank; axis ``world`` only if there is no other axis."""
     axes = {axis: groups for axis, groups in runs.axes.groups.items() if max(map(len, groups)) > 1}
     return {axis: groups for axis, groups in axes.items() if axis != "world"} or axes
 
@@ -102,10 +102,10 @@ def _equal_data(runs: PairedRuns) -> Iterator[BlindSpot]:
 
 
 def _same_work(runs: PairedRuns, group: tuple[int, ...]) -> bool:
-    """Return whether ranks certainly do the same work: the gradients of their backwards are equal before reductions.
+    """Return whether the ranks of a group certainly do the same work: their gradients are equal before reductions.
 
-    ``fully_shard`` gathers parameters for the forward, so equal outputs of all modules mean equal work. This holds for
-    ranks that share one copy of a parameter, and for the same shards of its replicas.
+    ``fully_shard`` gathers parameters for the forward, so equal outputs of all modules mean equal work. This is so both
+    for ranks that together have one copy of a parameter and for ranks that have the same shard of different copies.
     """
     notes = [runs.parallel.ranks[rank].notes for rank in group]
     own = [note.get("own gradients", {}) for note in notes]
@@ -258,8 +258,8 @@ def _contiguous_inputs(runs: PairedRuns) -> Iterator[BlindSpot]:
 def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
     """Yield parameters whose gradient is zero, or missing, in every step of the reference.
 
-    Parameters without a gradient that are in no optimizer, or are created after the last step, such as those of a
-    second model that only evaluates, are one blind spot.
+    One blind spot covers all parameters without a gradient that are in no optimizer or were created after the last
+    step, such as those of a second model for evaluation.
     """
     most: dict[str, float] = {}
     for (kind, name, _, _), record in runs.bounds.reference.items():
@@ -295,7 +295,7 @@ def _zero_gradients(runs: PairedRuns) -> Iterator[BlindSpot]:
 def _untrained_parameters(runs: PairedRuns) -> Iterator[BlindSpot]:
     """Yield parameters that no step changes, for example because the optimizer was created before sharding.
 
-    Such a program creates its optimizer too early on one rank as well, so both runs are equal.
+    Such a program creates its optimizer too early on a single device as well, so both runs are equal.
     """
     start: dict[str, Any] = {}
     changed: set[str] = set()

@@ -1,8 +1,8 @@
 """Tolerances of the reference's values, measured by its perturbed repeats: per element and per tensor.
 
-:mod:`hyper_parallel.verify.engine.noise` defines the tolerance per element. Each tensor has two further tolerances
-(:class:`WholeBound`), because a wrong scale or a missing share moves all elements alike. A correct run does not,
-because rounding moves elements in all directions and these movements cancel along the tensor.
+:mod:`hyper_parallel.verify.engine.noise` defines the tolerance per element. Each complete tensor has two further
+tolerances (:class:`WholeBound`). A wrong scale or a missing summand moves all elements in the same way. Rounding moves
+them in all directions, so that these movements cancel along the tensor.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ROUNDED = "half-precision outputs in the last place"
 _KIND_OF: dict[str | None, MovementKind] = {DISPLACED: "displaced", ROUNDED: "rounded"}
 
 _SHARE = 4.0
-"""The elements' multiples are divided by this for a complete tensor: rounding may reach the tolerance in one element of
-a million, but not in all of them.
+"""Divisor of the multiple of an element's movement that is allowed, for a complete tensor: rounding may reach the
+tolerance in one element of a million, but not in all of them.
 """
 
 _NUMBERS = ("value", "rate", "norm", "loss")
@@ -70,7 +70,7 @@ class WholeBound:
 
 
 def index_records(records: Sequence[Record]) -> dict[Key, Record]:
-    """Return records by key, in their order; of equal keys the last one counts."""
+    """Return records by key, in their order; of several records with the same key, the last."""
     return {record.key: record for record in records}
 
 
@@ -85,7 +85,7 @@ class Bounds:
     Attributes:
         records: records of the reference, by key.
         reference: records that are compared as numbers: all except decisions.
-        movements: measured by the repeats.
+        movements: movements of the values, measured by the repeats.
     """
 
     def __init__(self, reference: Run, perturbed: Sequence[Run] = (), scratch: Scratch | None = None) -> None:
@@ -126,7 +126,7 @@ class Bounds:
         self.movements.merge(summary)
 
     def with_values_of(self, run: Run) -> Bounds:
-        """Return the tolerances of a run on one rank, measured by the repeats of this object, including later ones.
+        """Return the tolerances of a run on one rank, from the repeats of this object, including those added later.
 
         Args:
             run: its values have the same shapes as this object's.
@@ -164,8 +164,8 @@ class Bounds:
     def floor(self, key: Key) -> float:
         """Return the smallest magnitude relative to which an error of this value is measured.
 
-        No repeat moves a gradient whose terms have no digits to move, such as the signs of an absolute error. Such
-        repeats do not measure how far sums in another order differ; that error is relative to the terms, which are as
+        Repeats do not move a gradient whose terms are exact, such as the signs in the gradient of an absolute error. So
+        they do not measure how much sums in a different order differ. That error is relative to the terms, which are as
         large as the sum.
         """
         least = NOISE_SHARE * self.movements.largest(key[0], key[2])
@@ -196,9 +196,10 @@ class Bounds:
     def _rounded_alike(self, key: Key) -> float:
         """Return the relative error of a gradient all of whose terms are rounded to half precision in one direction.
 
-        The gradient of a mean is the same number in many elements, and another one on ranks with other numbers of rows:
-        half a unit each for the reference and the parallel run. Repeats move elements in all directions, and do not
-        show this. States may have squares of the gradient.
+        The gradient of a mean is the same number in many elements, and a different number on ranks with a different
+        number of rows. Its rounding error is up to half a unit in the reference and half a unit in the parallel run.
+        Repeats move elements in all directions, so they do not measure this. States may contain squares of the
+        gradient, which have twice the error.
         """
         factor = {"gradient": 1.0, "state": 2.0}.get(key[0], 0.0)
         if factor and self._half is None:
@@ -224,8 +225,8 @@ class Bounds:
         """Return float32's unit for a number that Python computed in float64 from float32 tensors; 0 for other numbers.
 
         Examples are clip factors, logged averages and learning rates that depend on losses. In at least one step, such
-        numbers move in the repeats by far more than the rounding of float64. A program with weights of float64 has
-        none.
+        numbers move in the repeats by far more than the rounding of float64. A program with weights of float64 has no
+        such numbers.
         """
         value = record.value
         if record.kind not in _NUMBERS or value.dtype != np.float64 or np.size(value) != 1 or self._is_double():

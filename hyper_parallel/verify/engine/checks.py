@@ -27,9 +27,9 @@ class TensorCheck:
         name: its full name.
         step: training step, from 0; -1 before training.
         rank: the rank that has it.
-        values: number of elements; 0 of a tensor that one of the runs does not have.
+        values: number of elements; 0 if one of the runs does not have the tensor.
         error: largest difference, relative to the tensor's magnitude.
-        bound: tolerance of that element, relative to the same magnitude.
+        bound: tolerance of the element with that error, relative to the same magnitude.
         why: description of the error; empty if there is none.
     """
 

@@ -53,15 +53,14 @@ def compare_runs(
 
     Args:
         reference: the program on one rank.
-        perturbed: the reference again, with perturbations of one ULP, at least one antithetic pair; repeats whose
-            gradients were displaced have this in their settings
-            (:data:`~hyper_parallel.verify.engine.bounds.DISPLACED`).
+        perturbed: repeats of the reference with perturbations of one ULP, at least one antithetic pair. Repeats with
+            displaced gradients are marked in their settings (:data:`~hyper_parallel.verify.engine.bounds.DISPLACED`).
         parallel: the program on its ranks.
         mesh: sizes of the axes in order, the last one fastest; by default the groups that the ranks made.
         declared: placements of values, by pattern of names (:mod:`hyper_parallel.verify.engine.declared`).
 
     Raises:
-        ValueError: the runs cannot be compared, or a declaration or the mesh does not fit.
+        ValueError: the runs cannot be compared, or a declaration or the mesh does not match them.
     """
     return compare_paired(PairedRuns(reference, perturbed, parallel, mesh, declared))
 
@@ -176,8 +175,8 @@ class _Comparison:
     def _seen_by_optimizers(self, key: Key, wrong: Mapping[int, Distance]) -> dict[int, Distance]:
         """Return the wrong gradients except those that no optimizer of their rank reads.
 
-        If no optimizer of the rank has the parameter, its weight must be right after the step. Manually sharded
-        optimizers own some of the parameters, or flat copies of them, on each rank: the ``grad`` of the other
+        If no optimizer on any rank has the parameter, its weight must also be right after the step. Manually sharded
+        optimizers own some of the parameters, or flat copies of them, on each rank: the ``grad`` of all other
         parameters is not used.
         """
         ranks = range(self.runs.parallel.world_size)
@@ -201,11 +200,11 @@ class _Comparison:
         return distance is not None and distance.ratio <= 1
 
     def _stages(self, key: Key, distances: Mapping[int, Distance | None]) -> list[int]:
-        """Return pipeline stages: ranks that call a module with some of its layers while another rank has its output.
+        """Return pipeline stages: ranks that have only some layers of a module while another rank has its right output.
 
         The stages of a pipeline call the same module, each with its own layers. If no rank has the right output, all
-        stages are wrong. Ranks that call a layer whose parameters the right ranks also call are not stages: they share
-        the module, for example with different experts in it.
+        stages are wrong. A rank that calls a layer which a rank with the right output also calls is not a stage: the
+        two share the module, for example with different experts in it.
         """
         right = [rank for rank, distance in distances.items() if distance is not None and distance.ratio <= 1]
         if key[0] != "output" or not right or len(right) == len(distances):
@@ -238,7 +237,7 @@ class _Comparison:
         return not all(self._has(rank, name) for name in self._weights_of(module))
 
     def _weights_of(self, module: str) -> set[str]:
-        """Return the names of a module's parameters and buffers; of all of them for the model itself."""
+        """Return the names of a module's parameters and buffers; all names for the model itself."""
         return {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
 
     def _accept(self, keys: Iterable[Key]) -> None:
@@ -248,7 +247,7 @@ class _Comparison:
             self.ratios.pop(key, None)
 
     def _has(self, rank: int, name: str) -> bool:
-        """Return whether a rank has a parameter or buffer; a module that is called late has none before training."""
+        """Return whether a rank has a parameter or buffer in any step, because modules may be called late."""
         return name in self.held[rank]
 
     @cached_property
@@ -307,7 +306,7 @@ class _Comparison:
             self.verdict.skipped.append(line)
 
     def _clips_otherwise(self, step: int, last: Mapping[int, int]) -> bool:
-        """Return whether all ranks make a step with a wrong gradient: then another way of clipping would be right."""
+        """Return whether all ranks make a step with a wrong gradient; without one, a different clipping is right."""
         wrong = any(key[0] == "gradient" and key[2] == step for key in self.wrong)
         return wrong and all(end >= step for end in last.values())
 
@@ -330,7 +329,7 @@ class _Comparison:
     def _trains_nothing(self, key: Key, rank: int) -> bool:
         """Return whether a rank's optimizer has no element of a parameter because other ranks have all its shards.
 
-        Such a rank records the gradient once per step, and not when gradients are clipped before.
+        Such a rank records its empty gradient once per step, and not a second time at clipping.
         """
         calls = self.runs.calls(key[:3])
         found = [record for call in calls if (record := self.runs.ranks[rank].get(call)) is not None]
@@ -363,7 +362,7 @@ class _Comparison:
             self._lacks(key, [decision.rank for decision in decisions], decisions[0].why)
 
     def _unheld(self) -> None:
-        """Report elements of initial weights that no rank has, and initial values that are not in the reference."""
+        """Report elements of initial weights that no rank has, and initial values that the reference does not have."""
         parameters = self.runs.parameters
         for name, rank in sorted(parameters.strangers):
             key = next(key for key in self.runs.ranks[rank] if key[0] in parameters.KINDS and key[1] == name)
@@ -383,13 +382,13 @@ class _Comparison:
                 self._lacks(key, holders, f"{missing.size} of the single device's {count} elements are on no rank")
 
     def _unions_of_calls(self) -> None:
-        """Compare outputs that differ per call as the union of all calls of a step.
+        """Compare all calls of a step together, for outputs that differ call by call.
 
         A rank may split its shard of a batch over several calls, as gradient accumulation and evaluation do. Call k of
         the rank is then not a shard of call k of the single device, but its rows are among those of all calls. Every
         row of a rank must be one of these rows, within the tolerance, and every one of these rows must be on a rank. A
-        value that is placed and wrong only as a complete tensor stays wrong: its elements are within their tolerances
-        in a union, too.
+        value with a known placement that is wrong only as a complete tensor stays wrong: all its elements are within
+        their tolerances, so this comparison would accept it.
         """
         unplaced = [name for kind, name in self.runs.activations.unplaced if kind == "output"]
         keys = [key for name in unplaced for key, _ in self._without_place("output", name) if key[2] < self.end]
@@ -414,12 +413,12 @@ class _Comparison:
         return [key for key in self.wrong if key[:3] == ("output", name, step)]
 
     def _wrong_as_a_whole(self, key: Key) -> bool:
-        """Return whether a wrong value is placed wherever it is wrong, with every element within its tolerance."""
+        """Return whether a value has a placement wherever it is wrong, and every element is within its tolerance."""
         evidence = Evidence(self.runs, key, self.wrong[key].ranks)
         return evidence.within_elements and set(self.wrong[key].ranks) <= set(evidence.actual)
 
     def _unions_of_losses(self) -> None:
-        """Compare losses that differ per call as the sum of a step's losses, where outputs were compared as a union."""
+        """Compare the sum of a step's losses, if losses differ and outputs of the step were compared over all calls."""
         reference = self.runs.bounds.reference
         for step in sorted({key[2] for key in self.wrong if key[0] == "loss"} & {step for _, step in self.joined}):
             keys = [key for key in reference if key[0] == "loss" and key[2] == step]
@@ -478,11 +477,11 @@ class _Comparison:
         self.verdict.replicas = [each for each in self.verdict.replicas if (each.kind, each.name) not in counts]
 
     def _losses_of_right_gradients(self) -> None:
-        """List losses that are one multiple of the single device's in a step whose gradients do not share that factor.
+        """List losses that are all wrong by one factor, in a step whose gradients are not wrong by that factor.
 
         The schedule of a pipeline may divide gradients by the number of micro-batches instead of dividing losses. Then
-        some gradient of the step is right, which is impossible with a wrong loss, and none is off by the factor of the
-        losses.
+        some gradient of the step is right, which is impossible with a wrong loss, and no gradient is wrong by the
+        factor of the losses.
         """
         reference = self.runs.bounds.reference
         for step in sorted({key[2] for key in self.wrong if key[0] == "loss"}):
@@ -510,7 +509,7 @@ class _Comparison:
 
         These numbers are local to the ranks: a mean over a rank's shard that is weighted afterwards, micro-batches that
         each rank cuts from its own shard, or padding of a rank's batch. They may have no counterpart in the reference.
-        Only steps whose gradients were compared count, and no output of an evaluation.
+        This covers only steps whose gradients were compared, and no outputs of evaluations.
         """
         steps = StepOutputs(self.runs, {key[2] for key in self.ratios if key[0] == "gradient"})
         if self.verdict.incomplete or self.runs.parameters.unplaced or not all(key in steps for key in self.wrong):
@@ -543,7 +542,7 @@ class _Comparison:
             self.verdict.checked -= sum(int(np.size(value)) for value in values)
 
     def _other_rows(self) -> None:
-        """If something differs, report the first outputs for which ranks have other rows than before."""
+        """If something differs, report earlier values whose rows on a rank are not those of the values before."""
         if not self.wrong:
             return
         start = execution_order(self.runs, self.wrong)[0]
@@ -631,7 +630,7 @@ class _Comparison:
             )
 
     def _unseen(self, kind: str, name: str) -> list[tuple[Key, int]]:
-        """Return the values of a name, with their ranks, that were not compared in any other way."""
+        """Return the values of a name, with ranks, that have no placement and were not compared in another way."""
         return [
             place
             for place in self._without_place(kind, name)

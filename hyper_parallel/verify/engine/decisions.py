@@ -1,9 +1,9 @@
 """Compares choices of top-k, sorting and similar operators as decisions: only near ties may flip.
 
-An operator that chooses returns indices, which may change if its scores change by one ULP. A rank's indices are
-therefore right if their scores equal the scores at the reference's indices, within the tolerance of the scores. Scores
-form rows, and each row is one decision. A rank's rows are found among the reference's by their values. If an earlier
-flip has changed some rows, the others determine the position of all.
+Such an operator returns indices of scores, which may change if scores change by one ULP. A rank's indices are therefore
+right if the scores there equal the scores at the reference's indices, within the tolerance of the scores. Scores form
+rows, and each row is one decision. A rank's rows are found among the reference's by their values. If an earlier flip
+has changed some rows, the other rows determine the position of all.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _FOUND = 0.5
 
 @dataclass(frozen=True)
 class Decision:
-    """The rows of one call of an operator on one rank, and of the reference.
+    """The choices of one call of an operator on one rank, and those of the reference for the same rows.
 
     Attributes:
-        rank: its number.
+        rank: number of the rank.
         own: key of the rank's choice, under the rank's own names.
         key: the same under the reference's names.
         chosen: the rank's indices, one row per decision.
         expected: the reference's indices of the same rows.
-        flips: rows with another choice that is a near tie, where all scores are within their tolerances.
-        outside: rows with another choice that is not a near tie, although all scores are within their tolerances.
+        flips: rows whose choice differs, but only between near ties; only choices whose scores are right are judged.
+        outside: rows whose choice differs by more than a near tie, although all scores are within their tolerances.
         why: the numbers of the first row of ``outside``.
     """
 
@@ -55,11 +55,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator that decides.
+    """One call of an operator that chooses, such as top-k.
 
     Attributes:
         own: key of the choice, under the run's own names.
-        scores: its input.
+        scores: input of the operator.
         choice: the indices that it returned.
     """
 
@@ -74,14 +74,14 @@ def decisions_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str
     Args:
         bounds: tolerances of the reference.
         parallel: the run on all ranks.
-        names: by rank, modules whose names are mapped to the reference's.
+        names: for each rank, the reference's name of each renamed module.
     """
     reference = calls_of(bounds.records.values(), {})
     found: list[Decision] = []
     for rank, (records, modules) in enumerate(zip(parallel.ranks, names, strict=True)):
         own = calls_of(records.records, modules)
         places: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
-        for known in (True, False):  # where rows lie is learned from those that are found
+        for known in (True, False):  # positions of rows are first found by values, then reused
             for group, calls in own.items():
                 if group in reference:
                     found += _compared(bounds, rank, group, calls, reference[group], places, known=known)
@@ -95,7 +95,7 @@ def calls_of(
 
     Args:
         records: records of one rank.
-        modules: modules whose names are mapped to the reference's.
+        modules: the reference's name of each renamed module.
         kinds: kinds of the records of scores and of choices.
     """
     scores: dict[Any, Record] = {}
@@ -124,12 +124,13 @@ def _compared(
 
     Args:
         bounds: tolerances of the reference.
-        rank: its number.
+        rank: number of the rank.
         group: name and step.
         calls: calls of the rank.
-        reference: its calls.
-        places: how often each choice of rows was found, by numbers of rows; filled if ``known``.
-        known: whether rows are found by their values; otherwise they are placed like other decisions.
+        reference: calls of the reference.
+        places: how often each selection of rows was found, by the rank's and the reference's number of rows; filled if
+            ``known``.
+        known: whether rows are found by their values; otherwise they are placed like most decisions with as many rows.
     """
     pairs = [([own], [other]) for own, other in zip(calls, reference, strict=False)]
     unions = [(list(calls), list(reference))]
@@ -174,7 +175,7 @@ def _of_pair(
 
 
 def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected: Any) -> Decision:
-    """Return a decision whose rows are known, with its flips."""
+    """Return the decision of one call whose rows in the reference are known."""
     own, chosen = np.asarray(call.scores), np.asarray(call.choice)
     with np.errstate(invalid="ignore"):
         right = (np.abs(own - scores) <= allowed) | (own == scores)

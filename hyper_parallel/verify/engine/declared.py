@@ -1,10 +1,10 @@
-"""Declarations of a rank's value, where neither the tensor nor its values determine the placement.
+"""Declarations of placements, for values whose placement cannot be read from the tensor or inferred from its numbers.
 
 A declaration maps a pattern of names to words: ``{"layers.*.wq.weight": "shard(0) over tp"}``. The words are
 
 - ``replica``: every rank has the complete value;
-- ``shard(DIM) over AXIS``, or ``over AXIS, AXIS``: shards along a dim of the tensor in the order of the ranks, the
-  first axis the slowest; their sizes are those of the ranks' values;
+- ``shard(DIM) over AXIS``, or ``over AXIS, AXIS``: the ranks have consecutive shards of a dim, in the order of the
+ranks, with the first axis varying slowest; the sizes are those of the ranks' values;
 - ``pending sum over AXIS``, or ``over AXIS, AXIS``: the ranks' values add up to the value;
 - ``local``: the value is local to each rank and is not compared;
 

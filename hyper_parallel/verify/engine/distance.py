@@ -118,7 +118,7 @@ def energy_of(array: Any) -> float:
 
 
 def share_of_movement(part: Any, allowed: Any, whole: Any, whole_allowed: Any) -> float:
-    """Return a shard's share of the squared movement that rounding causes along the tensor, from the tolerances.
+    """Return the fraction of a tensor's squared movement along itself that a shard causes, computed from tolerances.
 
     Args:
         part: floating array of finite numbers, a shard of ``whole``.

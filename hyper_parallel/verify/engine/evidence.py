@@ -28,7 +28,7 @@ class Evidence:
         placements: by rank, for ranks with a known placement and a value of the expected shape.
         actual, expected, allowed: arrays by rank.
         wrong: booleans by rank: which elements differ.
-        ranks: those among them where the value differs.
+        ranks: those of the given ranks on which elements differ.
     """
 
     def __init__(self, runs: PairedRuns, key: Key, ranks: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class Evidence:
         return True
 
     def slack(self, rank: int, size: Any) -> Any:
-        """Return the tolerance, on a rank, of a combination of values of magnitude ``size``."""
+        """Return the tolerance, on a rank, of a sum or multiple of values whose magnitudes add up to ``size``."""
         record = self.runs.bounds.reference[self.key]
         reference = np.asarray(record.value)
         return self.allowed[rank] + multiple_of(reference, record.dtype) * unit(reference, record.dtype) * np.abs(size)
@@ -111,7 +111,7 @@ class Evidence:
         return worst
 
     def factors(self) -> dict[int, tuple[float, float]]:
-        """Return, by rank, the factor that fits its value best, and the residual relative to the reference."""
+        """Return, by rank, the factor from the reference to the rank's value that fits best, and its residual."""
         factors: dict[int, tuple[float, float]] = {}
         for rank, actual in self.actual.items():
             expected = np.asarray(self.expected[rank], np.float64).reshape(-1)

@@ -90,7 +90,7 @@ def _rescaled(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evide
     """Test whether a tensor is off by a size of the mesh although each element is within its tolerance."""
     if evidence is None or not evidence.within_elements or not np.isfinite(wrong[key].error):
         return None
-    if all(value.size < 2 for value in evidence.actual.values()):  # compared in combinations of ranks
+    if all(value.size < 2 for value in evidence.actual.values()):  # scalars are tested as means and sums over ranks
         return None
     factors = [factor for factor, _ in evidence.factors().values()]
     bound = runs.bounds.whole(evidence.key)
@@ -171,7 +171,7 @@ def _missing_value(
 
 
 def _not_stepped(runs: PairedRuns, key: Key, lacking: Sequence[int]) -> Cause | None:
-    """Return ``not-updated`` if the gradients that no optimizer saw exist: the optimizer did not step."""
+    """Return ``not-updated`` if the parameter has a gradient on these ranks, but no step changed its weight."""
     name, step = key[1], key[2]
     for rank in lacking:
         before, after = ("weight", name, step - 1, 0), ("weight", name, step, 0)
@@ -274,7 +274,7 @@ def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evide
 
 
 def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """Test whether a weight is bitwise equal to that of the step before."""
+    """Test whether a weight is bitwise equal to the weight of the step before."""
     kind, name, step, call = key
     before = (kind, name, step - 1, call)
     if kind != "weight":
@@ -291,7 +291,7 @@ def _not_updated(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _e
 
 
 def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Test whether a value equals that of the previous step or call, or the right value plus that."""
+    """Test whether a value is that of the previous step or call, or the sum of the right and the previous value."""
     if evidence is None or not evidence.ranks or evidence.ranks != list(wrong[key].ranks):
         return None
     kind, name, step, call = key
@@ -360,7 +360,7 @@ def _missing_with_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Eviden
 
 
 def _sums_with_bias(evidence: Evidence, rank: int, group: Sequence[int], bias: Any) -> bool:
-    """Return whether the values of a group add up to the expected one plus one bias for each rank but one."""
+    """Return whether the values of a group add up to the expected value plus the bias, once for each rank but one."""
     actual = evidence.actual[rank]
     if not actual.ndim or actual.shape[-1] != bias.size:
         return False
@@ -415,7 +415,7 @@ def _misplaced(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evid
 
 
 def _tells_elements_apart(value: Any, total: Any, allowed: Any) -> bool:
-    """Return whether most elements of a vector fit at one place only; other values have rows, which tolerances tell."""
+    """Return whether most elements of a vector match one element of the reference only; True for tensors with rows."""
     if total.ndim != 1 or total.dtype.kind != "f":
         return True
     own = np.asarray(value, dtype=np.float64).reshape(-1)[:_COMPARED]
@@ -446,7 +446,7 @@ def _unequal_bits(_runs: Any, key: Key, wrong: Mapping[Key, Difference], evidenc
 
 
 def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """Test whether ranks have the same shard with different values, some of them right."""
+    """Test whether ranks have the same shard with different values."""
     if evidence is None or not evidence.ranks or evidence.replicated:
         return None
     right = [rank for rank in evidence.actual if rank not in evidence.ranks]
@@ -466,7 +466,7 @@ def _replicas_differ(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence
 def _input_gradient(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """Test whether the gradient of a sharded module's input was not reduced: it is wrong, the module's are not."""
+    """Test whether the gradient of a sharded module's input was not reduced, so that gradients before it are wrong."""
     kind, name, step, _ = key
     if kind != "gradient" or evidence is None or not evidence.ranks:
         return None

@@ -18,7 +18,7 @@ from hyper_parallel.verify.frameworks.contract.records import Record
 __all__ = ["explain_loss"]
 
 _POWERS = (1.0, 0.5, 2.0, 0.25, 4.0)
-"""Scale factors against overflow; the gradients are divided by them afterwards."""
+"""Scale factors of losses that are tried; programs use them against overflow and divide gradients by them later."""
 
 _CHANCE = 1e-3
 """Largest accepted probability that powers fit by chance."""
@@ -71,13 +71,13 @@ def _factors_of_gradients(runs: PairedRuns, step: int) -> list[float]:
 
 
 def _nearer_to_one(factors: list[float], claimed: float) -> bool:
-    """Return whether gradients are nearer to the reference's than the loss is; a wrong loss would scale them, too."""
+    """Return whether the factors of gradients are nearer to 1 than to the loss's; a wrong loss would scale them."""
     median = float(np.median(factors)) if factors else claimed
     return bool(median > 0 and claimed > 0 and abs(np.log(median)) < abs(np.log(median / claimed)))
 
 
 def _by_weights(runs: PairedRuns, expected: float, values: dict[int, float], tolerance: float) -> Cause | None:
-    """Test whether each number was divided by its own count: the mean weighted with counts is the reference's."""
+    """Test whether each rank divided by its own count, so that the mean weighted with counts is the reference's."""
     for axis, groups in runs.axes.sets():
         size = len(groups[0])
         if any(len(group) != size for group in groups) or not all(rank in values for group in groups for rank in group):
@@ -123,7 +123,7 @@ def _by_ratio(runs: PairedRuns, key: Key, expected: float, tolerance: float) -> 
 
 
 def _by_calls(runs: PairedRuns, key: Key, values: Collection[int], tolerance: float) -> Cause | None:
-    """Test whether a step's losses were not divided by their number: their sum is the reference's times that number."""
+    """Test whether a step's losses were not divided by their number, so that their sum is that many times too large."""
     whole = _of_step(runs.bounds.reference, key)
     for rank in values:
         own = _of_step(runs.ranks[rank], key)

@@ -1,7 +1,8 @@
 """Finds the positions of a rank's array in a global array, by values.
 
-A shard is described by the flat position of each of its elements in the global array. That covers every way to shard:
-blocks, uneven and empty shards, several dims, interleaved and permuted rows, shards of fused projections, flat pieces.
+A shard is described by the flat position of each of its elements in the global array. This covers every way to shard:
+blocks, uneven and empty shards, several dims, interleaved and permuted rows, shards of fused projections, slices of the
+flattened array.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SIDE = 1 << 22
 """Largest number of entries of a table that compares rows with rows."""
 
 _STEPS, _STARTS = 64, 1000
-"""Number of strides of interleaved rows and of positions of a block that are tried."""
+"""Largest number of strides of interleaved rows, and of start rows, that are tried."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Match:
     """The positions of a shard.
 
     Attributes:
-        positions: flat position of each element in the global array, int64 of the part's shape.
+        positions: flat position of each element in the global array: an int64 array of the shard's shape.
         unique: whether no other positions have the same values.
     """
 
@@ -38,12 +39,12 @@ class Match:
 
 @dataclass(frozen=True)
 class Box:
-    """The positions of a box of a global array, or of a flat piece of it, without storing an array of them.
+    """The positions of a box of a global array, or of a slice of its flattened form, stored without an array.
 
     Attributes:
         start: first index in each dim of ``total``.
         shape: shape of the box.
-        total: shape of the global array; one-dimensional for a piece of a flattened array.
+        total: shape of the global array; one-dimensional for a slice of a flattened array.
     """
 
     start: tuple[int, ...]
@@ -120,7 +121,7 @@ def rows_of(positions: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
 
 
 def find_part(part: Any, whole: Any, allowed: Any | None = None) -> Match | None:
-    """Return the positions of ``part`` in ``whole``; None if it is not in there.
+    """Return the positions of ``part`` in ``whole``; None if it is not found.
 
     Args:
         part: a rank's array.
@@ -161,7 +162,7 @@ class _Search:
         return bool((close | (expected == self.part)).all())
 
     def candidates(self) -> Iterator[tuple[Any, bool]]:
-        """Yield positions that may fit: blocks, rows, single elements; each with whether it is the only possibility."""
+        """Yield positions that may match, of blocks, rows and single elements; each with whether no others match."""
         part, whole = self.part, self.whole
         if part.ndim == whole.ndim and all(map(int.__le__, part.shape, whole.shape)):
             dims = [dim for dim in range(part.ndim) if part.shape[dim] != whole.shape[dim]]
@@ -192,7 +193,7 @@ class _Search:
         progressions = list(_progressions(own, rows, starts, tolerance))
         certain = bool((last - first == 1).all())
         blocks = [line for line in progressions if count == 1 or line[1] - line[0] == 1]
-        for lines in (blocks, progressions):  # candidates by their numbers, to be confirmed by the elements
+        for lines in (blocks, progressions):  # one number per row matches; the elements must confirm it
             fits = [line for line in lines if certain or self.equal(self._box(dim, line))]
             for line in fits:
                 yield self._box(dim, line), certain or len(fits) == 1
@@ -202,7 +203,7 @@ class _Search:
             yield self._box(dim, self._nearest(dim, order, first, last)), certain
 
     def _nearest(self, dim: int, order: Any, first: Any, last: Any) -> Any:
-        """Return, for each row of the shard, the nearest row of the complete array among those from first to last."""
+        """Return, for each row of the shard, the nearest of its candidates, ``order[first:last]``."""
         if int((last - first).sum()) * (self.part.size // len(first)) > 4 * _SIDE:
             return np.minimum.reduceat(np.append(order, len(order)), np.stack([first, last], 1).reshape(-1))[::2]
         own, rows = (
@@ -222,7 +223,7 @@ class _Search:
         return box_positions(tuple(every), self.whole.shape)
 
     def _flat(self) -> Iterator[tuple[Any, bool]]:
-        """Yield contiguous pieces of the raveled array."""
+        """Yield contiguous slices of the flattened array."""
         flat, size = as_wide(self.whole.reshape(-1)), self.part.size
         first = as_wide(self.part.reshape(-1))[0]
         starts = np.flatnonzero(np.abs(flat[: flat.size - size + 1] - first) <= self.tolerance)
@@ -232,7 +233,7 @@ class _Search:
             yield positions, len(fits) == 1
 
     def _elements(self) -> Iterator[tuple[Any, bool]]:
-        """Yield positions found by single values: rows of several dims, and any order if all values are distinct."""
+        """Yield positions found by single values: rows of several dims, or any order if all values are distinct."""
         if self.part.dtype.kind != "f":
             return
         flat = as_wide(self.whole.reshape(-1))
@@ -250,9 +251,10 @@ class _Search:
             yield positions, True
 
     def _vote(self, dim: int, sure: Any, positions: Any) -> Any | None:
-        """Return, for each row of ``part``, the row of ``whole`` with most of its elements; None if that is unknown.
+        """Return, for each row of ``part``, the row of ``whole`` with most of its elements; None if unknown.
 
-        Rows without votes, such as tokens that several texts begin with, are known if the others form a block.
+        The elements of some rows occur several times, such as tokens with which several texts begin. The place of such
+        rows is known if the other rows form a block.
         """
         count, total = self.part.shape[dim], self.whole.shape[dim]
         if count * total > _SIDE:

@@ -1,9 +1,9 @@
 """Movements of each value in the perturbed repeats, accumulated during the repeats: one byte per element and kind.
 
-A repeat is never stored. Each of its values is compared with the reference's as soon as it is recorded. The largest
-movement of each element over all repeats of one kind is kept as an eight-bit code relative to the largest number of its
-tensor. Codes are rounded up by at most a quarter, or by half for float64, which needs a wider range. Two numbers per
-tensor are kept as well (:class:`WholeMovement`).
+A movement is the difference of a value from the reference's. A repeat is never stored. Each of its values is compared
+with the reference's as soon as it is recorded. The largest movement of each element over all repeats of one kind is
+kept as an eight-bit code relative to the largest number of its tensor. Codes are rounded up by at most a quarter, or by
+half for float64, which needs a wider range. Two numbers per tensor are kept as well (:class:`WholeMovement`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class _Format:
-    """The format of the codes of a dtype: ``mantissa`` bits, and ``lowest``, the exponent of the first code."""
+    """The format of a dtype's codes: the number of ``mantissa`` bits, and ``lowest``, the exponent of code 1."""
 
     mantissa: int
     lowest: int
 
     @property
     def base(self) -> int:
-        """The number that is subtracted from the kept bits of a float32."""
+        """The number that is subtracted from the leading bits of a float32 to get its code."""
         return ((127 + self.lowest) << self.mantissa) - 1
 
 
@@ -104,7 +104,7 @@ def encode(moved: Any, exponent: int) -> Any:
 
 
 def decode(codes: Any, exponent: int, dtype: Any) -> Any:
-    """Return the movements for codes, each at least as large as the encoded one.
+    """Return the movements that codes stand for, each at least as large as the encoded movement.
 
     Args:
         codes: codes from :func:`encode`.
@@ -117,7 +117,7 @@ def decode(codes: Any, exponent: int, dtype: Any) -> Any:
     with np.errstate(over="ignore"):
         values = np.ldexp(1.0 + (bits % size) / size, bits // size - 127 + exponent).astype(dtype)
     values[0], values[UNBOUNDED] = 0.0, np.inf
-    return values.take(codes, mode="wrap")  # every code has a value, so indices are not checked
+    return values.take(codes, mode="wrap")  # every code is a valid index, so skip the check
 
 
 def _format(dtype: np.dtype[Any]) -> _Format:
@@ -285,7 +285,7 @@ class Movements:
         write_at(file, known, offset)
 
     def _file(self, kind: MovementKind) -> int:
-        """Return the descriptor of the file with a kind's codes, which has room for all values and is zero at first."""
+        """Return the descriptor of the file with a kind's codes; a new file has zeros for all values."""
         with self._lock:
             if kind not in self._files and self._scratch is not None:
                 path = self._scratch.file(f"{self._name}-{kind}")

@@ -1,12 +1,13 @@
 """Tolerances: the effect of rounding on each value, measured by perturbing the reference by one ULP.
 
 The reference runs again, in antithetic pairs: inputs and weights are moved by one unit in the last place, in random
-directions and then in the opposite ones (:func:`perturb`). The resulting movement of a value is its scale of rounding.
-It includes everything before the value: cancellation, division by small numbers, the optimizer. A correct parallel run
-computes the same sums in another order, and may be off by :data:`MULTIPLE` of these scales.
+directions and then in the opposite directions (:func:`perturb`). The resulting movement of a value is its scale of
+rounding. It includes everything that is computed before the value: cancellation, division by small numbers, the
+optimizer. A correct parallel run computes the same sums in a different order, and may be off by :data:`MULTIPLE` of
+these scales.
 
 **Derivation of the multiple.** Let ``x`` be the size of a sum's terms and ``u`` half a unit in the last place. Moving
-each of ``n`` terms by ``2u x`` moves the sum by about ``2u x sqrt(n)``. Adding them one after the other in another
+each of ``n`` terms by ``2u x`` moves the sum by about ``2u x sqrt(n)``. Adding them one after the other in a different
 order rounds ``n`` partial sums of size up to ``x sqrt(n)``: about ``0.6 u x n / sqrt(2)`` (Higham, Accuracy and
 Stability of Numerical Algorithms, section 4.2), which is ``sqrt(n) / 5`` scales. Kernels add in blocks, so ``n`` is at
 most about a thousand: 7 scales, and five times that in the tail of millions of values. Terms of one sign add up to ``n
@@ -17,11 +18,11 @@ computed in float32 and only results are rounded, so :data:`HALF_MULTIPLE` is en
 
 **Few repeats.** Two pairs leave some elements unmoved by chance. The scale of an element is therefore at least the
 median of its row, of its column and of its tensor, and the median relative scale times its own magnitude. Medians are
-used because AdamW makes single elements of a weight jump, which must not loosen the tolerances of others.
+used because AdamW makes single elements of a weight jump, which must not loosen the tolerances of the other elements.
 
 **Half precision.** Movements of float32 weights and inputs are lost where they are rounded to bfloat16 or float16. Two
 further pairs of repeats therefore move every half-precision output of a module, and its gradient, by one unit in the
-last place, as another order of sums does. The tolerance is :data:`ROUNDED_MULTIPLE` times the resulting movement.
+last place, as sums in a different order do. The tolerance is :data:`ROUNDED_MULTIPLE` times the resulting movement.
 
 **AdamW** divides by the gradient's own magnitude: if a gradient is only rounding noise, its sign decides the direction
 of a complete step. No multiple of a small movement covers that. Two further pairs of repeats therefore displace each
@@ -61,17 +62,17 @@ MULTIPLE = 64.0
 """Number of scales of rounding by which a correct run may be off."""
 
 HALF_MULTIPLE = 16.0
-"""That number for values of bfloat16 and float16, whose sums are computed in float32."""
+"""The same for values of bfloat16 and float16, whose sums are computed in float32."""
 
 DISPLACED_MULTIPLE = 2.0
-"""Factor of the movements in repeats with displaced gradients: one each for the reference and the parallel run."""
+"""Factor of the movements in repeats with displaced gradients: 1 for the reference plus 1 for the parallel run."""
 
 ROUNDED_MULTIPLE = 2.0
 """Factor of the movements in repeats with moved half-precision outputs.
 
-The repeat moves all outputs by a complete unit. A correct run rounds them by half a unit if its sums run in another
-order. Four repeats underestimate the largest effect. Measured on 36 random networks under autocast, no correct run was
-off by more than 0.8 of its tolerance.
+The repeat moves all outputs by one ULP. A correct run with sums in a different order rounds them by half an ULP. Four
+repeats underestimate the largest effect. Measured on 36 random networks under autocast, no correct run was off by more
+than 0.8 of its tolerance.
 """
 
 NOISE_SHARE = 1e-3
@@ -84,7 +85,7 @@ _CANCELLED = 64.0
 repeats.
 
 Terms that cancel leave multiples of their own ULP, and zero is the most likely multiple. Five runs in the same order
-may all give zero where another order gives one unit. A larger number of values stays zero only if nothing is added
+may all give zero where a different order gives one ULP. A larger number of values stays zero only if nothing is added
 there.
 """
 
@@ -102,10 +103,10 @@ def perturb(array: Any, seed: int, sign: int, dtype: str = "") -> Any:
 
     Args:
         array: NumPy array of any shape; values that are zero, not finite or not floating stay as they are.
-        seed: seed of the directions; use another one for each array.
-        sign: 1 or -1: the same directions, or the opposite ones.
-        dtype: ``bfloat16`` or ``float16`` if a float32 array contains numbers of it; if empty, this is inferred from
-            the numbers.
+        seed: seed of the directions; use a different one for each array.
+        sign: 1 for the directions of the seed, -1 for the opposite directions.
+        dtype: ``bfloat16`` or ``float16`` if a float32 array contains numbers of that dtype; if empty, this is inferred
+            from the numbers.
 
     Returns:
         A new array of the same shape and dtype. Numbers of bfloat16 and float16 in a float32 array stay numbers of that
@@ -128,7 +129,7 @@ def displace(array: Any, allowed: Any, seed: int | None, sign: int) -> Any:
         allowed: movement of each element: an array of the same shape, or a number.
         seed: seed of the directions; None moves every element up. With the same seed in each step, an element moves in
             the same direction in all steps.
-        sign: 1 or -1: the same directions, or the opposite ones.
+        sign: 1 for the directions of the seed, -1 for the opposite directions.
     """
     if array.dtype.kind not in "fc" or not array.size:
         return array.copy()
@@ -152,8 +153,8 @@ def allowed_movement(
     Args:
         reference: floating or complex array.
         moved: largest movement of each element in repeats perturbed by one ULP, of the same shape.
-        rounded: the same in repeats whose half-precision outputs were moved; None without any.
-        displaced: the same in repeats whose gradients were displaced; None without any.
+        rounded: the same in repeats whose half-precision outputs were moved; None if there were no such repeats.
+        displaced: the same in repeats whose gradients were displaced; None if there were no such repeats.
         floor: smallest magnitude whose unit in the last place counts as a scale: a fraction of the largest value of its
             kind, for values that cancel exactly in the reference.
         dtype: as in :func:`perturb`.
@@ -209,8 +210,8 @@ def _largest_moves(reference: Any, repeats: Sequence[Any]) -> Any:
 def unit(array: Any, dtype: str = "") -> float:
     """Return the unit in the last place of 1 in the dtype that ``array`` was computed in.
 
-    A single float64 number that fits in float32 is a loss or norm that was computed there and converted. ``dtype`` is
-    that of :func:`perturb`.
+    A single float64 number that float32 represents exactly is a loss or norm that was computed in float32 and
+    converted. ``dtype`` is that of :func:`perturb`.
     """
     eps = float(np.finfo(array.dtype).eps)
     if array.dtype == np.float64 and array.size == 1 and _is_single(float(array.reshape(()))):
@@ -219,7 +220,7 @@ def unit(array: Any, dtype: str = "") -> float:
 
 
 def multiple_of(array: Any, dtype: str = "") -> float:
-    """Return how many scales a correct run may be off in the dtype that ``array`` was computed in; see :func:`unit`."""
+    """Return how many scales of rounding a correct run may be off, in the dtype that ``array`` was computed in."""
     half = array.dtype == np.float16 or _trailing_zero_bits(array, dtype)
     return HALF_MULTIPLE if half else MULTIPLE
 
@@ -234,8 +235,8 @@ def _with_neighbours(moved: Any, magnitude: Any) -> Any:
     """Return the scale of each element: its movement, and at least that of its neighbours.
 
     The neighbours enter by medians over the element's tensor, row, column and vicinity, and by the median ratio of
-    movement to magnitude. Each median is taken over at most :data:`_SAMPLED` elements, drawn by the shape, and over
-    those that moved.
+    movement to magnitude. Each median is taken over those that moved among at most :data:`_SAMPLED` elements, whose
+    choice depends only on the shape.
     """
     if not moved.size:
         return moved
@@ -270,7 +271,7 @@ def _with_neighbours(moved: Any, magnitude: Any) -> Any:
 
 
 def _vicinity(moved: Any, width: int = 7) -> Any:
-    """Return the median over ``width`` neighbours in a vector, because the parts of fused biases differ in scale."""
+    """Return the median over ``width`` neighbours in a vector, because sections of fused biases differ in scale."""
     if moved.size < width:
         return np.zeros_like(moved)
     padded = np.pad(moved, width // 2, mode="reflect")
@@ -288,7 +289,7 @@ def _medians(rows: Any) -> Any:
 
 
 def _trailing_zero_bits(array: Any, dtype: str) -> int:
-    """Return how many trailing bits are zero in every number of a float32 array: 16 of bfloat16, 13 of float16, or 0.
+    """Return how many trailing bits of all numbers of a float32 array are zero: 16 for bfloat16, 13 for float16, or 0.
 
     If the dtype is unknown, up to seven numbers may have short binary fractions by chance (0.5, 1.0). They then count
     as float32.
@@ -306,7 +307,7 @@ def _trailing_zero_bits(array: Any, dtype: str) -> int:
 
 
 def _is_single(number: float) -> bool:
-    """Return whether a number fits in float32 and has more digits than a short fraction or a small integer."""
+    """Return whether float32 represents a number exactly that is not a short fraction or a small integer."""
     used = int(np.float64(number).view(np.uint64)) & ((1 << 52) - 1)
     return not used & ((1 << 29) - 1) and bool(used & ((1 << 42) - 1))
 

@@ -17,10 +17,10 @@ from hyper_parallel.verify.engine.wording import ranks_words
 __all__ = ["explain_clipping", "explain_norm"]
 
 _TOLERANCE = 1e-4
-"""Largest misfit of norms of other shards, in units of the error that they explain."""
+"""Largest error of a hypothesis about a norm, relative to the difference that it explains."""
 
 _COARSE = 0.02
-"""Largest misfit for gradients in half precision, whose rounding allows no smaller one."""
+"""The same for gradients in half precision, whose rounding errors are larger."""
 
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
@@ -37,7 +37,7 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
             continue
         scaled = {name: value * factor for name, value in gradients.items()}
         for text, kind, expected in _hypotheses(runs, scaled, power, key):
-            distinct = len({expected.get(rank) for rank in ranks}) > 1  # one number fits many hypotheses coarsely
+            distinct = len({expected.get(rank) for rank in ranks}) > 1  # one number matches many hypotheses roughly
             tolerance = _COARSE if distinct and runs.bounds.movements.whole("rounded", key).norm else _TOLERANCE
             if all(_fits(value, expected.get(rank), norm, tolerance) for rank, value in ranks.items()):
                 shown = ", ".join(f"{value:.9g}" for value in dict.fromkeys(ranks.values()))
@@ -46,11 +46,10 @@ def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
 
 
 def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause | None:
-    """Return why each rank has its own multiple of a gradient: each was clipped by the norm of the rank's own shards.
+    """Return why ranks have different multiples of a gradient: each rank clipped by the norm of its own shards.
 
     A program that clips gradients itself records no norm, but the factors reveal it. Ranks whose own norm is below the
-    limit do not change their gradients: these are the reference's times one number, at which no rank's norm exceeds the
-    limit.
+    limit do not change their gradients. So their gradients are all the reference's times the same number.
     """
     factors = {rank: runs.factor(key, rank) for rank in ranks}
     known = {rank: factor for rank, factor in factors.items() if factor}
@@ -60,7 +59,7 @@ def explain_clipping(runs: PairedRuns, key: Key, ranks: Sequence[int]) -> Cause 
         return None
     bound = runs.bounds.whole(key)
     tolerance = max(_TOLERANCE, 0.0 if bound is None else min(bound.scale, _COARSE))
-    flat = {key[1]: gradients[key[1]]}  # gradient of all parameters; it may be recorded per parameter, too
+    flat = {key[1]: gradients[key[1]]}  # a flat gradient of all parameters may be recorded, too
     for counted, (power, words) in product((gradients, flat), ((2.0, "2-norm"), (np.inf, "inf-norm"), (1.0, "1-norm"))):
         whole = _norm(list(counted.values()), power)
         local = {rank: _norm(list(_parts(runs, counted, rank, key[2]).values()), power) for rank in known}
@@ -106,7 +105,7 @@ def _norm(parts: list[Any], power: float) -> float:
 def _hypotheses(
     runs: PairedRuns, gradients: Mapping[str, Any], power: float, key: Key
 ) -> Iterator[tuple[str, str, dict[int, float]]]:
-    """Yield words, a cause and the resulting norm of each rank, per hypothesis."""
+    """Yield, for each hypothesis, its text, its cause and the norm that each rank would have."""
     world = range(runs.parallel.world_size)
     local = {rank: _norm(list(_parts(runs, gradients, rank, key[2]).values()), power) for rank in world}
     yield "the norm of each rank's own part", "norm-local", local
@@ -134,7 +133,7 @@ def _hypotheses(
 def _classes(
     runs: PairedRuns, gradients: Mapping[str, Any], power: float, norm: float
 ) -> Iterator[tuple[str, str, dict[int, float]]]:
-    """Yield norms that count classes of parameters (equally often on the ranks) another number of times each."""
+    """Yield norms that count expert, replicated and sharded parameters a wrong number of times, equal on all ranks."""
     world = range(runs.parallel.world_size)
     sizes = {1, *runs.axes.sizes().values(), runs.parallel.world_size}
     sums: dict[tuple[str, ...], float] = {}
@@ -168,7 +167,7 @@ def _parts(runs: PairedRuns, gradients: Mapping[str, Any], rank: int, step: int)
 
 
 def _united(runs: PairedRuns, gradients: Mapping[str, Any], group: Sequence[int], step: int) -> list[Any]:
-    """Return the elements of the reference's gradients that any rank of a group has, each once."""
+    """Return the elements of the reference's gradients that some rank of a group has, each element once."""
     parts = []
     for name, gradient in gradients.items():
         covered = np.zeros(gradient.size, bool)

@@ -19,11 +19,11 @@ _DECIMAL = (20, 25, 40, 50, 100, 125, 200, 250)
 _TRIALS = 1 << 20
 
 _OF_ONE_SIZE = 8
-"""Maximum number of axes of equal size, such as groups of a program, that are tried as divisors of a factor."""
+"""Maximum number of axes of equal size that are tried as divisors of a factor."""
 
 
 def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1e-6) -> tuple[str, ...]:
-    """Return the fewest axes whose product of sizes is ``factor`` or its inverse; empty if there are none."""
+    """Return the fewest axes whose sizes multiply to ``factor`` or its inverse, each at most twice; empty if none."""
     same: dict[int, list[str]] = {}
     for name, size in sizes.items():
         same.setdefault(size, []).append(name)
@@ -32,7 +32,7 @@ def axes_of_factor(factor: float, sizes: Mapping[str, int], tolerance: float = 1
 
     @cache
     def powers(index: int, left: int, value: int) -> tuple[int, ...] | None:
-        """Return powers of the axes from ``index`` on, of sum ``left``; their product with ``value`` is ``number``."""
+        """Return exponents, with sum ``left``, of the axes from ``index`` on that turn ``value`` into ``number``."""
         if index == len(names):
             return () if not left and value > 1 and abs(number - value) <= tolerance * value else None
         for power in range(min(left, 2) + 1):
@@ -63,7 +63,7 @@ def integer_weights(values: Sequence[float], mean: float, tolerance: float) -> t
     """Return counts for which the weighted mean of ``values`` is ``mean``; None if there are none or too many.
 
     Args:
-        values: at least two.
+        values: at least two numbers.
         mean: the weighted mean.
         tolerance: relative to the largest magnitude of the values.
     """

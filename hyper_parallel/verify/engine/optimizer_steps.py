@@ -18,7 +18,7 @@ from hyper_parallel.verify.engine.wording import ranks_words
 __all__ = ["another_step", "part_not_updated", "scaled_update"]
 
 _ENOUGH = 4
-"""Number of values that must confirm a relation beyond those that determine it."""
+"""Number of values that must confirm a relation, besides those that determine it."""
 
 _Wrong = Mapping[Key, Difference]
 
@@ -85,7 +85,7 @@ def scaled_update(runs: PairedRuns, key: Key, _wrong: _Wrong, evidence: Evidence
 
 
 def _counts_of_variance(runs: PairedRuns, key: Key, evidence: Evidence, factors: list[float]) -> str:
-    """Return words if the factors come from variances corrected by a rank's number of values; otherwise empty."""
+    """Return text if the factors are those of unbiased variances with a rank's own ``n / (n - 1)``; otherwise empty."""
     module = runs.bounds.reference[key].module
     output = next((other for other in runs.bounds.reference if other[0] == "output" and other[1] == module), None)
     if output is None or any(output not in runs.ranks[rank] for rank in evidence.ranks):
@@ -102,7 +102,7 @@ def _counts_of_variance(runs: PairedRuns, key: Key, evidence: Evidence, factors:
 
 
 def _columns(runs: PairedRuns, before: Key, evidence: Evidence, rank: int) -> tuple[Any, Any, Any]:
-    """Return the expected value, the previous value and the error, in float64 and flat."""
+    """Return the expected value, the previous value and the error, as flat float64 arrays."""
     old = evidence.placements[rank].take(runs.bounds.reference[before].value)
     expected = evidence.expected[rank].astype(np.float64)
     rest = evidence.actual[rank].astype(np.float64) - expected
@@ -123,7 +123,7 @@ def _fit(rest: Any, columns: list[Any], evidence: Evidence, rank: int) -> list[f
 def _multiples(
     runs: PairedRuns, before: Key, evidence: Evidence, column: Callable[[Any, Any], Any]
 ) -> list[float] | None:
-    """Return, by rank, the multiple of a column that the error is; columns: the expected and the previous value."""
+    """Return, for each rank, the error as a multiple of ``column(expected, previous value)``; None if it is not one."""
     found = []
     for rank in evidence.ranks:
         expected, old, rest = _columns(runs, before, evidence, rank)
@@ -153,7 +153,7 @@ def _learning_rate(runs: PairedRuns, before: Key, evidence: Evidence) -> str | N
 
 
 def _blocks(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """Test whether each row's update is a multiple of the reference's, with as many factors as an axis has ranks."""
+    """Test whether each block of rows is updated by its own multiple, with one block for each rank of an axis."""
     rank = evidence.ranks[0]
     shape = evidence.actual[rank].shape
     expected, old, rest = _columns(runs, before, evidence, rank)
@@ -177,7 +177,7 @@ def _blocks(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
 
 
 def _nearest(runs: PairedRuns, before: Key, evidence: Evidence) -> str:
-    """Return the distance of the update from a multiple of the reference's."""
+    """Return text with the best factor from the reference's update to the rank's update, and the residual."""
     rank = evidence.ranks[0]
     expected, old, rest = _columns(runs, before, evidence, rank)
     update = expected - old

@@ -15,12 +15,13 @@ _PHASES = {"norm": 2, "gradient": 1, "rate": 3, "state": 4, "weight": 5, "buffer
 
 
 def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[Key]:
-    """Return the keys of the differences: by step; forward, backward in reverse, norm, optimizer, weights.
+    """Return the keys of the differences, ordered by step: forward, backward in reverse, norm, optimizer, weights.
 
     Gradients that a function of the framework clips are recorded before the norm (call 0), and again when the optimizer
-    sees them. If a program clips gradients itself, only the clipped ones are recorded. The norm then comes before them
-    if it explains them: every wrong gradient of that step is the reference's times the same factor. An optimizer that
-    calls the model itself runs several forwards and backwards in a step: then values are in the order of recording.
+    reads them. If a program clips gradients itself, only the clipped gradients are recorded. The norm then comes before
+    the gradients if it explains them: on each rank, every wrong gradient of that step is the reference's times the same
+    factor. An optimizer that calls the model itself runs several forwards and backwards in a step. Then values are in
+    the order of recording.
     """
     places: dict[Key, float] = {key: place for place, key in enumerate(runs.bounds.reference)}
     for index in runs.ranks:  # values that the reference does not have follow the value recorded before them
@@ -47,7 +48,7 @@ def execution_order(runs: PairedRuns, wrong: Mapping[Key, Difference]) -> list[K
 
 
 def _modules(runs: PairedRuns, wrong: Mapping[Key, Difference], places: Mapping[Key, float]) -> dict[str, float]:
-    """Return the position of each module's first gradient; -1 for modules without any."""
+    """Return the position of each module's first gradient; -1 for modules without gradients."""
     modules: dict[str, float] = {}
     for key, record in runs.bounds.reference.items():
         if key[0] == "gradient":
@@ -62,7 +63,7 @@ def _module(runs: PairedRuns, wrong: Mapping[Key, Difference], key: Key) -> str:
 
 
 def _norm_explains(runs: PairedRuns, wrong: Mapping[Key, Difference], step: int) -> bool:
-    """Return whether all wrong gradients of a step are the reference's times one factor per rank."""
+    """Return whether a wrong norm explains a step: wrong gradients are the reference's times one factor per rank."""
     norms = [key for key in wrong if key[0] == "norm" and key[2] == step]
     gradients = [key for key in wrong if key[0] == "gradient" and key[2] == step]
     clipped = any(key[0] == "gradient" and key[2] == step and key[3] for key in runs.bounds.reference)

@@ -1,8 +1,9 @@
 """Hypothesis: an auxiliary loss of a router is computed from each rank's own tokens.
 
-Such a loss balances the load of experts. It is not linear in the tokens, so its mean over the ranks is not that of all
-tokens. The known formulas are computed from the router's output, for the tokens of each rank and for all tokens. One
-coefficient must then explain all elements by which the gradient of the router's weight is off, and the loss.
+Such a loss balances the load of experts. It is not linear in the tokens, so the mean of the ranks' losses is not the
+loss of all tokens. The known formulas are computed from the router's output, for the tokens of each rank and for all
+tokens. One coefficient must then explain the differences of all elements of the gradient of the router's weight, and of
+the loss.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _MOST_CHOSEN = 8
 """Largest number of experts per token that is tried."""
 
 _MOST_EXPERTS = 1024
-"""Largest last dim of an output that is taken for a router's."""
+"""Largest size of the last dim of an output that may be a router's."""
 
 _ENOUGH = 16
 """Number of gradient elements that must confirm the coefficient."""
 
 _RESIDUAL = 0.05
-"""Largest accepted part of the gradient's difference that the formula leaves unexplained."""
+"""Largest accepted fraction of the gradient's difference that the formula leaves unexplained."""
 
 _Balance = Callable[[Any, Any], tuple[float, Any]]
-"""Returns a load-balancing loss of probabilities and choices, and its derivative by the mean probability."""
+"""A function that returns the load-balancing loss of probabilities, and its derivative with respect to their mean."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class _Router:
     """A router in a step of the reference.
 
     Attributes:
-        key: key of its output.
-        weight: name of its weight.
-        scores: its output in float64, ``[tokens, experts]``.
+        key: key of the router's output.
+        weight: name of the router's weight.
+        scores: the output in float64, ``[tokens, experts]``.
         parts: indices of the tokens of each rank.
     """
 
@@ -60,8 +61,8 @@ class _Fit:
 
     Attributes:
         coefficient: factor of the formula that fits best.
-        residual: part of the gradient's difference that it leaves unexplained.
-        of_loss: by how much the loss is then off.
+        residual: fraction of the gradient's difference that the formula leaves unexplained.
+        of_loss: by how much the loss should then differ.
     """
 
     coefficient: float
@@ -91,8 +92,8 @@ def own_tokens(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evi
 def _candidates(runs: PairedRuns, routers: list[_Router]) -> Iterator[tuple[str, str, _Fit]]:
     """Yield load-balancing losses in words, with the weight of the last router and how well the loss explains it.
 
-    Into the gradients of earlier routers, the losses of later ones flow, too. A loss is that of each router, or of the
-    tokens of all routers of the same name, but for numbers, together.
+    The last router is used because the losses of later routers also flow into the gradients of earlier ones. Either
+    each router has its own loss, or routers whose names differ only in numbers have one loss of all their tokens.
     """
     alike: dict[tuple[str, int], list[_Router]] = {}
     for router in routers:
@@ -109,7 +110,7 @@ def _candidates(runs: PairedRuns, routers: list[_Router]) -> Iterator[tuple[str,
 
 
 def _routers(runs: PairedRuns, step: int, wrong: Mapping[Key, Difference]) -> Iterator[_Router]:
-    """Yield the outputs of a step that are right, whose tokens are distributed, and whose module has one matrix."""
+    """Yield possible routers: modules with a right output, distributed tokens and a matrix with a wrong gradient."""
     for key, record in runs.bounds.reference.items():
         shape = np.shape(record.value)
         if key[0] != "output" or key[2] != step or key in wrong or len(shape) < 2 or not 1 < shape[-1] <= _MOST_EXPERTS:
@@ -158,7 +159,7 @@ def _of_entropy(_probabilities: Any, mean: Any) -> tuple[float, Any]:
 
 
 def _change(balance: _Balance, routers: list[_Router]) -> tuple[float, list[Any]]:
-    """Return by how much the mean over the ranks' own tokens moves the loss, and its derivatives by the outputs.
+    """Return the ranks' mean loss minus the loss of all tokens, and its derivatives with respect to outputs.
 
     Args:
         balance: the formula.
@@ -178,7 +179,7 @@ def _change(balance: _Balance, routers: list[_Router]) -> tuple[float, list[Any]
 
 
 def _fit(runs: PairedRuns, router: _Router, moved: Any, change: float) -> _Fit | None:
-    """Return the best fit over the recorded inputs that the router can have had; None without such an input."""
+    """Return the best fit over the recorded values that may be the router's input; None if there is no such value."""
     tried = [_coefficient(runs, router, moved.T @ inputs, change) for inputs in _inputs(runs, router)]
     return min((fit for fit in tried if fit), key=lambda fit: fit.residual, default=None)
 
@@ -189,7 +190,7 @@ def _softmax(scores: Any) -> Any:
 
 
 def _loss_of(balance: _Balance, chances: list[Any]) -> tuple[float, list[Any]]:
-    """Return the loss of some tokens of several routers, and its derivatives by the routers' outputs."""
+    """Return the loss of some tokens of several routers, and its derivatives with respect to the routers' outputs."""
     together = np.concatenate(chances)
     value, slope = balance(together, together.mean(0))
     return value, [each * (slope - (each @ slope)[:, None]) / len(together) for each in chances]
@@ -230,7 +231,7 @@ def _coefficient(runs: PairedRuns, router: _Router, direction: Any, change: floa
 
 
 def _explains_loss(runs: PairedRuns, key: Key, fit: _Fit) -> bool:
-    """Return whether the mean of the ranks' losses is the reference's plus what a fit changes."""
+    """Return whether the mean of the ranks' losses is the reference's plus ``fit.of_loss``."""
     values = [float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1]
     off = float(np.mean(values)) - float(runs.bounds.reference[key].value) if values else 0.0
     return abs(off - fit.of_loss) <= 4 * float(np.max(runs.bounds.allowed(key))) + _RESIDUAL * abs(off)

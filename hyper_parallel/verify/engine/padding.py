@@ -56,17 +56,16 @@ class _Padding:
 def without_padding(
     reference: Mapping[Key, Record], ranks: Sequence[Mapping[Key, Record]], axes: Axes
 ) -> tuple[list[dict[Key, Record]], list[str], set[tuple[str, int]]]:
-    """Return the ranks' records without rows that pad a parameter, the padding that was removed, and its gradients.
-
-    The gradients are returned as names and steps of those that are not zero.
+    """Return the ranks' records without rows of padding, descriptions of the padding, and nonzero gradients of it.
 
     Rows are padding if the concatenated shards of a group of ranks begin with the reference's parameter before training
-    and are longer. The same rows are removed from gradients, states and outputs of those sizes.
+    and are longer. The same rows are removed from gradients, states and outputs of those sizes. Gradients of padding
+    are returned as parameter names and steps.
 
     Args:
         reference: the reference's records by key.
         ranks: each rank's records by key.
-        axes: axes of the program.
+        axes: axes of the program's mesh.
     """
     groups: list[tuple[int, ...]] = [(rank,) for rank in range(len(ranks))]
     groups += [tuple(group) for sets in axes.groups.values() for group in sets if len(group) > 1]
@@ -124,7 +123,7 @@ def _padding_of(key: Key, value: Any, group: tuple[int, ...], ranks: Sequence[Ma
 
 
 def _lies_in(part: Any, value: Any) -> bool:
-    """Return whether a shard is one of the reference's value, without elements, such as zeros, that occur twice."""
+    """Return whether a shard is found at distinct positions of the reference's value; zeros may share a position."""
     match = find_part(part, value)
     return match is not None and np.unique(match.positions).size == match.positions.size
 
@@ -167,7 +166,7 @@ def _is_of(name: str, parameter: str) -> bool:
 def _is_padded(
     record: Record, reference: Record | None, dim: int, padding: _Padding, ranks: Sequence[Mapping[Key, Record]]
 ) -> bool:
-    """Return whether the ranks have more rows of an output than the reference, as many more as of the parameter."""
+    """Return whether each rank has as many rows of an output as of the padded parameter, and the reference too."""
     total = () if reference is None else np.shape(reference.value)
     if len(total) != np.ndim(record.value) or total[dim] != padding.total:
         return False

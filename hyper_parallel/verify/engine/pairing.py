@@ -33,8 +33,8 @@ __all__ = ["PairedRuns", "factor_of", "last_gradients_aligned"]
 _FOLLOW = ("gradient", "state", "weight", "buffer", "saved")
 _NONE: Any = object()
 _ALIKE = 0.01
-"""Largest deviation of a clipped gradient from a multiple, relative to its largest element: half precision rounds both
-the clipped and the other gradient.
+"""Largest deviation of a clipped gradient from a multiple of the gradient before clipping, relative to its largest
+element: half precision rounds both.
 """
 _SCALARS = ("loss", "norm", "rate")
 
@@ -44,11 +44,11 @@ class PairedRuns:
 
     Args:
         reference: a run on one rank.
-        perturbed: its repeats, or the tolerances that were measured by them.
+        perturbed: repeats of the reference, or the tolerances that were measured by them.
         parallel: the run to compare.
         mesh: sizes of the axes, in order; with None, the groups that the ranks recorded are used.
         declared: placements by pattern of names.
-        earlier: the same runs with smaller tolerances: values that were within those are not measured again.
+        earlier: the same runs paired with smaller tolerances; values that were within them are not measured again.
 
     Attributes:
         bounds: tolerances; ``bounds.reference`` has the reference's records.
@@ -57,12 +57,12 @@ class PairedRuns:
         parameters: placements of weights and buffers.
         activations: placements of outputs, masks and values.
         reference_notes: the reference's notes.
-        names: by rank, modules whose names were mapped to the reference's.
+        names: for each rank, the reference's name of each renamed module.
         padding: descriptions of rows that only ranks have.
 
     Raises:
-        ValueError: the reference has more than one rank or no records, a declaration cannot be read, or the mesh has
-            another number of ranks.
+        ValueError: the reference has more than one rank or no records, a declaration cannot be read, or the mesh has a
+            different number of ranks.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PairedRuns:
         return [rank for rank, index in enumerate(self.ranks) if key in index]
 
     def calls(self, value: tuple[str, str, int]) -> Iterator[Key]:
-        """Yield the keys of all calls of a value in one step of the reference, by its kind, name and step."""
+        """Yield the keys of all calls of a value in one step of the reference; ``value`` is its kind, name and step."""
         return takewhile(self.bounds.reference.__contains__, ((*value, call) for call in count()))
 
     def noted(self, rank: int, subject: str) -> set[str]:
@@ -174,14 +174,14 @@ class PairedRuns:
         return self.with_whole(key, measured, actual, expected, allowed)
 
     def with_whole(self, key: Key, measured: Distance, actual: Any, expected: Any, allowed: Any) -> Distance:
-        """Return the distance of the elements, or of the complete tensor if that is larger and elements are right.
+        """Return the distance of the elements, or of the complete tensor if it is larger and all elements are right.
 
         Args:
             key: key of the value.
             measured: the distance of the elements.
             actual: a rank's shard of the value.
             expected: the array that it should equal.
-            allowed: tolerances of its elements.
+            allowed: tolerances of the elements of ``expected``.
         """
         if measured.ratio > 1.0:
             return measured
@@ -222,7 +222,7 @@ class PairedRuns:
         return self.bounds.whole(before) if multiple else None
 
     def distances(self, key: Key) -> dict[int, Distance | None]:
-        """Return the distance of every holder; it is computed once for ranks with the same bits of the same shard."""
+        """Return the distance on each rank that has a value; ranks with the same bits of the same shard share one."""
         if key in self._within:
             return dict(self._within[key])
         known: list[tuple[bytes, Placement, Distance | None]] = []
@@ -267,10 +267,10 @@ class PairedRuns:
 
 
 def last_gradients_aligned(index: Mapping[Key, Record], reference: Mapping[Key, Record]) -> dict[Key, Record]:
-    """Return a rank's records, with the last gradient of each step under the call number of the reference's last.
+    """Return a rank's records, with its last gradients of a step numbered like the reference's last gradients.
 
-    Gradients that a function of the framework clips are recorded before and after clipping; a rank may clip in another
-    way.
+    Gradients that a function of the framework clips are recorded before and after clipping, but a rank may clip in a
+    different way and record them once.
     """
     last, own = _last_calls(reference), _last_calls(index)
     aligned: dict[Key, Record] = {}
@@ -300,13 +300,13 @@ def factor_of(actual: Any, expected: Any, allowed: Any) -> float | None:
 
 
 def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]]) -> list[dict[str, str]]:
-    """Return, for each rank, the modules that have another name in the reference.
+    """Return, for each rank, the reference's names of modules that have a different name there.
 
-    These are stages that count their own layers, and parts of a model that a rank calls on their own. Other names for a
-    rank's weights are tried only if no rank has the reference's weights otherwise, and if the names differ only in
-    numbers or in the path before the last parts. Names are mapped if all of the reference's weights are then on some
-    rank. A module without a weight of its own in the reference, such as an output layer that shares the embedding's,
-    has the same name on the rank: only its weight has another name.
+    Names differ if pipeline stages count their own layers, or if a rank calls a submodule of the model directly. A
+    weight is mapped by equal initial values, and only to a name that differs in numbers or in the path before its last
+    parts. This is tried only if some weight of the reference is on no rank under its own name. The mapping is used if
+    all of the reference's weights are then on some rank. An output layer that shares the embedding's weight has no
+    weight of its own in the reference. Such a module keeps its name, and only its weight is renamed.
     """
     weights = {record.name: record.value for record in reference if record.is_initial_weight}
     own = [{record.name: record.value for record in records if record.is_initial_weight} for records in ranks]
@@ -323,7 +323,7 @@ def _stage_names(reference: Sequence[Record], ranks: Sequence[Sequence[Record]])
             target = name if _same(weights, name, value) else next(_equal_names(name, value, weights), name)
             if target != name:
                 modules.update([(name, target) if _owner(name) in without else _changed_prefix(name, target)])
-        if "" in modules:  # names all values without another name, such as the ones of a norm next to other weights
+        if "" in modules:  # all names get a prefix; constants, such as the ones of a norm, match under several names
             other = {name: f"{modules['']}.{name}" for name in index}
             moved = [name for name, value in index.items() if _same(weights, other[name], value)]
             kept = [name for name, value in index.items() if _same(weights, name, value) and name not in moved]
@@ -342,7 +342,7 @@ def _owner(name: str) -> str:
 
 
 def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[str]:
-    """Yield names of the reference's weights with equal values: those that differ in numbers only, then other ones."""
+    """Yield names of the reference's weights with equal values: first those that differ only in numbers."""
     pattern = re.sub(r"\d+", "#", name)
     if is_constant(value):
         return
@@ -354,13 +354,13 @@ def _equal_names(name: str, value: Any, weights: Mapping[str, Any]) -> Iterator[
 
 
 def _shared_end(name: str, other: str) -> int:
-    """Return how many trailing parts two paths share."""
+    """Return how many trailing names two paths share."""
     own, target = name.split("."), other.split(".")
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(own), reversed(target), strict=False))))
 
 
 def _changed_prefix(name: str, target: str) -> tuple[str, str]:
-    """Return the shortest paths of both names that differ: ``layers.0`` and ``layers.2``, or ```` and ``last``."""
+    """Return the shortest prefixes of both names that differ: ``layers.0`` and ``layers.2``, or "" and ``last``."""
     own, other = name.split("."), target.split(".")
     if len(own) != len(other):
         shared = _shared_end(name, target)

@@ -1,4 +1,4 @@
-"""Hypotheses: local values used as global ones, statistics of unequal rows, accumulated gradients, other data."""
+"""Hypotheses: local statistics used as global ones, unequal numbers of rows, gradients not cleared, different data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _ENOUGH = 4
-"""Number of values that must confirm a relation beyond those that determine it."""
+"""Number of values that must confirm a relation, besides those that determine it."""
 
 _Wrong = Mapping[Key, Difference]
 
@@ -36,8 +36,8 @@ _Wrong = Mapping[Key, Difference]
 def local_statistics(runs: PairedRuns, _key: Key, _wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
     """Test for a norm, mean or softmax over a sharded dim that was computed from the rank's shard alone.
 
-    In a statistic over the last dim, each row is then the reference's times its own factor. In a statistic over the
-    rows, each column, or each channel of images, is the reference's times its own factor plus its own shift.
+    If the statistic is over the last dim, each row is the reference's times a factor of that row. If it is over the
+    rows, each column, or each channel of images, is the reference's times a factor plus a shift of that column.
     """
     if evidence is None or not evidence.ranks:
         return None
@@ -87,8 +87,8 @@ def _outermost(evidence: Evidence, rank: int, dim: int) -> int:
     """Return the largest number of wrong rows at either end of a rank's shard.
 
     Returns:
-        0 if other rows are wrong, if more than a third of the rows are wrong, or if no wrong row is at an end that
-            borders on another shard.
+        0 if inner rows are wrong, if more than a third of the rows are wrong at one end, or if no row is wrong at an
+            end that borders on another shard.
     """
     wrong, place = evidence.wrong[rank], evidence.placements[rank]
     if place.positions is None or wrong.ndim != len(place.shape) or wrong.shape[dim] == place.shape[dim]:
@@ -112,7 +112,7 @@ def _borders(evidence: Evidence, rank: int, dim: int, end: int) -> bool:
 
 
 def _border(evidence: Evidence, rank: int, dim: int, end: int) -> int:
-    """Return how many rows at an end of a rank's shard are wrong; 0 if others are, or if the value ends there."""
+    """Return how many rows at an end of a rank's shard are wrong; 0 if other rows are, or no shard follows there."""
     wrong, place = evidence.wrong[rank], evidence.placements[rank]
     rows = None if place.positions is None or wrong.ndim != len(place.shape) else rows_of(place.positions, place.shape)
     size = wrong.shape[dim] if dim < wrong.ndim else 0
@@ -161,7 +161,7 @@ def unequal_rows(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
 
 
 def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether a value is the right one plus a multiple of the previous step's: it was not cleared."""
+    """Test whether a value is the right one plus a multiple of the previous step's value, which was not cleared."""
     before = (key[0], key[1], key[2] - 1, key[3])
     reference = runs.bounds.reference
     if evidence is None or not evidence.ranks or before not in reference or before in wrong:
@@ -191,14 +191,14 @@ def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence |
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     if key[3] and "optimizers that call the model" in runs.reference_notes:
-        return None  # the ranks have changed its weights since then, within the step
+        return None  # an optimizer that calls the model changes weights between calls of one step
     first = next(other for other in runs.bounds.reference if other[0] == "output" and other[2:] == key[2:])
     module = runs.bounds.reference[key].module
     weights = [other for other in wrong if other[0] == "weight" and other[2] < key[2] and other[1].startswith(module)]
     parts = all(evidence.placements[rank].positions is not None for rank in evidence.ranks)
     own = [name for name in runs.parameters.names() if not module or name.startswith(f"{module}.")]
     if not all(runs.parameters.of(name, rank) for name in own for rank in evidence.ranks):
-        return None  # its parameters were not compared
+        return None  # the module's parameters were not compared
     if first != key or weights or not parts or not all(evidence.wrong[rank].all() for rank in evidence.ranks):
         return None
     text = f"every row of the step's first output is wrong on {ranks_words(evidence.ranks)}"
@@ -258,7 +258,7 @@ def _channels_moved(evidence: Evidence, rank: int) -> int | None:
 
 
 def _columns_moved(evidence: Evidence, rank: int, dim: int = -1) -> int | None:
-    """Return how many numbers confirm that columns are multiples of the expected ones plus a shift; None if not.
+    """Return how many numbers confirm that columns are multiples of the expected columns plus a shift; None if not.
 
     Args:
         evidence: the values.

@@ -39,9 +39,9 @@ class Placement:
 
     Attributes:
         shape: shape of the global value.
-        positions: flat position of each element in the global value, an array or a :class:`Box`; None for all of them,
-            in order.
-        pending: groups of ranks whose values add up to the value.
+        positions: flat position of each element in the global value, as an array or a :class:`Box`; None if the rank
+            has all elements, in order.
+        pending: groups of ranks whose local values add up to the global value.
         words: the placement, for reports.
         compared: False if the value is local to the rank.
     """
@@ -62,7 +62,7 @@ class Placement:
         return array.reshape(-1)[self.positions]
 
     def same_place(self, other: Placement) -> bool:
-        """Return whether both are the same shard of values of one shape."""
+        """Return whether both placements are the same shard of a value of the same shape."""
         if self.shape != other.shape or self.positions is None or other.positions is None:
             return self.shape == other.shape and self.positions is other.positions
         if isinstance(self.positions, Box) and isinstance(other.positions, Box):
@@ -91,12 +91,12 @@ def whole(shape: Sequence[int]) -> Placement:
 
 
 def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...] | None = None) -> Placement:
-    """Return the placement that is read from a tensor.
+    """Return the placement for a region that a recorder read from a tensor.
 
     Args:
         region: region of the tensor, or of its flat view.
-        shape: shape of its local value.
-        total: shape of the global value, if the region may be one of its flat view.
+        shape: shape of the local tensor.
+        total: shape of the global value, if the region may be in its flat view.
     """
     total = region.shape if total is None else total
     positions: Any = None if tuple(shape) == total else Box(tuple(region.start), tuple(shape), region.shape)
@@ -110,18 +110,18 @@ def region_placement(region: Region, shape: Sequence[int], total: tuple[int, ...
 
 
 def fits(region: Region | None, total: Sequence[int]) -> bool:
-    """Return whether a region is one of a value of this shape or of its flat view."""
+    """Return whether a region is in a value of this shape or in its flat view."""
     return region is not None and region.shape in (tuple(total), (int(np.prod(total)),))
 
 
 def piece_placement(owner: Placement, local: Sequence[int], region: Region, shape: Sequence[int]) -> Placement | None:
-    """Return the placement of a piece of a flattened parameter; None if the region has neither of the two forms.
+    """Return the placement of a slice of a flattened parameter; None if the region has neither of the two forms.
 
     Args:
         owner: placement of this rank's shard of the parameter.
         local: shape of that shard.
-        region: region of the piece, in the flat view of that shard or of the global parameter.
-        shape: shape of the piece.
+        region: region of the slice, in the flat view of that shard or of the global parameter.
+        shape: shape of the slice.
     """
     if region.shape == (int(np.prod(local)),):
         positions = owner.all_positions().reshape(-1)[_elements(region, shape)]
@@ -139,14 +139,14 @@ def _elements(region: Region, shape: Sequence[int]) -> Any:
 def declared_placement(
     declaration: Declaration, rank: int, shapes: Mapping[int, tuple[int, ...]], shape: Sequence[int], axes: Axes
 ) -> Placement:
-    """Return the placement of a declaration.
+    """Return the placement that a declaration describes.
 
     Args:
         declaration: the parsed declaration.
         rank: the rank that has the value.
         shapes: local shapes by rank.
         shape: shape of the reference's value.
-        axes: axes of the program.
+        axes: axes of the program's mesh.
 
     Raises:
         ValueError: the shards do not make up the reference's value.
@@ -199,8 +199,8 @@ class ParameterPlacements:
         declared: parsed declarations by pattern.
 
     Attributes:
-        unplaced: by name, the reason why the placement cannot be determined.
-        strangers: names and ranks of initial values that are not in the reference's.
+        unplaced: for each name, the reason why the placement cannot be determined.
+        strangers: names and ranks of initial values that are not found in the reference's values.
     """
 
     KINDS = ("weight", "buffer")
@@ -245,7 +245,7 @@ class ParameterPlacements:
         return list(self._initial)
 
     def missing(self, name: str) -> Any:
-        """Return the flat positions of a parameter's elements on no rank; none if a rank cannot be placed."""
+        """Return the flat positions of a parameter's elements that no rank has; empty if a placement is unknown."""
         holders = [rank for rank, own in enumerate(self._own) if name in own]
         placements = [self._placements.get((name, rank)) for rank in holders]
         covered = np.zeros(int(np.prod(np.shape(self._initial[name].value))), dtype=bool)
@@ -256,7 +256,7 @@ class ParameterPlacements:
         return np.flatnonzero(~covered) if holders else np.flatnonzero([])
 
     def _place(self, name: str, rank: int, reference: Record, own: Record) -> bool:
-        """Place one value; return False if its values fit several positions."""
+        """Place one value; return False if its numbers match several positions."""
         expected, value = np.asarray(reference.value), np.asarray(own.value)
         declaration = self.declared.get((reference.kind, name))
         if declaration is not None:
@@ -285,7 +285,7 @@ class ParameterPlacements:
         return {(name, rank): np.shape(own[name].value) for rank, own in enumerate(self._own) if name in own}
 
     def _place_by_others(self, name: str, rank: int) -> None:
-        """Place a parameter that fits several positions like another one of its module, then of any module."""
+        """Place a parameter that matches several positions like other parameters of its module, or of any module."""
         expected, local = np.shape(self._initial[name].value), self.shapes[name, rank]
         module = name.rpartition(".")[0]
         known = [other for other in self._initial if (other, rank) in self._placements and other != name]
@@ -302,7 +302,7 @@ class ParameterPlacements:
         )
 
     def _like(self, names: Iterable[str], rank: int, local: tuple[int, ...], shape: tuple[int, ...]) -> Any | None:
-        """Return the positions of ``local`` in ``shape`` with the rows that all ``names`` of these sizes share."""
+        """Return positions of a shard ``local`` of ``shape``, from the rows that all ``names`` of these sizes share."""
         if len(local) != len(shape):
             return None
         rows: list[Any] = []
@@ -326,7 +326,7 @@ class ParameterPlacements:
 
 
 def renamed(record: Record, modules: Mapping[str, str]) -> Record:
-    """Return the record under the reference's names; ``modules`` maps the rank's paths to the reference's."""
+    """Return the record with the reference's names; ``modules`` maps the rank's paths to the reference's paths."""
     if not modules or record.kind in _UNNAMED:
         return record
     of_module = record.kind in {"output", "mask"}
@@ -345,7 +345,7 @@ def renamed(record: Record, modules: Mapping[str, str]) -> Record:
 
 
 def renamed_path(path: str, modules: Mapping[str, str]) -> str:
-    """Return the reference's name of a path; ``modules`` maps the rank's paths to the reference's."""
+    """Return the reference's name of a rank's path; ``modules`` maps the rank's paths to the reference's paths."""
     prefix = path
     while prefix:
         if prefix in modules:
@@ -355,7 +355,7 @@ def renamed_path(path: str, modules: Mapping[str, str]) -> str:
 
 
 def _first_values(records: Iterable[Record]) -> dict[str, Record]:
-    """Return the first record of each weight and buffer: before training, if it was recorded."""
+    """Return the first record of each weight and buffer, which is that before training if there is one."""
     first: dict[str, Record] = {}
     for record in records:
         if record.kind in ParameterPlacements.KINDS:
@@ -364,7 +364,7 @@ def _first_values(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def ranks_along(axes: Axes, names: Sequence[str], rank: int) -> tuple[int, ...]:
-    """Return the ranks along axes that include ``rank``; the first axis is the slowest."""
+    """Return the ranks that lie along axes through ``rank``, in order; the first axis varies slowest."""
     ranks: tuple[int, ...] = (rank,)
     for name in reversed(names):
         ranks = tuple(dict.fromkeys(other for near in ranks for other in axes.group_of(name, near)))

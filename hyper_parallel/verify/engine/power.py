@@ -12,22 +12,22 @@ from hyper_parallel.verify.engine.bounds import Bounds, Key
 __all__ = ["UNJUDGED", "WEAK", "Power", "percent", "power_of"]
 
 WEAK = 0.05
-"""Relative error of a gradient from which a parameter counts as weak: smaller errors would not be detected."""
+"""A parameter counts as weak if relative errors of its gradient up to this size would not be detected."""
 
 UNJUDGED = 0.1
-"""Relative error of a gradient from which a parameter counts as not judged."""
+"""A parameter counts as not judged if relative errors of its gradient up to this size would not be detected."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """The detectable errors, as relative sizes: 0.01 is a gradient of 1.01 times the right one.
+    """The smallest detectable errors, as relative sizes: 0.01 stands for a gradient of 1.01 times the right one.
 
     Attributes:
-        median: median of all parameters.
+        median: median over all parameters.
         weakest: name of the parameter whose smallest detectable error is the largest; empty if no gradient was
             compared.
         largest: smallest detectable error of that parameter.
-        weak: parameters whose errors are :data:`WEAK` or more, with these errors.
+        weak: parameters whose smallest detectable error is more than :data:`WEAK`, with that error.
         count: number of parameters.
     """
 
@@ -61,7 +61,7 @@ def power_of(bounds: Bounds, keys: Iterable[Key]) -> Power:
 
     Args:
         bounds: tolerances of the reference.
-        keys: keys of the values that were compared. Only gradients count, for each parameter in the step with the
+        keys: keys of the values that were compared. Only gradients count: for each parameter, that of the step with the
             highest power.
     """
     least: dict[str, float] = {}

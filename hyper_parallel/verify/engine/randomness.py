@@ -21,8 +21,8 @@ def explain_masks(runs: PairedRuns, key: Key, masks: Mapping[int, Any], wrong: S
 
     Args:
         runs: both runs.
-        key: key of the value whose placements are used.
-        masks: masks of the elements that each rank keeps.
+        key: key of the value whose placements are those of the masks.
+        masks: for each rank, booleans that are true for elements that are kept.
         wrong: ranks whose masks differ from the reference's.
     """
     places = {rank: runs.placement(key, rank) for rank in masks}
@@ -50,7 +50,7 @@ def explain_masks(runs: PairedRuns, key: Key, masks: Mapping[int, Any], wrong: S
 
 
 def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: Evidence) -> Cause | None:
-    """Return why an output differs if only the set of its zeros differs, as after dropout without a recorded mask."""
+    """Return why an output differs if only the positions of zeros differ, as after dropout without a recorded mask."""
     for rank in evidence.ranks:
         if not _only_dropped(evidence.actual[rank], evidence.expected[rank], evidence.allowed[rank]):
             return None
@@ -63,7 +63,7 @@ def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: 
 
 
 def _only_dropped(actual: Any, expected: Any, allowed: Any) -> bool:
-    """Return whether some elements, but no entire row, are zero in only one array, and the others are multiples."""
+    """Return whether elements are zero in only one of the arrays, next to others in the row that are multiples."""
     zero = (actual == 0) != (expected == 0)
     both = (actual != 0) & (expected != 0)
     if not zero.any() or not both.any() or actual.ndim < 1:

@@ -1,7 +1,7 @@
 """Gradients that are not reduced when the optimizer reads them, because its step reduces them.
 
-They are right if the sum or mean of the ranks' gradients is the reference's, and the weight after the step is right. A
-weight that hardly moves would be right in any case, so its update must be large compared with its tolerance.
+Such gradients are right if the sum or mean of the ranks' gradients is the reference's, and the weight after the step is
+right. A weight that hardly moves would be right in any case, so its update must be large compared with its tolerance.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _NOTICED = 0.01
 
 
 def reduced_later(runs: PairedRuns, key: Key, known: Collection[str] = ()) -> tuple[str, float] | None:
-    """Return how the ranks' gradients combine to the reference's, and the error of that; None if they do not.
+    """Return how the ranks' gradients combine to the reference's, and the error ratio; None if they do not combine.
 
     Args:
         runs: both runs.
         key: key of a gradient that differs.
-        known: how other gradients of the step combine whose weights are right. In that case this weight may be wrong if
-            it is right on a rank, or equally wrong on all ranks: the error then comes after a reduction.
+        known: combinations found for gradients of the step whose weights are right. If this gradient combines in the
+            same way, its weight may be wrong, provided that it is right on some rank or equally wrong on all ranks: the
+            error then comes after a reduction.
     """
     holders = runs.holders(key)
     own = all(key[1] in runs.noted(rank, OWN_GRADIENTS) for rank in holders)
@@ -71,10 +72,10 @@ def _ratio(runs: PairedRuns, key: Key, group: Sequence[int], *, mean: bool, apar
 
 
 def _weight_is_right(runs: PairedRuns, key: Key, holders: Sequence[int], *, weak: bool) -> bool:
-    """Return whether the weight after the step is right on all ranks, and would be wrong with another gradient.
+    """Return whether the weight after the step is right on all ranks, and would be wrong with a wrong gradient.
 
-    With ``weak``, it may also be right with another gradient. The gradient that updated the weight was not recorded;
-    the power of the gradients' tolerances says which errors would go undetected.
+    With ``weak``, the second condition is left out. The gradient that updated the weight was not recorded; the report's
+    power, which comes from the gradients' tolerances, says which errors would go undetected.
     """
     reference = runs.bounds.reference
     before, after = (("weight", key[1], key[2] + step, 0) for step in (-1, 0))

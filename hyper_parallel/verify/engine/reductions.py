@@ -18,14 +18,14 @@ from hyper_parallel.verify.engine.wording import plural, ranks_words, value_word
 __all__ = ["missing_as_a_whole", "missing_reduction", "scaled", "spread", "unsummed_output"]
 
 _ENOUGH = 8
-"""Smallest number of elements of a complete tensor that is judged by one number."""
+"""Smallest number of elements of a tensor that is judged by one norm."""
 
 _KEPT = ("weight", "buffer", "state")
-"""Kinds of values that each rank keeps from step to step."""
+"""Kinds of values that each rank carries from step to step."""
 
 
 def missing_reduction(evidence: Evidence) -> Cause | None:
-    """Test whether the sum, mean or weighted sum over a group is the reference's value, while each rank's is not."""
+    """Test whether the sum, mean or weighted sum over a group is the reference's value, and no rank's own value is."""
     if len(evidence.placements) < 2 or not evidence.ranks:
         return None
     for axis, groups in evidence.runs.axes.sets():
@@ -41,9 +41,9 @@ def missing_reduction(evidence: Evidence) -> Cause | None:
 
 
 def missing_as_a_whole(evidence: Evidence) -> Cause | None:
-    """Test whether a sum or mean of bitwise unequal replicas is ten times nearer to the reference than each alone.
+    """Test whether a sum or mean of unequal replicas is ten times nearer to the reference than each replica.
 
-    In half precision, replicas may differ by less than the tolerance of their elements, so no single element is
+    In half precision, replicas may differ by less than the tolerance of their elements, so no element by itself is
     evidence. With ``_ENOUGH`` numbers, a wrong combination is ten times nearer by chance once in 10^8.
     """
     if not evidence.actual or evidence.key[0] in _KEPT:
@@ -70,7 +70,7 @@ def missing_as_a_whole(evidence: Evidence) -> Cause | None:
 
 
 def unsummed_output(runs: PairedRuns, key: Key) -> Cause | None:
-    """Test whether the last output before a loss is right only as a sum over ranks, though no layout declares that."""
+    """Test whether the last output before a loss is right only as a sum over ranks, but is not declared as Partial."""
     if key[0] != "loss":
         return None
     outputs = [other for other in runs.bounds.reference if other[0] == "output" and other[2] == key[2]]
@@ -95,7 +95,7 @@ def unsummed_output(runs: PairedRuns, key: Key) -> Cause | None:
 def _combinations(
     evidence: Evidence, axis: str, groups_of: dict[int, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
-    """Yield (evidence, axis) and the cause if a combination over ``axis`` fits."""
+    """Yield the text and axis, and the kind of the cause, of each combination over ``axis`` that is the reference."""
     subject = f"the ranks' {plural(evidence.key[0])}"
     for words, factor, cause, named in _factors(evidence, axis):
         worst, fits = 0.0, True
@@ -115,7 +115,7 @@ def _combinations(
 
 
 def _factors(evidence: Evidence, axis: str) -> Iterator[tuple[str, float | None, str, str]]:
-    """Yield a sum, a mean, and sums divided by the size of another axis over which values are equal."""
+    """Yield the sum, the mean, and sums divided by the size of a different axis over which values are equal."""
     yield "sum", 1.0, "missing-reduction", axis
     yield "mean", None, "missing-reduction", axis
     for other, groups in evidence.runs.axes.groups.items():
@@ -130,7 +130,7 @@ def _factors(evidence: Evidence, axis: str) -> Iterator[tuple[str, float | None,
 
 
 def spread(evidence: Evidence, groups: Sequence[tuple[int, ...]]) -> str:
-    """Return ``equal`` or ``differ`` for the elements that ranks of a group share; ``single`` if there are none."""
+    """Return whether elements that several ranks of a group have are ``equal`` or ``differ``; ``single`` if none."""
     shared = False
     for group in groups:
         members = [rank for rank in group if rank in evidence.actual]
@@ -166,7 +166,7 @@ def _weighted(
         and np.isclose(weights, np.round(weights), atol=1e-3).all()
         and np.abs(weights).max() < 1.5
     ):
-        return ("", ""), None  # one rank has the reference's value, which is not a sum
+        return ("", ""), None  # the reference's value is that of one rank, not a sum
     error = np.abs(table @ weights - expected)
     slack = evidence.slack(
         evidence.ranks[0], (np.abs(table) * np.abs(weights)).sum(axis=1).reshape(evidence.actual[group[0]].shape)
@@ -211,7 +211,7 @@ def scaled(evidence: Evidence) -> Cause | None:
         inverse = "" if factors[0] > 1 else "1 / "
         return Cause(kind, " x ".join(axes), f"{text}, {inverse}the size of {axis_sizes(axes, sizes)}{_part(evidence)}")
     ratios = [ratio_of_counts(factor, tolerance) for factor in factors]
-    counted = evidence.key[0] != "rate"  # a program sets this value: no count of samples or tokens scales it
+    counted = evidence.key[0] != "rate"  # a program sets the learning rate: no count of samples or tokens scales it
     if counted and all(ratio is not None for ratio in ratios):
         counts = ", ".join(str(ratio) for ratio in dict.fromkeys(ratios))
         return Cause("scaled-by-count", "", f"{text}, the ratio {counts}")
@@ -221,7 +221,7 @@ def scaled(evidence: Evidence) -> Cause | None:
 
 
 def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> str:
-    """Return the kind of error of a factor, which depends on how the losses were combined."""
+    """Return the kind of cause for a wrong factor, which depends on how the losses combine to the reference's."""
     if evidence.key[0] not in {"gradient", "state"} or len(set(axes)) != len(axes):
         return "scaled-by-size"
     loss, over = _loss_combination(evidence)
@@ -236,7 +236,7 @@ def _kind_of_scale(evidence: Evidence, factor: float, axes: tuple[str, ...]) -> 
 
 
 def _loss_combination(evidence: Evidence) -> tuple[str, int]:
-    """Return how the losses of the step combine to the reference's, and over how many ranks; ``replica`` if equal."""
+    """Return how the losses of the step combine to the reference's (``replica`` if equal), and over how many ranks."""
     step = evidence.key[2]
     key = next((key for key in evidence.runs.bounds.reference if key[0] == "loss" and key[2] == step), None)
     if key is None or not evidence.runs.holders(key):
@@ -254,7 +254,7 @@ def _loss_combination(evidence: Evidence) -> tuple[str, int]:
 
 
 def _small_rest(evidence: Evidence) -> bool:
-    """Return whether the elements that do not differ are too small to differ: noise or zeros."""
+    """Return whether all elements that do not differ are below four times their tolerance, such as zeros."""
     for rank in evidence.ranks:
         rest = ~evidence.wrong[rank]
         if (np.abs(evidence.expected[rank])[rest] > 4 * evidence.allowed[rank][rest]).any():

@@ -26,7 +26,9 @@ SPREAD = 0.1
 """Standard deviation of the noise added to constant parameters, relative to their value or to 1."""
 
 STEPS = 3
-"""Optimizer steps of a case that had one: the first reveals stale values, the second drifting replicas."""
+"""Number of optimizer steps of a repaired case that had one: the first additional step reveals stale values, the second
+drifting replicas.
+"""
 
 
 @dataclass
@@ -36,8 +38,8 @@ class Repairs:
     Attributes:
         reference: changes of the run on one rank.
         ranks: changes by rank.
-        words: each change in a sentence, by kind of blind spot.
-        left: values that cannot be changed and the reasons, by kind of blind spot.
+        words: for each kind of blind spot, the change in a sentence.
+        left: for each kind of blind spot, what cannot be changed and why.
         shared: axes whose ranks' losses are weighted.
     """
 
@@ -55,7 +57,7 @@ def repairs_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without:
         runs: the compared runs.
         spots: blind spots of the case.
         seed: seed of the random values.
-        without: kinds of blind spots that are not changed.
+        without: kinds of blind spots that are not repaired.
     """
     repairs = Repairs(CaseChanges(), [CaseChanges() for _ in runs.ranks])
     kinds: dict[str, list[BlindSpot]] = {"constant-parameters": []}
@@ -68,7 +70,7 @@ def repairs_of(runs: PairedRuns, spots: Sequence[BlindSpot], seed: int, without:
 
 
 def not_made(repairs: Repairs, reference: Run, parallel: Run) -> str:
-    """Return a change that a run did not apply; empty if all were applied."""
+    """Return a sentence about a change that a run did not apply; empty if all were applied."""
     asked = [(repairs.reference, reference.ranks[0]), *zip(repairs.ranks, parallel.ranks, strict=True)]
     for case, rank in asked:
         where = f"rank {rank.rank} of {parallel.world_size}" if rank is not reference.ranks[0] else "the single device"
@@ -133,7 +135,7 @@ def _constants(runs: PairedRuns, seed: int) -> dict[str, Any]:
 
 
 def _parts(runs: PairedRuns, name: str) -> dict[int, tuple[str, Placement]] | None:
-    """Return each rank's own name and placement of a parameter; None if one of them is not known."""
+    """Return each rank's own name and placement of a parameter; None if a placement is not known."""
     key = ("weight", name, -1, 0)
     parts: dict[int, tuple[str, Placement]] = {}
     for rank in runs.holders(key):
@@ -145,7 +147,7 @@ def _parts(runs: PairedRuns, name: str) -> dict[int, tuple[str, Placement]] | No
 
 
 def _own_name(runs: PairedRuns, rank: int, name: str) -> str:
-    """Return a rank's own name of a parameter, because stages count their own layers."""
+    """Return a rank's own name of a parameter, which may differ because pipeline stages count their own layers."""
     records: Sequence[Record] = runs.parallel.ranks[rank].records
     return next(
         record.name for record in records if record.is_initial_weight and renamed(record, runs.names[rank]).name == name
@@ -182,9 +184,9 @@ def _shares(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed
 
 
 def shares(count: int) -> list[float]:
-    """Return different factors for the losses of ``count`` ranks that do the same work: positive, of mean 1.
+    """Return different positive factors with mean 1, for the losses of ``count`` ranks that do the same work.
 
-    They are multiples of a power of two, so that their sum is exactly ``count``.
+    The factors are multiples of a power of two, so that their sum is exactly ``count``.
     """
     step = 2.0 ** -math.ceil(math.log2(max(count, 2)))
     return [1.0 + (2 * place - (count - 1)) * step / 2 for place in range(count)]
@@ -215,7 +217,7 @@ def _cotangents(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], 
 
 
 def random_cotangent(shape: Sequence[int], seed: int, name: str) -> Any:
-    """Return random weights of both signs for an output, float64 of ``shape``: equal in every run and layout.
+    """Return a float64 array of random factors of both signs for an output, equal in every run and layout.
 
     Args:
         shape: shape of the global output; a rank takes its shard.
@@ -251,7 +253,7 @@ def _masks(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed:
 
 
 def _not_views(runs: PairedRuns, names: Sequence[str], kinds: str) -> str:
-    """Return why inputs cannot be changed by their position in memory; empty if all ranks have views of one batch."""
+    """Return why inputs cannot be changed by position in memory; empty if all ranks have views of the same batch."""
     kind_of = {name: array.dtype.kind for _, name, array in runs.reference_notes.get("inputs", ())}
     other = [name for name in names if kind_of.get(name, "") not in kinds]
     if other:
@@ -269,7 +271,7 @@ def _everywhere(repairs: Repairs, **fields: Any) -> None:
 
 
 def _strides(repairs: Repairs, runs: PairedRuns, spots: Sequence[BlindSpot], seed: int) -> None:
-    """Give inputs other strides on the ranks, but not in the reference."""
+    """Make the inputs of the ranks, but not of the reference, non-contiguous."""
     del runs, spots, seed
     repairs.ranks = [replace(case, strided=True) for case in repairs.ranks]
     repairs.words["contiguous-inputs"] = "inputs of the ranks' models are not contiguous"

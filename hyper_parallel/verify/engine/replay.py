@@ -1,9 +1,9 @@
 """Replays of the reference's dropout masks and near ties on the ranks, so that later values can be compared.
 
-A rank that drops elements of its own samples with its own generator trains as correctly as the single device, with
-other numbers. So does a rank whose top-k decides a near tie differently. Such ranks run once more with the reference's
-masks and choices. A mask is replaced only if the draws are those of a correct program: ranks with the same shard drew
-the same mask, and ranks with different shards drew different ones.
+A rank that drops elements of its own samples with its own generator trains as correctly as the single device, but with
+different numbers. So does a rank whose top-k decides a near tie differently. Such ranks run once more with the
+reference's masks and choices. A mask is replaced only if the draws are those of a correct program: ranks with the same
+shard drew the same mask, and ranks with different shards drew different ones.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["Replay", "plan_replay"]
 _RANDOM = ("mask", "draw")
 
 _CHANCE = 1e-7
-"""Masks of different samples count as identical if independent draws would be equal with a lower probability than
-this.
+"""Equal masks of different samples count as one shared draw if independent draws would be equal with a lower
+probability than this.
 """
 
 
@@ -40,7 +40,7 @@ class Replay:
     Attributes:
         table: masks and choices by rank and key, under the rank's own names.
         masks: number of masks, over all ranks.
-        draws: number of modules' draws with other random numbers.
+        draws: number of draws of modules whose random numbers differ from the reference's.
         flips: number of near ties that ranks decided differently.
         decisions: number of all choices of the ranks.
         sides: number of values that rounding moved across a threshold.
@@ -56,7 +56,7 @@ class Replay:
     numbers: int = 0
 
     def adds_to(self, applied: Replay | None) -> bool:
-        """Return whether this plan replaces values that ``applied`` did not, or with other values."""
+        """Return whether this plan replaces values that ``applied`` did not replace, or replaced by different ones."""
         known = {} if applied is None else applied.table
         return any(
             key not in known.get(rank, {}) or not _equal(key, known[rank][key], array)
@@ -65,7 +65,7 @@ class Replay:
         )
 
     def with_draws_of(self, applied: Replay | None) -> Replay:
-        """Return a plan that also replays masks and draws of ``applied``, which are equal now."""
+        """Return a plan that also replays the masks and draws of ``applied``, which no longer differ."""
         if applied is None:
             return self
         table = {
@@ -104,12 +104,12 @@ class Replay:
 
 
 def _equal(key: Key, one: Any, other: Any) -> bool:
-    """Return whether two replacements are the same; for mirrored numbers, whether they go to the same side."""
+    """Return whether two replacements are equal; for sides of thresholds, whether the signs are equal."""
     return np.array_equal(np.sign(one), np.sign(other)) if key[0] == THRESHOLDS[1] else np.array_equal(one, other)
 
 
 def plan_replay(runs: PairedRuns) -> Replay | None:
-    """Return the plan of what ranks take from the reference; None if there are no permitted differences.
+    """Return which values ranks take from the reference; None if no differences are permitted ones.
 
     Args:
         runs: both runs.
@@ -118,7 +118,7 @@ def plan_replay(runs: PairedRuns) -> Replay | None:
     _add_masks(runs, plan)
     _add_draws(runs, plan)
     _add_choices(runs, plan)
-    if not (plan.masks or plan.draws):  # numbers after replayed masks or draws differ
+    if not (plan.masks or plan.draws):  # numbers that follow replaced masks or draws will change
         _add_sides(runs, plan)
     return plan if plan.table else None
 
@@ -142,13 +142,13 @@ def _add_sides(runs: PairedRuns, plan: Replay) -> None:
 
 
 def _add_masks(runs: PairedRuns, plan: Replay) -> None:
-    """Add masks up to the first one with unknown rows, if some differ and all are drawn as in correct programs."""
+    """Add masks up to the first mask with unknown rows, if some differ and all are drawn as in correct programs."""
     places: dict[tuple[Key, int], Placement | None] = {}
     expected: dict[tuple[Key, int], Any] = {}
     for key, record in runs.bounds.reference.items():
         found = {rank: runs.placement(key, rank) for rank in runs.holders(key)} if key[0] == "mask" else {}
         if any(place is None or place.pending for place in found.values()):
-            break  # its rows are known once the earlier masks are replayed
+            break  # the rows of this mask are known once the earlier masks are replayed
         for rank, place in found.items():
             if place is not None:
                 places[key, rank] = place
@@ -186,7 +186,7 @@ def _add_draws(runs: PairedRuns, plan: Replay) -> None:
         total = np.shape(record.value)
         found = {rank: runs.activations.by_rows(rank, value.shape, total) for rank, value in own.items()}
         if None in found.values():
-            break  # its rows are known once the earlier draws are replayed
+            break  # the rows of this draw are known once the earlier draws are replayed
         for rank, place in found.items():
             if place is not None:
                 places[key, rank] = place
@@ -221,13 +221,13 @@ def _drawn_right(values: Mapping[tuple[Key, int], Any], places: Mapping[tuple[Ke
             chance[pair] = chance.get(pair, 0.0) + equally
             if not np.array_equal(own[rows], its[rows]):
                 different.add(pair)
-            elif equally < log(_CHANCE):  # one stream, from which ranks with unequal shards soon draw other numbers
+            elif equally < log(_CHANCE):  # equally seeded ranks with unequal shards draw equal numbers at first
                 return False
     return bool(chance) and all(pair in different or equally > log(_CHANCE) for pair, equally in chance.items())
 
 
 def _log_chance(drawn: Any) -> float:
-    """Return the logarithm of the probability that another draw gives the same mask or the same numbers."""
+    """Return the logarithm of the probability that an independent draw gives the same mask or the same numbers."""
     if drawn.dtype.kind != "b" and np.unique(drawn).size > 2:
         return float(-8 * drawn.size)
     kept = float(np.mean(drawn != 0)) if drawn.size else 1.0

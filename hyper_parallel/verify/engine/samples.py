@@ -1,4 +1,4 @@
-"""Samples that only the ranks feed to their model: another batch, or other data on some ranks."""
+"""Samples that only the ranks feed to their models: a different batch, or different data on some ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
     """Return a description of the error if the ranks saw samples that the reference did not see; None otherwise.
 
     The rows of each input of the ranks' first call of a model are compared with those of all calls in the reference's
-    first step. An input is skipped if its other sizes differ, as for slices of sequences, or if some ranks have their
-    shard of the reference's batch: then the data of the other ranks is wrong.
+    first step. An input is skipped if the sizes of its rows differ, as for slices of sequences. It is also skipped if
+    some ranks have their shard of the reference's batch: then the data of the remaining ranks is wrong.
 
     Args:
         reference: the run on one rank.
@@ -52,7 +52,7 @@ def other_batch(reference: Run, parallel: Run, name: str) -> str | None:
 
 
 def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
-    """Return how many rows of the inputs are not the reference's, by rank with an unrecognised shard of an output.
+    """Return, for ranks whose shard of an output is not recognised, how many input rows the reference does not have.
 
     Args:
         runs: both runs, with the inputs of models that the recorder noted.
@@ -69,7 +69,7 @@ def foreign_samples(runs: PairedRuns, key: Key) -> dict[int, int]:
 
 
 def lost_samples(runs: PairedRuns) -> str:
-    """Return, in words, that ranks feed the same rows to their models and no rank feeds some of the reference's."""
+    """Return text if ranks feed the same rows to their models, and some rows of the reference are on no rank."""
     own = [rows_of_first_step([rank.notes]) for rank in runs.parallel.ranks]
     for name, rows in rows_of_first_step([runs.reference_notes]).items():
         parts = [part.get(name, set()) for part in own]
@@ -86,7 +86,7 @@ def lost_samples(runs: PairedRuns) -> str:
 def calls_of_first_step(notes: Mapping[str, Any]) -> int:
     """Return how often a rank called one model in the first step, except for evaluation.
 
-    Models are distinguished by the inputs that they are called with: their names, numbers of dims and dtypes.
+    Calls count as calls of the same model if their inputs have the same names, numbers of dims and dtypes.
     """
     calls: dict[int, list[tuple[Any, ...]]] = {}
     for call, name, value in notes.get("inputs", ()):
@@ -98,11 +98,11 @@ def calls_of_first_step(notes: Mapping[str, Any]) -> int:
 def rows_of_first_step(
     notes: Iterable[Mapping[str, Any]], calls: int | None = None
 ) -> dict[tuple[Any, Any, str], set[bytes]]:
-    """Return the rows of the models' inputs in the first step as bytes, by name of the input, sizes of a row and dtype.
+    """Return the input rows of models in the first step, as bytes, by name of the input, shape of a row and dtype.
 
     Args:
         notes: notes of the ranks whose rows are joined.
-        calls: number of calls of models that are used, from the first; None uses all that were noted.
+        calls: number of calls of models whose inputs are used, from the first; None uses all calls that were noted.
     """
     rows: dict[tuple[Any, Any, str], set[bytes]] = {}
     for rank_notes in notes:

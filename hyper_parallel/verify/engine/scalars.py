@@ -18,12 +18,12 @@ __all__ = ["combinations_of_ranks", "compare_scalars", "rows_of_rank"]
 
 
 def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, Distance | None]:
-    """Return the distance of a loss from the reference's, by rank, in the combination of ranks that fits best.
+    """Return, by rank, the distance of a loss from the reference's; of the first combination that is right, if any.
 
     Args:
         runs: both runs.
         key: key of the loss, or of an output that is a single number.
-        notes: receives a sentence about how the ranks' values were combined, once.
+        notes: a list to which a sentence about how the ranks' values were combined is added once.
     """
     expected, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)
     plain = {rank: distance(runs.value(key, rank), expected, allowed) for rank in runs.holders(key)}
@@ -44,7 +44,7 @@ def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, D
 
 
 def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mapping[int, Any]]]:
-    """Yield the possible combinations of the ranks' numbers, in words, with the result on each rank that has one."""
+    """Yield possible combinations of the ranks' numbers, in words, with the result on each rank that has a number."""
     values = _numbers(runs, key)
     if len({value.shape for value in values.values()}) > 1:
         return
@@ -73,9 +73,10 @@ def combinations_of_ranks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Map
 
 
 def _weighted_by_masks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mapping[int, Any]]]:
-    """Yield the means of an output's numbers, weighted with the true elements of a mask that the same call returns.
+    """Yield the means of an output's numbers, weighted with the true elements of a mask that the same module returns.
 
-    The module may average over these elements. The ranks' masks must have as many as the reference's together.
+    The module may average over these elements. The ranks' masks together must have as many true elements as the
+    reference's mask.
     """
     module, values = runs.bounds.reference[key].module, _numbers(runs, key)
     for mask, record in runs.bounds.reference.items():
@@ -100,14 +101,14 @@ def _weighted_by_masks(runs: PairedRuns, key: Key) -> Iterator[tuple[str, Mappin
 
 
 def _numbers(runs: PairedRuns, key: Key) -> dict[int, Any]:
-    """Return the ranks' numbers, without ranks that have a tensor instead, such as earlier stages of a pipeline."""
+    """Return the numbers of ranks, without ranks that have a tensor instead, such as earlier stages of a pipeline."""
     size = np.size(runs.bounds.reference[key].value)
     values = {rank: runs.value(key, rank) for rank in runs.holders(key)}
     return {rank: value for rank, value in values.items() if value.size == size}
 
 
 def rows_of_rank(runs: PairedRuns, rank: int, step: int) -> int:
-    """Return a rank's number of rows of the batch in a step, by the most frequent recognised size; 0 if there is none.
+    """Return a rank's number of batch rows in a step: the most frequent size of recognised shards; 0 if there is none.
 
     If no output of the step was recognised, the rows of the complete run are used.
     """

@@ -1,7 +1,7 @@
 """The folder on disk in which a verification keeps the arrays of its runs.
 
-A verification owns one folder and holds a lock on a file in it while it runs. The folder is removed at the end. A
-folder of a killed run is not locked any more: the next verification with the same parent folder removes it.
+A verification owns one folder, and locks a file in it while it runs. The folder is removed at the end. If a run is
+killed, its folder is no longer locked, and the next verification with the same parent folder removes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Scratch:
     """A folder for the arrays of one verification; use it as a context manager.
 
     Args:
-        parent: folder in which it is created; by default the system's folder for temporary files.
+        parent: folder in which the scratch folder is created; by default the system's folder for temporary files.
         limit: largest number of bytes that may be written; by default the free space of that disk.
 
     Attributes:
@@ -58,7 +58,7 @@ class Scratch:
     def at_end(self, close: Callable[[], None]) -> None:
         """Register ``close`` to be called before the folder is removed.
 
-        The processes of ranks, which have a copy of this object, end earlier.
+        The processes of ranks, which have copies of this object, end before that.
         """
         self._at_end.callback(close)
 

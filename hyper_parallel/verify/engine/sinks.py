@@ -1,7 +1,7 @@
 """Sinks of recorded values: arrays of the reference and of ranks go to disk, those of a repeat into the tolerances.
 
-A sink can be sent to the process of a rank. Its results there come back with the rank's notes (:meth:`finish`,
-:func:`merge_notes`).
+A sink can be sent to the process of a rank. The results from that process come back with the rank's notes
+(:meth:`finish`, :func:`merge_notes`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KeepSink:
         return replace(record, value=self._file.put(record.value, what))
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Do nothing: there is nothing left to send."""
+        """Do nothing, because the arrays are already on disk."""
 
     def close(self) -> None:
         """Delete all files that were written, by all processes."""
@@ -94,7 +94,7 @@ class FoldSink:
         bounds: tolerances of the reference.
         kind: kind of the movements before a gradient is displaced.
         displaced: names of parameters whose gradient was displaced so far.
-        exact: whether a norm was computed in float64 so far: this moves later values as a displacement does.
+        exact: whether a norm was computed in float64 so far, which moves later values as a displacement does.
         keys: keys of the records, in their order.
     """
 
@@ -118,7 +118,7 @@ class FoldSink:
         return None
 
     def finish(self, notes: dict[str, Any]) -> None:
-        """Put the measurements into the rank's notes, for another process."""
+        """Put the measurements into the rank's notes, for the process that started the rank."""
         notes[_MOVEMENTS] = (self.keys, self.bounds.movements.summary())
 
 

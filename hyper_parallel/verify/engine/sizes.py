@@ -1,4 +1,4 @@
-"""Other numbers of ranks for a program whose axes have equal sizes or divide everything evenly."""
+"""World sizes to try next, for a program whose axes have equal sizes or divide all dims evenly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGER = 4
 
 @dataclass(frozen=True)
 class OtherSize:
-    """A world size to try, with its mesh.
+    """A world size to try, and the mesh of that world.
 
     Attributes:
         size: number of ranks.
@@ -35,7 +35,7 @@ class OtherSize:
 
 
 def unequal_axes(runs: PairedRuns, mesh: Mapping[str, int] | None) -> list[OtherSize]:
-    """Return worlds whose axes have different sizes: the next larger ones, then powers of two, which divide more dims.
+    """Return worlds whose axes have different sizes: the next larger sizes, then doubled sizes, which divide more dims.
 
     Args:
         runs: the compared runs.
@@ -55,8 +55,8 @@ def unequal_axes(runs: PairedRuns, mesh: Mapping[str, int] | None) -> list[Other
 def unequal_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
     """Return a mesh whose axes of more than one rank have different sizes, each at least as large as before.
 
-    The change is the smallest possible one: axes are considered in order and keep their size if it is free, otherwise
-    they get the next free size.
+    Axes are considered in order. An axis keeps its size if no earlier axis has it; otherwise it gets the next larger
+    size that no earlier axis has.
     """
     sizes: dict[str, int] = {}
     for axis, size in mesh.items():
@@ -68,13 +68,13 @@ def unequal_sizes(mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def uneven_sizes(runs: PairedRuns, axis: str, mesh: Mapping[str, int] | None) -> list[OtherSize]:
-    """Return worlds with a larger axis that does not evenly divide the sharded dims, but does divide batches.
+    """Return worlds in which the axis is larger, does not divide all sharded dims of weights, but divides batches.
 
-    An uneven batch is the program's choice; uneven weights must be handled by the program.
+    Programs must handle uneven shards of weights, but need not accept uneven batches.
 
     Args:
         runs: the compared runs.
-        axis: the axis that divides everything evenly.
+        axis: the axis that divides all dims evenly.
         mesh: sizes by axis, if the user named them.
     """
     size = runs.axes.sizes()[axis]
@@ -102,7 +102,7 @@ def _sharded_dims(runs: PairedRuns, axis: str) -> Iterator[int]:
 
 
 def _rows(runs: PairedRuns) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of rows of each input in the reference and on a rank, by name."""
+    """Yield, for each input, its number of rows in the reference and on a rank."""
     whole = {name: array.shape[0] for _, name, array in runs.reference_notes.get("inputs", ()) if array.ndim}
     for rank in runs.parallel.ranks:
         for _, name, array in rank.notes.get("inputs", ()):
@@ -111,7 +111,7 @@ def _rows(runs: PairedRuns) -> Iterator[tuple[int, int]]:
 
 
 def _doubled(axes: Mapping[str, int]) -> dict[str, int]:
-    """Return the axes, each doubled until no other axis has its size."""
+    """Return the axes with sizes doubled until no earlier axis has the same size."""
     sizes: dict[str, int] = {}
     for axis, size in axes.items():
         free = size
@@ -122,6 +122,6 @@ def _doubled(axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _reversed(axes: Mapping[str, int]) -> dict[str, int]:
-    """Return the axes of sizes greater than 1, in the opposite order."""
+    """Return the axes, with the sizes above 1 in the opposite order."""
     sizes = [size for size in axes.values() if size > 1]
     return {axis: sizes.pop() if size > 1 else size for axis, size in axes.items()}

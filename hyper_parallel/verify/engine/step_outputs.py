@@ -1,4 +1,4 @@
-"""Outputs that belong to training steps, and not to evaluations: all in grad mode, and some under ``no_grad``."""
+"""Decides which outputs belong to training steps, not to evaluations: all in grad mode, and some under ``no_grad``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class StepOutputs:
     """The outputs and losses of the training steps of a reference.
 
     An output under ``no_grad`` belongs to a training step in two cases. It may be computed between the forward and the
-    backward of the step, as the reference model's in preference training is. Or it may be that of a frozen module that
-    every step calls, such as a teacher: no parameter of the module has a gradient or changes.
+    backward of the step, like the output of the reference model in preference training. Or it may be the output of a
+    frozen module that every step calls, such as a teacher: no parameter of the module has a gradient or changes.
 
     Args:
         runs: both runs.
@@ -51,12 +51,12 @@ class StepOutputs:
         return inside
 
     def _is_called_frozen(self, key: Key) -> bool:
-        """Return whether an output is that of a frozen module, and is recorded in every training step."""
+        """Return whether an output comes from a frozen module and is recorded in every training step."""
         always = all((*key[:2], step, 0) in self.reference for step in self.trained)
         return always and self._is_frozen(self.reference[key].module)
 
     def _is_frozen(self, module: str) -> bool:
-        """Return whether no parameter of a module, or of the nearest module around it that has some, is trained."""
+        """Return whether a module, or else its nearest enclosing module with parameters, has no trained parameter."""
         if module not in self._frozen:
             own = [name for name in self.names if not module or name.startswith(f"{module}.")]
             around = module.rpartition(".")[0]

@@ -1,7 +1,7 @@
-"""Arrays of records on disk: written once, read when they are compared, and stored once if ranks have equal ones.
+"""Arrays of records on disk: written once, read when they are compared; equal arrays of ranks share storage.
 
-A :class:`StoredArray` replaces the array in a record. It has the shape, dtype and a digest. Its values are read from
-disk when NumPy asks for them, so no complete run is ever in memory. It can be sent to other processes.
+A :class:`StoredArray` replaces the array in a record. It knows the array's shape, dtype and digest. The values are read
+from disk when NumPy asks for them, so no complete run is ever in memory. A stored array can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoredArray:
 
     Attributes:
         path: path of the file.
-        offset: offset of its first byte.
+        offset: offset of the array's first byte in the file.
         shape: shape of the array.
         dtype: dtype of its elements.
         digest: SHA-1 of shape, dtype and bytes: equal for equal arrays.
@@ -77,7 +77,7 @@ class StoredArray:
         return self.size * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Read the values; always a new array."""
+        """Read the values into a new array."""
         if copy is False:
             raise ValueError("the values are on disk; reading them makes an array")
         array = read_array(self.path, self.offset, self.shape, self.dtype)
@@ -94,7 +94,7 @@ class ArrayFile:
     Args:
         scratch: the folder, which counts the bytes.
         name: name of the file.
-        index: name of a folder through which the files of several processes share equal arrays; empty for none.
+        index: name of a folder through which the processes of ranks find equal arrays of each other; empty for none.
     """
 
     def __init__(self, scratch: Scratch, name: str, index: str = "") -> None:
@@ -184,7 +184,7 @@ def same_values(one: Any, other: Any) -> bool:
 
 
 def first_rows(value: Any, dim: int, count: int) -> Any:
-    """Return the first ``count`` rows of ``dim`` of an array or stored array; those of dim 0 stay on disk."""
+    """Return the first ``count`` rows of ``dim`` of an array; rows of dim 0 of a stored array stay on disk."""
     array = np.asarray(value)[(slice(None),) * dim + (slice(count),)]
     if not isinstance(value, StoredArray) or dim or not array.size:
         return array
@@ -257,7 +257,7 @@ def write_at(descriptor: int, array: Any, offset: int) -> None:
 
 
 def read_at(descriptor: int, array: Any, offset: int) -> None:
-    """Fill a contiguous array with bytes of an open file; raises OSError if the file ends before."""
+    """Fill a contiguous array with bytes of an open file; raises OSError if the file is too short."""
     data = memoryview(array.reshape(-1).view(np.uint8))
     while data:
         count = os.preadv(descriptor, [data], offset)

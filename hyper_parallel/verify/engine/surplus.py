@@ -21,7 +21,7 @@ __all__ = ["skipped_step", "untied"]
 def skipped_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
     """Test whether ranks skipped an optimizer step after backward, so that a step has the losses of two steps.
 
-    In total, they have as many losses as the single device. Values before the skipped step are not caused by it.
+    In total, the ranks have as many losses as the single device. Differences before the skipped step have other causes.
     """
     expected = _losses(runs.bounds.reference)
     found: dict[int, int] = {}
@@ -47,7 +47,7 @@ def _losses(index: Mapping[Key, Any]) -> Counter[int]:
 
 
 def untied(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Test whether a gradient lacks that of a weight which only ranks have: the single device shares one weight."""
+    """Test whether a gradient plus that of a weight that only ranks have is right: the single device ties the two."""
     if evidence is None or key[0] != "gradient" or set(evidence.ranks) != set(wrong[key].ranks):
         return None
     own = {other[1] for other in runs.ranks[evidence.ranks[0]] if other[0] == "weight"} if evidence.ranks else set()

@@ -1,10 +1,10 @@
 """The side of a threshold on which each number lies: of ReLU, comparisons, signs, clamps and buckets.
 
 A change by one ULP can move a number next to a threshold to the other side, where its gradient or bucket differs. A
-rank's sides are right if the numbers on the other side are nearer to the threshold than rounding moves them. The
+rank's sides are right if all numbers on the wrong side are nearer to the threshold than rounding moves them. The
 recorder keeps the side and the distance to the nearest threshold, which is continuous. A rank's numbers are found among
-the reference's by these distances. If an earlier flip has changed some, they are placed where most calls of the same
-shapes were found.
+the reference's by these distances. If an earlier flip has changed some numbers, the call is placed where most calls of
+the same shapes were found.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sides_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) 
     Args:
         bounds: tolerances of the reference.
         parallel: the run on all ranks.
-        names: by rank, modules whose names are mapped to the reference's.
+        names: for each rank, the reference's name of each renamed module.
     """
     reference = calls_of(bounds.records.values(), {}, THRESHOLDS)
     found: list[Decision] = []
@@ -61,7 +61,7 @@ def sides_of(bounds: Bounds, parallel: Run, names: Sequence[Mapping[str, str]]) 
 
 
 def _candidates(call: Call, number: int, reference: Sequence[Call], count: int) -> list[list[Call]]:
-    """Return the calls of the reference that may match a rank's: the one with the same number, and all of a step."""
+    """Return the reference's calls that may match a rank's call: that of the same number, and all of the step."""
     same = [[reference[number]]] if count == len(reference) else []
     shape = np.shape(call.scores)[1:]
     joined = len(reference) > 1 and all(np.shape(other.scores)[1:] == shape for other in reference)
@@ -69,7 +69,7 @@ def _candidates(call: Call, number: int, reference: Sequence[Call], count: int) 
 
 
 def _whole(bounds: Bounds, calls: Sequence[Call]) -> tuple[Any, Any, Any]:
-    """Return distances, their tolerances, and sides of calls, joined along the first dim."""
+    """Return the distances, their tolerances and the sides of calls, joined along the first dim."""
     arrays = ((call.scores, bounds.allowed(_margin(call)), call.choice) for call in calls)
     margins, allowed, sides = (tuple(map(np.asarray, each)) for each in zip(*arrays, strict=True))
     if len(calls) == 1:
@@ -82,7 +82,7 @@ def _margin(call: Call) -> Key:
 
 
 def _found(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places: _Places) -> Decision | None:
-    """Return a decision whose numbers are found by their values, and store their positions; None if not found."""
+    """Return the decision of a call whose numbers are found in the reference; store their positions; else None."""
     shapes = {np.shape(other.scores)[1:] for other in others}
     if len(shapes) > 1:
         return None
@@ -97,7 +97,7 @@ def _found(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places
 
 
 def _assumed(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places: _Places) -> Decision | None:
-    """Return a decision placed like most calls of the same shapes; None if there are none."""
+    """Return the decision of a call that is placed like most calls of the same shapes; None if there are none."""
     if len({np.shape(other.scores)[1:] for other in others}) > 1:
         return None
     whole = _whole(bounds, others)
@@ -109,7 +109,7 @@ def _assumed(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], plac
 
 
 def _judged(rank: int, call: Call, whole: tuple[Any, Any, Any], positions: Any) -> Decision:
-    """Return a call with the sides that its numbers next to a threshold take from the reference.
+    """Return the decision of a call, with the sides that numbers next to a threshold take from the reference.
 
     The expected value of each of these numbers is the distance up to which it is mirrored, with the sign of the
     reference's side. It is 0 for all other numbers, because their side may change when the call runs again after a

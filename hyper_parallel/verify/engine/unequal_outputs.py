@@ -1,4 +1,4 @@
-"""Hypotheses about outputs that ranks should share but do not: a missing sum, or shards that do not match."""
+"""Hypotheses about outputs that should be equal on ranks but are not: a missing sum, or shards that do not match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["explain_unequal_outputs"]
 
 
 def explain_unequal_outputs(runs: PairedRuns, key: Key, evidence: Evidence) -> Cause:
-    """Return why ranks that should have the same output have different ones, none of them the reference's."""
+    """Return why ranks that should have the same output have different outputs, none of them the reference's."""
     return _unsummed_before(runs, key) or _mismatched_parts(runs, key) or _no_sum(evidence)
 
 
@@ -36,7 +36,7 @@ def _unsummed_before(runs: PairedRuns, key: Key) -> Cause | None:
 
 
 def _no_sum(evidence: Evidence) -> Cause:
-    """Return the facts about outputs that differ but should be equal: the distances of their sums."""
+    """Return a cause without an explanation, with the sum or mean of outputs that is nearest to the reference."""
     found = []
     for axis, groups in evidence.runs.axes.sets():
         for words, mean in (("sum", False), ("mean", True)):
@@ -57,8 +57,8 @@ def _no_sum(evidence: Evidence) -> Cause:
 def _mismatched_parts(runs: PairedRuns, key: Key) -> Cause | None:
     """Test whether a rank's shards of one module's weights do not match each other.
 
-    Matching shards are the same share of each weight: the second quarter of the queries goes with the second quarter,
-    or the first half, of the keys.
+    Matching shards cover the same fraction of each weight: the second quarter of the queries goes with the second
+    quarter, or the first half, of the keys.
     """
     module = key[1].partition(" (")[0].rpartition(".")[0]
     for rank in runs.holders(key):

@@ -1,4 +1,4 @@
-"""Values that are right only when joined over ranks: rows of calls that ranks split differently, and sums of counts."""
+"""Values that are right only together: rows that ranks split into calls differently, and counts that ranks add up."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Lacks: TypeAlias = Callable[[int, str], bool]
 
 
 def is_union(runs: PairedRuns, name: str, step: int, lacks: Lacks) -> bool:
-    """Return whether the rows of a step's calls over all ranks are the same as on the single device.
+    """Return whether all ranks' rows of an output in a step are together the same as on the single device.
 
     The batch may be the second dim, as in the last state of a recurrent module.
 
     Args:
         runs: both runs.
         name: name of the output.
-        step: optimizer steps that were complete before.
+        step: number of optimizer steps completed before.
         lacks: function that returns whether a rank lacks the parameters of a module, as another stage of a pipeline
             does.
     """
@@ -35,7 +35,7 @@ def is_union(runs: PairedRuns, name: str, step: int, lacks: Lacks) -> bool:
 
 
 def _is_union_along(runs: PairedRuns, dim: int, keys: Sequence[Key], lacks: Lacks) -> bool:
-    """Return whether the rows of calls along ``dim`` over all ranks are the same as on the single device."""
+    """Return whether all ranks' rows along ``dim`` are together the same as on the single device."""
     reference, (_, name, step, _) = runs.bounds.reference, keys[0]
     values = [np.moveaxis(np.asarray(reference[key].value), dim, 0) for key in keys]
     if any(value.shape[1:] != values[0].shape[1:] for value in values):
@@ -61,7 +61,7 @@ def _is_union_along(runs: PairedRuns, dim: int, keys: Sequence[Key], lacks: Lack
 
 
 def adds_up(runs: PairedRuns, key: Key, groups: Sequence[Sequence[int]]) -> bool:
-    """Return whether integers that each rank of a group added to a value are right in total.
+    """Return whether the integers that ranks of a group added to a value sum to what the single device added.
 
     Args:
         runs: both runs.

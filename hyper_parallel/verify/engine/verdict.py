@@ -17,7 +17,7 @@ from hyper_parallel.verify.engine.wording import count_words, ranks_words, summa
 __all__ = ["Difference", "UnequalReplicas", "Verdict", "finite"]
 
 _FOLLOWING = 4
-"""Number of differences after the first with a line of their own."""
+"""Number of differences after the first that have a line of their own."""
 
 _LISTED = 12
 """Number of lines per title."""
@@ -35,10 +35,11 @@ class Difference:
         name: name of the value in the reference.
         module: path of its module.
         ranks: the ranks where it differs.
-        step: number of optimizer steps completed before; -1 before training.
-        call: number of earlier values of this kind and name in the step.
+        step: number of optimizer steps completed before the value; -1 before training.
+        call: number of earlier values
+            of this kind and name in the step.
         error: largest difference, relative to the value's largest magnitude; infinity if it cannot be measured.
-        bound: tolerance of that element, relative to the same magnitude.
+        bound: tolerance of the element with that error, relative to the same magnitude.
         why: description of the error, with numbers.
         placement: shard of the reference's value on the rank with the largest error.
         cause: cause of the difference, if the numbers determine it.
@@ -60,7 +61,7 @@ class Difference:
 
     @property
     def heading(self) -> str:
-        """The time, the value and its ranks, as in ``in step 1: the gradient of head.weight on ranks 0, 1``."""
+        """The step, the value and its ranks, as in ``in step 1: the gradient of head.weight on ranks 0, 1``."""
         when = when_words(self.kind, self.step, self.call)
         return f"{when}: {value_words(self.kind, self.name)} on {ranks_words(self.ranks)}"
 
@@ -102,9 +103,10 @@ class Verdict:
         counts: values compared, by kind; one value on three ranks counts three times.
         checked: elements compared.
         unplaced: values whose placement could not be determined, each with the line that declares it.
-        incomplete: steps and parameters of the reference that the program lacks. Such a run is not equal.
+        incomplete: steps and parameters of the reference that the parallel run lacks; such a run does not count as
+            equal.
         skipped: values that only one of the runs has or that cannot be compared, and why.
-        replicas: wrong replicated values that are not equal on all ranks.
+        replicas: replicated values that are not equal on all ranks.
         replica_checks: number of values that were compared between ranks with the same shard.
         notes: how losses were combined, names that were mapped, and the like.
         spots: blind spots of the case; filled by ``verify/engine/blind_spots.py``.
