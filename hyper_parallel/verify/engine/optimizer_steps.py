@@ -18,7 +18,7 @@ from hyper_parallel.verify.engine.wording import ranks_words
 __all__ = ["another_step", "part_not_updated", "scaled_update"]
 
 _ENOUGH = 4
-"""Number of values that must confirm a relation, besides those that determine it."""
+"""Number of values that must confirm a relation, in addition to those that determine it."""
 
 _Wrong = Mapping[Key, Difference]
 

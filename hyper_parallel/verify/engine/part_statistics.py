@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _ENOUGH = 4
-"""Number of values that must confirm a relation, besides those that determine it."""
+"""Number of values that must confirm a relation, in addition to those that determine it."""
 
 _Wrong = Mapping[Key, Difference]
 

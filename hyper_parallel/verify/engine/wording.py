@@ -77,11 +77,11 @@ def state_parameter(name: str) -> str:
 
 
 def when_words(kind: str, step: int, call: int = 0) -> str:
-    """Return the time at which a value was recorded, in words.
+    """Return the step in which or after which a value was recorded, in words.
 
     Args:
         kind: kind of the value.
-        step: number of optimizer steps completed before; -1 before training.
+        step: number of optimizer steps completed before the value; -1 before training.
         call: number of earlier values of this kind and name in the step.
     """
     if step < 0:
@@ -96,7 +96,7 @@ def ranks_words(ranks: Iterable[int]) -> str:
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Return a noun with its numbers, as :func:`ranks_words` writes them: ``epochs 1-7``."""
+    """Return a noun with numbers, in the format of :func:`ranks_words`: ``epochs 1-7``."""
     ordered = sorted(numbers)
     runs: list[list[int]] = []
     for number in ordered:
@@ -112,7 +112,7 @@ def summary(values: Sequence[tuple[str, str]]) -> str:
     """Return a short list of values, with layer numbers as ``*``: ``gradients of layers.*.weight, head.weight``.
 
     Args:
-        values: kind and name of each.
+        values: kind and name of each value.
     """
     names: dict[str, dict[str, None]] = {}
     for kind, name in values:

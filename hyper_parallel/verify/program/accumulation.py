@@ -1,10 +1,10 @@
 """`--accumulate`: checks that k micro-batches give the gradient of one batch.
 
-Both runs are on one rank. The first one is the program with its own arguments, which already ran as the reference. The
-second one has arguments with which the program processes the batch at once, and perturbed repeats of its own. Losses
+Both runs are on one rank. The first run is the program with its own arguments, which already ran as the reference. The
+second run has arguments with which the program processes the batch at once. It has its own perturbed repeats. Losses
 and outputs differ between micro-batches and one batch, so only gradients, norms, optimizer states and weights are
-compared. The cause of a different gradient is inferred from the gradients of the single micro-batches, in a run that
-keeps them.
+compared. The cause of a different gradient is inferred from the gradients of the individual micro-batches, which an
+additional run records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["explain_micro_batches", "own_draws", "require_one_batch", "verify_ac
 
 _COMPARED = ("gradient", "norm", "rate", "state", "weight")
 _ALONE = 1e-3
-"""Weights of micro-batches are equal if they differ by less than this share of the largest one."""
+"""Relative tolerance of the weights of micro-batches; smaller weights count as zero."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def verify_sum(
 ) -> HardenedCase | None:
     """Return the case that compares the first step's gradients with the sum over its micro-batches; None if unknown.
 
-    It is used for programs that cannot process the batch at once. It checks that every micro-batch contributes to the
-    optimizer's gradient, but not that its weight is right.
+    This is for programs that cannot process the batch at once. The case checks that every micro-batch contributes to
+    the optimizer's gradient, but not that the weight of each micro-batch is right.
 
     Args:
         program: the program with its own arguments.
@@ -163,14 +163,14 @@ def _lost_words(lost: Sequence[int], count: int, weights: Any) -> str:
 
 
 def _only_compared(run: Run) -> Run:
-    """Return a run without the values of single micro-batches."""
+    """Return a run without losses and outputs of training steps, which belong to single micro-batches."""
     rank = run.ranks[0]
     records = [record for record in rank.records if record.kind in _COMPARED or record.step < 0]
     return Run([replace(rank, records=records)], run.settings)
 
 
 def require_one_batch(program: Program, arguments: str, own: Run, whole: Run) -> int:
-    """Return the number of micro-batches of the first step.
+    """Check the arguments for one batch, and return the number of micro-batches of the first step.
 
     Args:
         program: the program with its own arguments.
@@ -179,7 +179,7 @@ def require_one_batch(program: Program, arguments: str, own: Run, whole: Run) ->
         whole: the run with ``arguments``.
 
     Raises:
-        InputError: ``arguments`` do not give a larger batch, or give one of other samples.
+        InputError: ``arguments`` do not give a larger batch, or the batch has different samples.
     """
     calls, other = (calls_of_first_step(run.ranks[0].notes) for run in (own, whole))
     if calls <= other:
@@ -241,7 +241,7 @@ def _explain(case: _Accumulation, runs: PairedRuns, verdict: Verdict) -> None:
 
 
 def _contributions(case: _Accumulation, step: int) -> Sequence[Mapping[str, Any]] | None:
-    """Return, by micro-batch, the gradients that its backward added; None if a recorder cannot keep them."""
+    """Return, for each micro-batch, the gradients that its backward added; None if a recorder cannot keep them."""
     case.progress("reference, gradients of micro-batches")
     with KeepSink(case.reference.scratch, "the gradients of micro-batches") as sink:
         world = case.world.alone("nothing")
@@ -260,7 +260,7 @@ def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[s
     Args:
         runs: one batch as the reference, and micro-batches on rank 0.
         step: the step in which a gradient differs.
-        parts: by micro-batch, the gradients that its backward added to each parameter's gradient.
+        parts: for each micro-batch, what its backward added to the gradient of each parameter.
     """
     keys = _common(runs, step, parts)
     if len(parts) < 2 or not keys:
@@ -292,7 +292,7 @@ def explain_micro_batches(runs: PairedRuns, step: int, parts: Sequence[Mapping[s
 def _weights(
     runs: PairedRuns, keys: Sequence[Key], parts: Sequence[Mapping[str, Any]], *, reference: bool
 ) -> Any | None:
-    """Return weights with which the micro-batches' gradients add up to a run's, within tolerance; None if none do."""
+    """Return weights with which the micro-batches' gradients add up to those of a run; None if there are none."""
     values = {key: np.asarray(runs.bounds.reference[key].value if reference else runs.value(key, 0)) for key in keys}
     columns = [np.concatenate([np.asarray(part[key[1]], np.float64).reshape(-1) for key in keys]) for part in parts]
     target = np.concatenate([values[key].astype(np.float64).reshape(-1) for key in keys])

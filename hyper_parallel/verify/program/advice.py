@@ -36,7 +36,7 @@ _CUDA = (
 )
 _NPU = ("No module named 'torch_npu'", "type at start of device string: npu", "Cannot use meta tensor as input on CPU")
 _KERNELS_OF_MINDSPORE = (" unregistered.", "Unsupported op [")
-"""Errors of programs that run if the CPU stands in for their device."""
+"""Texts of errors of programs that would run if the CPU stood in for their device."""
 
 _NO_KERNEL = "with arguments from the 'CPU' backend"
 _MORE = ". This could be because the operator doesn't exist for this backend"
@@ -62,17 +62,19 @@ _INSTEAD = {
     "requires NumPy 2": "the package needs NumPy 2, on which MindSpore cannot convert bfloat16: use an "
     "environment without MindSpore",
 }
-"""Advice by a part of the error's text, for errors where a stand-in device is already used or does not help."""
+"""Advice by a substring of the error's text, for errors that a stand-in device does not prevent."""
 
 _OF_FUNCTIONS = {"notebook_launcher", "Process"}
-"""Functions that may run another function on each rank but may also do other work; ``launches.py`` has the others."""
+"""Functions that may run a function on each rank, but may also do other work. Those that always start ranks are in
+``launches.py``.
+"""
 
 _OF_POOLS = {"apply", "apply_async", "map", "map_async", "starmap", "starmap_async", "submit"}
 """Methods of pools of processes; they start ranks if the function that they run joins a process group."""
 
 
 def advice_on_error(text: str, pretended: str = "") -> str:
-    """Return advice on an error that stopped a program, and its page; empty if there is none.
+    """Return advice on an error that stopped a program, with a page of the documentation; empty if there is none.
 
     Args:
         text: the error, in one line.
@@ -82,7 +84,7 @@ def advice_on_error(text: str, pretended: str = "") -> str:
 
 
 def _advice(has: Callable[[str], bool], pretended: str) -> Iterator[str]:
-    """Yield advice, the most likely first; ``has`` returns whether the text contains a string."""
+    """Yield advice, the most likely first; ``has`` is a function that returns whether the text contains a string."""
     if not pretended:
         for device, signs in (("cuda", _CUDA), ("npu", _NPU)):
             if any(map(has, signs)):
@@ -96,12 +98,12 @@ def _advice(has: Callable[[str], bool], pretended: str) -> Iterator[str]:
 
 
 def error_text(text: str) -> str:
-    """Return the text of an error without PyTorch's list of the devices that have an operator."""
+    """Return the text of an error without PyTorch's long list of devices for which an operator exists."""
     return text.partition(_MORE)[0]
 
 
 def advice_on_launches(program: Program) -> str:
-    """Return the line of a program that starts ranks, and what to verify instead; empty if no line does."""
+    """Return the line at which a program starts ranks, and what to verify instead; empty if there is no such line."""
     if not program.path:
         return ""
     name = Path(program.path).name
@@ -126,7 +128,7 @@ def _launches(tree: ast.Module, file: str) -> Iterator[str]:
 
 
 def _commands(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the words of each list or string in a file that is a launch command."""
+    """Yield the line number and the words of each list or string in a file that is a launch command."""
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):
         if not isinstance(node, (ast.List, ast.Tuple, ast.Constant)) or id(node) in alone:
@@ -138,7 +140,7 @@ def _commands(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
 
 
 def _word(element: ast.expr) -> str:
-    """Return a word of a command; an expression as it is written, and Python's own path as ``python``."""
+    """Return a word of a command; an expression gives its source text, but ``sys.executable`` gives ``python``."""
     if isinstance(element, ast.Constant):
         return str(element.value)
     text = ast.unparse(element)
@@ -148,13 +150,13 @@ def _word(element: ast.expr) -> str:
 
 
 def untested_relations(program: Program, run: Run, *, accumulates: bool, resumes: bool) -> list[str]:
-    """Return errors that one rank and several may share, and how to test for them; a sentence each.
+    """Return sentences about errors that one rank and several ranks may share, and about how to test for them.
 
     Args:
-        program: a function has no arguments with which it could run differently.
+        program: the program; nothing is returned for a function, which has no arguments to change.
         run: the run on one rank.
-        accumulates: whether its micro-batches are compared with one batch.
-        resumes: whether a restart is compared.
+        accumulates: whether the program's micro-batches are compared with one batch.
+        resumes: whether a restart of the program is compared.
     """
     rank = run.ranks[0]
     lines: list[str] = []

@@ -1,8 +1,8 @@
 """`--data`: checks that in each epoch all ranks together draw every sample of the training data once.
 
-One rank that repeats or omits samples trains like several ranks that do the same, so comparing them does not expose it.
-This compares the indices that the samplers of data loaders return with the size of the dataset. Ranks that draw the
-same indices in the same order count once.
+If a program repeats or omits samples on one rank and on several, both train alike, so comparing them does not expose
+the error. This compares the indices that the samplers of data loaders return with the size of the dataset. Ranks that
+draw the same indices in the same order count once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _Part(NamedTuple):
 
 
 def compare_data(run: Run) -> HardenedCase:
-    """Return the case of epochs in which a sample is drawn twice or not at all.
+    """Return the case that lists epochs in which a sample is drawn twice or not at all.
 
-    An epoch that the program leaves before its end is compared for repetitions only. Samples that fill up the last
-    batches to equal sizes, and samples of a dropped incomplete last batch, are listed but are not errors.
+    If the program leaves an epoch before its end, only repetitions are checked. Samples that fill up the last batches
+    to equal sizes, and samples of a dropped incomplete last batch, are listed but are not errors.
 
     Args:
         run: run of the ranks, with the recorded passes over data loaders.
@@ -81,7 +81,7 @@ def _trained(rank: RankRecords) -> Iterator[LoaderPass]:
 
 
 def _passes(run: Run) -> dict[tuple[int, int], dict[int, LoaderPass]]:
-    """Return the passes of all ranks by loader and number."""
+    """Return the passes over data loaders, by loader and number of the pass, then by rank."""
     passes: dict[tuple[int, int], dict[int, LoaderPass]] = {}
     for rank in run.ranks:
         for made in _trained(rank):
@@ -103,8 +103,8 @@ class _Epoch:
     Attributes:
         data: the dataset and its loader, in words.
         number: number of the epoch, from 1.
-        parts: the samples of different ranks.
-        lines: receives findings that are not errors.
+        parts: groups of ranks that draw the same samples, with these samples.
+        lines: object to which findings that are not errors are added.
     """
 
     data: str
@@ -181,7 +181,7 @@ def _listed(indices: Sequence[Any]) -> str:
 
 
 def _orders(run: Run) -> list[str]:
-    """Return a line if a sampler has the same order in every epoch because `set_epoch` is not called."""
+    """Return a line if a sampler shuffles but all epochs have the same order, because `set_epoch` is not called."""
     for rank in run.ranks:
         orders: dict[int, list[LoaderPass]] = {}
         for made in _trained(rank):

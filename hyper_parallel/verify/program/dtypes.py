@@ -1,7 +1,7 @@
 """`--dtypes`: checks that parameters, gradients, reductions, optimizer states and masters have the declared dtypes.
 
-Comparing one rank with several cannot expose a dtype that is too narrow: both compute in it. This checks the dtypes of
-all recorded values, on every rank, in every step.
+Comparing one rank with several cannot expose a dtype that is too narrow, because both compute in this dtype. This
+checks the dtypes of all recorded values, on every rank, in every step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["DeclaredDtype", "compare_dtypes", "parse_dtypes"]
 _KINDS = ("parameters", "gradients", "reductions", "states", "masters")
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _OWN = "optimizer "
-"""Prefix of the names of weights that an optimizer has in addition to the model's."""
+"""Prefix of the names of weights that only an optimizer has, such as float32 copies."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DeclaredDtype:
 
 
 class _Seen(NamedTuple):
-    """A dtype on a rank: the declared kind of value, the record's kind, its names, step, line, and dtype."""
+    """The dtype of a value: kind in declarations; kind, name, parameter, module and step of the record; its line."""
 
     kind: str
     recorded: str
@@ -80,7 +80,7 @@ def parse_dtypes(texts: Sequence[str]) -> list[DeclaredDtype]:
 
 
 def compare_dtypes(run: Run, declared: Sequence[DeclaredDtype]) -> HardenedCase:
-    """Return the case of values without their declared dtype; the last declaration that matches a name counts.
+    """Return the case that lists values without their declared dtype; of several matching declarations the last counts.
 
     Args:
         run: run of the ranks.
@@ -136,7 +136,7 @@ def _seen(rank: RankRecords) -> Iterator[_Seen]:
 
 
 def _kind(record: Record) -> str:
-    """Return the kind of declaration for a record; empty if there is none."""
+    """Return the kind that declarations use for a record; empty if they cannot declare it."""
     value: Any = record.value
     if record.kind == "weight":
         return "masters" if record.name.startswith(_OWN) else "parameters"

@@ -1,4 +1,4 @@
-"""Redirects the file functions of a program into the private copy of its run.
+"""Makes the file functions of a program work on private copies of the files that its run changes.
 
 Functions that take a path are replaced wherever a module has bound them: Python's own, and those of native libraries
 that open files themselves. Other writes, such as those of other native libraries or of subprocesses, cannot be
@@ -45,7 +45,7 @@ _NATIVE = {
 """Functions of native code, with the position of their path argument, and whether they write to the path."""
 
 _HOLDERS = (("mindspore.train.serialization", "_ckpt_fs"),)
-"""Objects of modules that have bound functions."""
+"""Objects in modules whose attributes are file functions."""
 
 _TRUNCATES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -56,7 +56,7 @@ _IMPORTING = ("posix", "importlib._bootstrap", "importlib._bootstrap_external", 
 
 @contextmanager
 def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
-    """Redirect the files that this process's threads write to those of ``files``, inside this context.
+    """Inside this context, make this process's threads use the private files of ``files`` instead of the user's.
 
     Args:
         files: files of the run.
@@ -67,10 +67,10 @@ def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
         others.discard(threading.current_thread())
     functions = _Functions(files, others)
     with ExitStack() as stack:
-        stack.callback(setattr, functions, "active", False)  # callers that kept a replacement use the plain function
+        stack.callback(setattr, functions, "active", False)  # replacements that were kept call the plain function
         _bind(stack, functions.replacements())
         _bind_mapped(stack, functions)
-        _set(stack, shutil, "_use_fd_functions", value=False)  # they address files by descriptors of open folders
+        _set(stack, shutil, "_use_fd_functions", value=False)  # these use descriptors of open folders
         _set(stack, tempfile, "tempdir", value=files.temporary)
         _forget_folder_of_processes(stack)
         for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
@@ -81,7 +81,7 @@ def redirected(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
 
 
 def _forget_folder_of_processes(stack: ExitStack) -> None:
-    """Make multiprocessing create another folder of sockets: its own may be the user's, or that of an earlier run."""
+    """Make multiprocessing create a new folder for sockets; the current one is the user's or an earlier run's."""
     known: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
     before = known.pop("tempdir", None)
     stack.callback(known.pop, "tempdir", None)
@@ -101,7 +101,7 @@ def _restore_variable(name: str, value: str | None) -> None:
 
 
 def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
-    """Put replacements wherever a module has bound the plain functions, except in the machinery of imports."""
+    """Replace the plain functions in all modules that have them as attributes, except in the import system."""
     by_identity = {id(plain): replacement for plain, replacement in replacements}
     stack.callback(_unbind, {id(replacement): plain for plain, replacement in replacements})
     for names in (getattr(os, supported) for supported in _SETS):
@@ -115,14 +115,14 @@ def _bind(stack: ExitStack, replacements: list[tuple[Any, Any]]) -> None:
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             if id(value) in by_identity:
                 _set(stack, owner, name, value=by_identity[id(value)])
-    accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 binds them in a class
+    accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 has them as attributes of a class
     for name, value in list(vars(accessor).items()) if accessor is not None else ():
         if id(value) in by_identity:
             _set(stack, accessor, name, value=staticmethod(by_identity[id(value)]))
 
 
 def _unbind(plain: dict[int, Any]) -> None:
-    """Restore the plain functions in modules that were imported meanwhile and have bound replacements."""
+    """Restore the plain functions in modules that were imported inside the context and got replacements."""
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in plain:
@@ -130,7 +130,7 @@ def _unbind(plain: dict[int, Any]) -> None:
 
 
 def _bind_mapped(stack: ExitStack, functions: _Functions) -> None:
-    """Redirect the method by which PyTorch maps files into memory, which its class inherits from C++."""
+    """Redirect ``UntypedStorage.from_file``, with which PyTorch maps files into memory; C++ defines it."""
     storage: Any = getattr(sys.modules.get("torch"), "UntypedStorage", None)
     if storage is not None:
         stack.callback(delattr, storage, "from_file")
@@ -138,10 +138,10 @@ def _bind_mapped(stack: ExitStack, functions: _Functions) -> None:
 
 
 class _Functions:
-    """The replacements, for one run.
+    """The replacements of file functions, for one run.
 
     Attributes:
-        active: whether the replacements redirect.
+        active: whether the replacements redirect; if not, they call the plain functions.
     """
 
     def __init__(self, files: PrivateFiles, others: set[threading.Thread]) -> None:
@@ -169,7 +169,7 @@ class _Functions:
         return [(plain, self._replacement(plain, kind)) for plain, kind in pairs]
 
     def mapped(self, plain: Any) -> Any:
-        """Return ``UntypedStorage.from_file``, redirected; it writes if the storage is shared."""
+        """Return the redirected ``UntypedStorage.from_file``, which may write to the file if the storage is shared."""
 
         def redirect(plain: Any, filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
             place = self._find(filename)
@@ -197,7 +197,7 @@ class _Functions:
         return replacement
 
     def _find(self, path: Any, dir_fd: int | None = None, *, follow: bool = True) -> Place | None:
-        """Return the place of a path; None for a descriptor of an open file, and for a path that is used unchanged."""
+        """Return the place of a path; None for a file descriptor, and for a path that is not redirected."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return None
         if dir_fd is not None:
@@ -375,11 +375,11 @@ class _Scan:
         self.close()
 
     def close(self) -> None:
-        """Do nothing: there is no open folder."""
+        """Do nothing, because no folder is open."""
 
 
 class _Entry:
-    """An entry of ``os.scandir``: like ``os.DirEntry``, which has no constructor."""
+    """An entry of ``os.scandir``; replaces ``os.DirEntry``, which has no constructor."""
 
     def __init__(self, name: Any, path: Any) -> None:
         self.name, self.path = name, path
@@ -423,9 +423,9 @@ def _is_folder(path: str) -> bool:
 
 
 def _native(module: str, name: str) -> Any:
-    """Return a native function; None if its package is missing, or if it is PyTorch's and not imported."""
+    """Return a native function; None if its package is not installed, or is PyTorch and not imported."""
     with suppress(ImportError):
-        import safetensors  # noqa: F401 - imported by the program later, it would bring its own functions
+        import safetensors  # noqa: F401 - functions of modules imported later are not replaced
     with suppress(ImportError):
         import sqlite3  # noqa: F401 - as above
     return getattr(sys.modules.get(module), name, None)

@@ -34,12 +34,12 @@ _STACKS = {
 
 
 def program_framework(program: Program) -> str:
-    """Return the framework of a program: that of its file's imports, or of the function's module.
+    """Return the framework that a program's file imports, or the framework of the function's module.
 
     Raises:
-        InputError: (a ValueError) the file imports both or none, both are installed, and the environment does not
-            choose one; or it imports none because it starts ranks itself.
-        MissingFrameworkError: (an ImportError) neither is installed.
+        InputError: (a ValueError) the file imports both frameworks or none, both are installed, and the environment
+            does not choose one. The message says so if the file imports none because it starts ranks itself.
+        MissingFrameworkError: (an ImportError) neither framework is installed.
     """
     if callable(program.function):
         return framework_for(program.function)
@@ -57,19 +57,19 @@ def program_framework(program: Program) -> str:
 
 
 def other_framework(program: Program, platform: str) -> str:
-    """Return the only framework of a program's imports if it is not ``platform``; empty if it is, or if unknown."""
+    """Return the framework that a program imports if it imports only one, and not ``platform``; otherwise empty."""
     named = [] if callable(program.function) else imported_frameworks(Path(program.path), program.folder)
     return named[0] if len(named) == 1 and named != [platform] else ""
 
 
 def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
-    """Return the frameworks that a file imports, or, if it imports none, those of the files next to it.
+    """Return the frameworks that a file imports, or if there are none, those that its modules in ``folder`` import.
 
     If a file imports neither framework, a library that trains with one framework counts as importing it.
 
     Args:
         path: path of a file that compiles.
-        folder: folder of the other modules that it imports; its own by default.
+        folder: folder of the other modules that the file imports; by default that of the file.
     """
     everything: set[str] = set()
     for modules in _layers(path, folder):
@@ -82,7 +82,7 @@ def imported_frameworks(path: Path, folder: Path | None = None) -> list[str]:
 
 
 def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
-    """Return the installed packages that a file, or files next to it, import anywhere: modules, and names in them.
+    """Return the modules of installed packages, and the names in them, that a file or its modules in ``folder`` import.
 
     Args:
         path: path of a file that compiles.
@@ -101,7 +101,7 @@ def _found(name: str) -> bool:
 
 
 def _layers(path: Path, folder: Path | None) -> Iterator[list[str]]:
-    """Yield the modules that a file imports, then the imports of the imported files next to it, and so on."""
+    """Yield the modules that a file imports, then those that its modules in ``folder`` import, and so on."""
     seen, waiting = {path}, [path]
     while waiting:
         modules = [module for file in waiting for module in _imports(file)]
@@ -116,7 +116,7 @@ def _imports(path: Path) -> Iterator[str]:
     """Yield the names of all modules that a file imports, without the dots of relative imports."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # does not compile; running the program reports it
+    except (OSError, SyntaxError, ValueError):  # the file does not compile; running the program reports this
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Prevents a program from ending or forking the verifying process, and from taking its signals."""
+"""Prevents a program from ending the verifying process, continuing in a fork of it, or handling its signals."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def guarded(name: str) -> Iterator[None]:
 
     ``os._exit`` ends the rank like ``sys.exit``. A forked child may do separate work, such as a data loader's worker. A
     child that continues the program like a rank is ended, and so are children still alive at the end. Signal handlers
-    are not installed, because only the main thread may install them. Timers that would raise a signal are not set, and
-    a signal that the program sends to itself ends its rank. Calls that start ranks, or RPC, are refused.
+    are not installed, because only the main thread may install them. Timers that would raise a signal are not set. A
+    signal that the program sends to its own process ends its rank. Calls that start ranks, or RPC, are refused.
 
     Args:
         name: name of the program, for messages.
@@ -72,7 +72,7 @@ class _Forks:
         self._tell: Callable[..., Any] = self.leave
 
     def fork(self) -> int:
-        """Fork; watch a child that returns to the program instead of to Python's multiprocessing."""
+        """Fork the process, and watch the child if the program forks it rather than Python's multiprocessing."""
         site = _program_site()
         pid = self._fork()
         if pid:
@@ -82,7 +82,7 @@ class _Forks:
         return pid
 
     def _watch(self, site: str) -> None:
-        """End this child when the thread that it continues returns to the simulation or communicates."""
+        """End this child process as soon as it communicates as a rank, or returns to the simulation."""
         write, leave = self._write, self._exit
 
         def tell(*_: Any) -> NoReturn:
@@ -91,9 +91,9 @@ class _Forks:
 
         from hyper_parallel.transport.simulated import threads as simulated_threads
 
-        world: Any = simulated_threads._ThreadWorld  # noqa: SLF001 - in a child, whose other ranks do not exist
+        world: Any = simulated_threads._ThreadWorld  # noqa: SLF001 - only in the child, which has no other ranks
         world.pause = world._pass_on = tell  # noqa: SLF001 - as above
-        LEAVE_FORKED.append(tell)  # in a rank that is a process
+        LEAVE_FORKED.append(tell)  # for a rank that is a process
         self._tell = tell
 
     def leave(self, status: int) -> None:
@@ -103,7 +103,7 @@ class _Forks:
         sys.exit(status)
 
     def kill(self, plain: Callable[[int, int], None], others: tuple[int, ...] = ()) -> Callable[[int, int], None]:
-        """Return ``plain``, which sends a signal; in a thread, one to this process or ``others`` ends the rank."""
+        """Return ``plain``, which sends a signal, but end the rank if its thread signals this process or ``others``."""
 
         def kill(process: int, number: int) -> None:
             if process in (self._owner, 0, -1, *others) and number and os.getpid() == self._owner and not _is_main():
@@ -117,7 +117,7 @@ class _Forks:
         return lambda number: plain(number) if _is_main() else self.leave(128 + number)
 
     def end(self) -> None:
-        """End the remaining children, and read their messages; a child that calls this has continued as a rank."""
+        """End the remaining children and read their messages. A child that gets here itself has continued as a rank."""
         if os.getpid() != self._owner:
             self._tell()
         os.close(self._write)
@@ -141,7 +141,7 @@ class _Forks:
 
 @contextlib.contextmanager
 def _default_child_signal() -> Iterator[None]:
-    """Remove the handler of SIGCHLD inside this context: PyTorch's data loaders raise in it when a worker is ended."""
+    """Remove the handler of SIGCHLD inside this context, because that of PyTorch's data loaders raises an error."""
     if not _is_main():
         yield
         return
@@ -153,7 +153,7 @@ def _default_child_signal() -> Iterator[None]:
 
 
 def _program_site() -> str:
-    """Return ``file:line`` of the program's call of ``fork``; empty if Python's multiprocessing calls it."""
+    """Return ``file:line`` of the program's call of ``fork``; empty if Python's multiprocessing called ``fork``."""
     frame: Any = inspect.currentframe()
     frame = frame.f_back.f_back  # the caller of os.fork
     if "multiprocessing" in frame.f_code.co_filename:
@@ -169,7 +169,7 @@ def _signal(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unset(plain: Callable[..., Any], previous: Any) -> Callable[..., Any]:
-    """Return a function that sets a timer by ``plain`` on the main thread; on others it only returns ``previous``."""
+    """Return a function that sets a timer by ``plain`` on the main thread; on other threads it does nothing."""
 
     def install(*arguments: Any) -> Any:
         return plain(*arguments) if _is_main() else previous

@@ -32,7 +32,7 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["Hardening"]
 
 _DROPPED = ("contiguous-inputs", "equal-masks", "symmetric-inputs", "constant-cotangents", "constant-parameters")
-"""Changes, in the order in which they are dropped if a program does not support them."""
+"""Kinds of changes, in the order in which they are left out if a program does not support them."""
 
 _UNSUPPORTED = {
     "mindspore": {
@@ -41,10 +41,10 @@ _UNSUPPORTED = {
         "equal-masks": "parts of a batch are copies in MindSpore",
     }
 }
-"""Changes that the recorder of a framework cannot make, and the reasons."""
+"""For each framework, the kinds of changes that its recorder cannot make, and the reasons."""
 
 _SIZES = ("equal-sizes", "even-dims")
-"""Blind spots that other numbers of ranks remove."""
+"""Kinds of blind spots that a different world size removes."""
 
 _DRAWS = 4
 """Number of attempts to draw masks for which the ranks' shards select different numbers of elements."""
@@ -56,12 +56,12 @@ class Hardening:
 
     Attributes:
         program: the program that runs on the ranks.
-        alone: the program that runs on one rank.
+        alone: the program that runs on one rank, as the reference.
         world: world of the ranks.
         mesh: sizes of the axes, if the user named them.
         declared: placements by pattern.
         seed: seed of perturbations and changes.
-        progress: called with the name of each run.
+        progress: called with the name of each run before it starts.
         spots: blind spots that are not repaired.
         cases: the hardened cases that were run.
     """
@@ -77,7 +77,7 @@ class Hardening:
     cases: list[HardenedCase] = field(default_factory=list)
 
     def run(self, runs: PairedRuns, spots: Sequence[BlindSpot], reference: Reference) -> None:
-        """Run the hardened cases: other values on the same ranks, then other numbers of ranks.
+        """Run the hardened cases: changed values on the same ranks, then different world sizes.
 
         Args:
             runs: the runs of the unchanged case, which were equal.
@@ -91,10 +91,10 @@ class Hardening:
                 self._change_sizes(spot, runs, reference)
 
     def _change_sizes(self, spot: BlindSpot, runs: PairedRuns, reference: Reference) -> None:
-        """Run the program on other numbers of ranks, until it passes on one of them.
+        """Run the program with different world sizes, until it passes with one of them.
 
-        A program may be correct on some numbers of ranks only, so a difference counts only if it passes on none of
-        them.
+        A program may be correct with some world sizes only, so a difference counts only if the program passes with
+        none.
         """
         mesh = self.mesh if self.program.function or self.mesh is None else None
         worlds = unequal_axes(runs, mesh) if spot.kind == "equal-sizes" else uneven_sizes(runs, spot.subject, mesh)
@@ -118,7 +118,7 @@ class Hardening:
         self.spots = [_with_reason(each, {spot.kind: why}) if each == spot else each for each in self.spots]
 
     def _run_size(self, other: OtherSize, reference: Reference) -> tuple[HardenedCase, str]:
-        """Return the case of another number of ranks, and why it is inconclusive (empty if it is not)."""
+        """Return the case of a different world size, and why it is inconclusive (empty if it is not)."""
         axes = tuple(other.mesh.items()) if other.mesh else (("world", other.size),)
         case = HardenedCase([f"{other} instead of {self.world.size}"])
         self.progress(f"{other}, hardened ({self.world.launch})")
@@ -146,7 +146,7 @@ class Hardening:
         return case, ""
 
     def _change_values(self, runs: PairedRuns, spots: Sequence[BlindSpot], scratch: Scratch) -> None:
-        """Run the program with other values, without unsupported changes."""
+        """Run the program with changed values; leave out changes that it does not support."""
         dropped = dict(_UNSUPPORTED.get(self.world.platform, {}))
         draw = 0
         while True:
@@ -229,7 +229,7 @@ def _key(spot: BlindSpot) -> tuple[str, str]:
 
 
 def _equal_by_chance(repairs: Repairs, after: Sequence[BlindSpot]) -> bool:
-    """Return whether thinned masks by chance select the same number of elements on every rank again."""
+    """Return whether the changed masks select, by chance, the same number of elements on every rank again."""
     return "equal-masks" in repairs.words and any(spot.kind == "equal-masks" for spot in after)
 
 

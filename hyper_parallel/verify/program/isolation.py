@@ -1,4 +1,4 @@
-"""The files of one run: a private copy for its threads or for one of its processes, and its protection."""
+"""Gives the threads or a process of one run private copies of files, and denies writes to the user's files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def files_of_threads(folder: Path, written: str = "") -> Iterator[PrivateFiles |
     """Make threads that start inside this context write to ``folder``; this library writes its records to ``written``.
 
     Yields:
-        the argument that each thread must first pass to ``denied_by_kernel``; None if the kernel cannot deny writes.
+        the files, which each thread must first pass to ``denied_by_kernel``; None if the kernel cannot deny writes.
     """
     files, denies = PrivateFiles(folder, written), kernel_denies()
     with redirected(files, this_thread=False), nullcontext() if denies else audited(files, this_thread=False):
@@ -51,7 +51,7 @@ def files_of_process(folder: Path, *, ends: bool, written: str = "", temporary_r
         folder: folder of the run.
         ends: whether the process ends with the run, so that the kernel may permanently deny it to write the user's
             files.
-        written: folder of this library's records; empty if there is none.
+        written: folder to which this library writes records; empty if there is none.
         temporary_root: as in :class:`PrivateFiles`.
     """
     files = PrivateFiles(folder, written, temporary_root)

@@ -32,13 +32,13 @@ _ELSEWHERE = {
     "msrun": "the ranks are started here: leave it out",
     "deepspeed": "the ranks are started here: leave it out",
 }
-"""Options of launchers that are refused, with the reason and the fix."""
+"""For each launcher, the reason why other options are rejected, and the fix."""
 
 OTHER_FILES = {
     ".ipynb": "a notebook: save its cells as a script (jupyter nbconvert --to script), or call verify_program there",
     ".sh": "a shell script: write its command after --, as in `-- torchrun --nproc-per-node 2 train.py`",
 }
-"""Files that are not Python programs, by suffix, and how to fix that."""
+"""Suffixes of files that are not Python programs, and how to give the program instead."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_launch_line(words: Sequence[str]) -> LaunchLine:
 
 
 def _without(words: Sequence[str], program: Sequence[str]) -> str:
-    """Return the error of a command whose first word is unknown: the command without it.
+    """Return the error for a command whose first word is unknown, with the same command without that word.
 
     Args:
         words: the words of the command.
@@ -106,10 +106,10 @@ def _without(words: Sequence[str], program: Sequence[str]) -> str:
 
 
 def with_program(words: Sequence[str], module: str) -> list[str]:
-    """Return a command that starts a module, with the program of ``words`` and its arguments as arguments.
+    """Return a command that starts ``module`` and passes the program of ``words``, with its arguments, to it.
 
     Args:
-        words: Python, torchrun, msrun or ``accelerate launch`` on a script or module; options stay as they are.
+        words: command of Python, torchrun, msrun or ``accelerate launch`` for a script or module; options are kept.
         module: the module and its own first arguments, as for ``python -m``.
 
     Raises:
@@ -128,16 +128,14 @@ def with_program(words: Sequence[str], module: str) -> list[str]:
         raise InputError(msg)
     if "--no-python" in options:
         raise InputError("--no-python starts a program that is not a Python script; leave out --no-python")
-    options += (
-        ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []
-    )  # msrun runs its arguments as a command
+    options += ["python"] if launcher == "msrun" and options[-1:] != ["python"] else []  # msrun needs a command
     return [*start, *options, "-m", *shlex.split(module), *shlex.split(target), *arguments]
 
 
 _PYTHON = re.compile(r"python[\d.]*")
 _VARIABLE = re.compile(r"\w+=")
 _SHELL = re.compile(r"[;&|(]$|^\w+=|^(?:nohup|exec|time|env|then|do)$")
-"""Words of a shell after which a command may start."""
+"""Words of a shell line after which a new command may start."""
 
 
 def launch_in(words: Sequence[str], *, anywhere: bool) -> list[str]:
@@ -145,7 +143,7 @@ def launch_in(words: Sequence[str], *, anywhere: bool) -> list[str]:
 
     Args:
         words: the words of a command.
-        anywhere: whether it is a line of a shell script, in which several commands may start.
+        anywhere: whether ``words`` are a line of a shell script, in which several commands may start.
     """
     for place in range(len(words) if anywhere else min(1, len(words))):
         if place and not _SHELL.search(words[place - 1]):
@@ -166,7 +164,7 @@ def _command(words: Sequence[str]) -> Iterator[str]:
 
 
 def _launcher(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the launcher of a command, empty for Python itself, and the words after it."""
+    """Return the launcher of a command (empty for Python itself), and the words after it."""
     rest = list(words)
     if rest and _PYTHON.fullmatch(Path(rest[0]).name):
         rest = rest[1:]
@@ -202,7 +200,7 @@ def module_file(name: str, source: str) -> Path:
     for part in (*name.split("."), "__main__"):
         if path is None and part == "__main__":
             break
-        if path is None:  # a part of a name after that of a file
+        if path is None:  # a name below a module that is not a package
             spec = None
             break
         spec = importlib.machinery.PathFinder.find_spec(part, path)

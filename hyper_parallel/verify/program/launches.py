@@ -1,4 +1,4 @@
-"""Refuses calls with which a program starts ranks itself, and RPC; the error names what to verify instead."""
+"""Rejects calls with which a program starts ranks itself, or RPC; errors say what to verify instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSTEAD_OF_COMMAND = "starts ranks itself: give the command after --, as in -- {
 
 @contextlib.contextmanager
 def refused_launches() -> Iterator[None]:
-    """Make calls that start ranks, or RPC, raise an :class:`InputError` inside this context."""
+    """Inside this context, calls that start ranks or RPC raise an :class:`InputError`."""
     with contextlib.ExitStack() as stack:
         replace(stack, subprocess.Popen, "__init__", functools.partial(_checked, "args"))
         replace(stack, os, "system", functools.partial(_checked, "command"))
@@ -61,7 +61,7 @@ def _instead(refuse: Callable[..., NoReturn], plain: Any) -> Callable[..., NoRet
 
 
 def _checked(parameter: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, which runs a command, but refuse commands that start ranks."""
+    """Return ``plain``, which runs a command, changed to reject commands that start ranks."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -76,7 +76,7 @@ def _checked(parameter: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def command_words(command: Any) -> list[str]:
-    """Return the words of a command, which is a list or a line of a shell; none if it cannot be split into words."""
+    """Return the words of a command, which is a list or a shell line; none if the line cannot be split into words."""
     if isinstance(command, (list, tuple)):
         return [os.fsdecode(word) for word in command]
     if not isinstance(command, (str, bytes, os.PathLike)):
@@ -88,7 +88,7 @@ def command_words(command: Any) -> list[str]:
 
 
 def _started(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``Process.start``, but refuse to start a function, or a method ``run``, that joins a process group."""
+    """Return ``Process.start``, changed to reject a target function, or method ``run``, that joins a process group."""
 
     @functools.wraps(plain)
     def start(process: Any) -> Any:
@@ -102,10 +102,10 @@ def _started(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _joins(value: Any, seen: set[Any]) -> bool:
-    """Return whether a function or method of the program calls ``init_process_group``, or another one that does.
+    """Return whether a function or method of the program calls ``init_process_group``, directly or indirectly.
 
-    What it calls is read from its code: global functions, functions of the program's modules, and of classes their
-    ``__init__`` and the methods that have the name of one that is called.
+    The calls are read from the bytecode. They are global functions, functions of the program's modules, ``__init__`` of
+    classes, and methods of these classes with the name of a loaded attribute.
     """
     fn = inspect.unwrap(getattr(value, "__func__", value))
     fn = fn if isinstance(fn, types.FunctionType) else getattr(type(fn), "__call__", None)  # noqa: B004 - of an object
@@ -126,7 +126,7 @@ def _joins(value: Any, seen: set[Any]) -> bool:
 
 
 def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Return the names of variables, and of attributes, that a function and the functions in it load."""
+    """Return the names of variables and of attributes that a function and its inner functions load."""
     loaded, attributes = set[str](), set[str]()
     for step in dis.get_instructions(code):
         if step.opname in {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "IMPORT_FROM"}:
@@ -141,7 +141,7 @@ def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 
 def _in_rank(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``init_process_group``, but refuse it in processes that this one, which is a rank, has forked."""
+    """Return ``init_process_group``, changed to raise an error in processes that this rank's process forks."""
     owner = os.getpid()
 
     @functools.wraps(plain)
@@ -154,7 +154,7 @@ def _in_rank(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forked_function() -> Any:
-    """Return the code of the outermost function of the program that a process of ``multiprocessing`` runs."""
+    """Return the code of the program's function that this process of ``multiprocessing`` runs; None elsewhere."""
     frame: Any = inspect.currentframe()
     own = None
     while frame is not None and frame.f_code.co_name != "_bootstrap":
@@ -168,7 +168,7 @@ def _refuse_command(words: Sequence[str]) -> NoReturn:
 
 
 def _refuse_agent(config: Any, entrypoint: Any, args: Sequence[Any], **_: Any) -> NoReturn:
-    """Refuse ``launch_agent`` of PyTorch, which torchrun, its module and ``elastic_launch`` call."""
+    """Reject ``launch_agent`` of PyTorch, which torchrun, ``torch.distributed.run`` and ``elastic_launch`` call."""
     if callable(entrypoint):
         _refuse_function(entrypoint)
     words = [str(word) for word in args if word != "-u"]  # an option of Python
@@ -176,12 +176,12 @@ def _refuse_agent(config: Any, entrypoint: Any, args: Sequence[Any], **_: Any) -
 
 
 def _refuse_function(fn: Any, *_: Any, **__: Any) -> NoReturn:
-    """Refuse to run ``fn`` on ranks."""
+    """Raise an error instead of running ``fn`` on ranks."""
     fn = getattr(fn, "launcher", fn)  # accelerate's notebook_launcher wraps the function
     code = getattr(fn, "__code__", fn)
     file = getattr(code, "co_filename", "")
     if _is_users(file):
-        inside = "." in getattr(fn, "__qualname__", "")  # a method, or a function in another
+        inside = "." in getattr(fn, "__qualname__", "")  # a method, or an inner function
         name = "function, which must be at the top level of the file" if inside else code.co_name
         _refuse(f"starts ranks itself: verify the function that they run, as in {Path(file).name}:{name}")
     _refuse(
@@ -191,7 +191,7 @@ def _refuse_function(fn: Any, *_: Any, **__: Any) -> NoReturn:
 
 
 def _refuse_rpc(*_: Any, **__: Any) -> NoReturn:
-    """Refuse ``init_rpc``."""
+    """Raise an error instead of starting RPC."""
     _refuse(
         "starts RPC, which is not supported: what ranks compute for each other is not recorded; exchange tensors by "
         "torch.distributed, such as send and recv"
@@ -210,11 +210,11 @@ _OF_TORCH: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("torch.distributed", _JOINS, _in_rank),
     ("torch.distributed.distributed_c10d", _JOINS, _in_rank),
 )
-"""Functions of PyTorch, and what replaces each."""
+"""Functions of PyTorch (module and name), each with a function that returns its replacement."""
 
 
 def _refuse(words: str) -> NoReturn:
-    """Raise an error about the running call, with its line in the program."""
+    """Raise an error about the call that is running, with its line in the program."""
     frame: Any = inspect.currentframe()
     while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -223,5 +223,5 @@ def _refuse(words: str) -> NoReturn:
 
 
 def _is_users(file: str) -> bool:
-    """Return whether a code's file is the program's: not installed, not this file, and not frozen into Python."""
+    """Return whether a source file is the program's: not installed, not this file, and not frozen into Python."""
     return bool(file) and file != __file__ and not file.startswith("<") and not is_installed(file)

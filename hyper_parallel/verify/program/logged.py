@@ -1,8 +1,8 @@
 """`--logged`: compares the numbers that rank 0 prints or writes to text files with those of the single device.
 
-Lines are aligned by their text without numbers. A number is compared under four conditions: it is decimal; it is equal
-in the reference and its perturbed repeats, unlike times; it changes during the run, unlike settings, or is a recorded
-number; and no unit of time, rate or memory is near it.
+Lines are aligned by their text without numbers. A number is compared under four conditions: it is decimal; it is nearly
+equal in the reference and its perturbed repeats, unlike times; it changes during the run, unlike settings, or is a
+recorded number; and no unit of time, rate or memory is next to it in the line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LoggedNumber:
         unit: unit of the last printed digit.
         step: number of optimizer steps completed when the line was printed; -1 in a file.
         digits: number of printed significant digits.
-        cost: whether a unit of time, rate or memory is near it.
+        cost: whether a unit of time, rate or memory is next to the number.
     """
 
     value: float
@@ -66,12 +66,12 @@ class LoggedNumber:
 
 
 def compare_logged(reference: Reference, run: Run, notes: list[str], *, strict: bool) -> HardenedCase | None:
-    """Return the case of the logged numbers, with their differences; None if no number could be compared.
+    """Return the case that compares logged numbers; None if no number could be compared.
 
     Args:
         reference: the reference, with the lines of its repeats.
         run: run of the ranks, whose training is equal to the reference's.
-        notes: receives differences that are not errors.
+        notes: list to which differences that are not errors are added.
         strict: whether a different number that no hypothesis explains counts as an error.
     """
     own, ranks = reference.run.ranks[0], run.ranks
@@ -109,7 +109,7 @@ def compare_logged(reference: Reference, run: Run, notes: list[str], *, strict: 
 
 
 def logged_numbers(notes: Mapping[str, Any]) -> dict[Key, LoggedNumber]:
-    """Return the decimal numbers of a rank's lines by source, text without numbers, occurrence, and place in the text.
+    """Return the decimal numbers of a rank's lines, by source, text without numbers, occurrence, and place in the text.
 
     Args:
         notes: notes of the rank.
@@ -182,7 +182,7 @@ def _judge(
     *,
     strict: bool,
 ) -> None:
-    """Add different numbers of one place in one line to the verdict: as a difference or as a note."""
+    """Add the wrong numbers at one place of a repeated line to the verdict, as a difference or as a note."""
     source, text, occurrence, place = keys[0]
     expected, actual = numbers[0][keys[0]], numbers[1][keys[0]]
     name = f"{text!r}, number {place + 1}" + (f", in {source.rpartition('/')[2]}" if source else "")
@@ -206,7 +206,7 @@ def _judge(
 
 
 def _is_own_loss(expected: LoggedNumber, actual: LoggedNumber, own: RankRecords, rank: RankRecords) -> bool:
-    """Return whether both numbers are one statistic of the losses so far: the last, a mean, a sum, an exponential."""
+    """Return whether both numbers are the same statistic of the losses of their run, such as a mean or a sum."""
     for mine, theirs in zip(_statistics(own, expected.step), _statistics(rank, actual.step), strict=False):
         if _shows(expected, mine) and _shows(actual, theirs):
             return True
@@ -214,11 +214,12 @@ def _is_own_loss(expected: LoggedNumber, actual: LoggedNumber, own: RankRecords,
 
 
 def _statistics(rank: RankRecords, step: int) -> Iterator[float]:
-    """Yield the statistics of its losses that a program may log at a step: last losses, sums, means, exponentials.
+    """Yield statistics of losses that a program may log at a step: means, sums and exponentials of the last losses.
 
     Args:
-        rank: the rank that has the losses.
-        step: number of completed optimizer steps; the last loss may precede the last of them. -1 for any step.
+        rank: records of the rank that has the losses.
+        step: number of completed optimizer steps; the last loss may be that before the last optimizer step. -1 for any
+            step.
     """
     losses = [(record.step, float(np.asarray(record.value))) for record in rank.records if record.kind == "loss"]
     for end in range(1, len(losses) + 1):
@@ -236,7 +237,7 @@ def _shows(number: LoggedNumber, value: float) -> bool:
 def _cause(
     pairs: Sequence[tuple[LoggedNumber, LoggedNumber]], records: tuple[RankRecords, RankRecords], size: int
 ) -> Cause:
-    """Return why logged numbers differ: a norm of one rank's shard, or a factor of the number of ranks."""
+    """Return why logged numbers differ: they are norms of one rank's shard, or wrong by the number of ranks."""
     if all(_is_own_norm(*pair, *records) for pair in pairs):
         expected, actual = pairs[0]
         return Cause(
@@ -256,7 +257,7 @@ def _cause(
 
 
 def _is_own_norm(expected: LoggedNumber, actual: LoggedNumber, own: RankRecords, rank: RankRecords) -> bool:
-    """Return whether both numbers are the norms of the run's own gradients in some step, before clipping."""
+    """Return whether both numbers are norms of their run's gradients in the same step, before clipping."""
     for step in {record.step for record in own.records if record.kind == "gradient"}:
         mine, theirs = _norm(own, step), _norm(rank, step)
         if abs(expected.value - mine) <= max(expected.unit, _SAME_FACTOR * mine) and abs(actual.value - theirs) <= max(

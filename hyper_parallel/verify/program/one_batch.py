@@ -1,9 +1,9 @@
 """Finds the arguments with which a script that accumulates micro-batches processes its batch at once.
 
 An option whose name contains ``accum``, such as ``--gradient_accumulation_steps 4``, is the number of micro-batches.
-With 1, a script that splits its batch processes the complete one. A script whose batch option is the size of a
-micro-batch also needs a batch size multiplied by that number. The samples of the first step reveal which of the two is
-right.
+If this option is 1, a script that splits its batch processes the complete batch. A script whose batch size is that of a
+micro-batch also needs a batch size multiplied by the former number of micro-batches. The samples of the first step
+reveal which of the two is right.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACCUMULATES, _BATCH = re.compile("accum", re.IGNORECASE), re.compile("batch", r
 def find_one_batch(
     program: Program, world: World, reference: Reference, progress: Callable[[str], None]
 ) -> Program | None:
-    """Return the program with arguments with which it processes a step's batch at once; None if none are found.
+    """Return the program with arguments that make it process a step's batch at once; None if none are found.
 
     Args:
         program: a script, with its own arguments.
@@ -48,18 +48,17 @@ def find_one_batch(
             try:
                 run = run_world(other, replace(alone, limits=limits))
                 require_one_batch(program, " ".join(arguments), reference.run, run)
-            except (InputError, RankFailedError):  # the arguments are not the right ones
+            except (InputError, RankFailedError):  # these arguments do not give one batch
                 continue
         return other
     return None
 
 
 def candidate_arguments(program: Program) -> Iterator[list[str]]:
-    """Yield arguments with which a script may process its batch at once, those with fewer changes first.
+    """Yield arguments that may make a script process its batch at once, those with fewer changes first.
 
     Args:
-        program: the script; its options are read from its arguments, and from its calls of ``add_argument`` with a
-            default.
+        program: the script; options are read from its arguments, and from its calls of ``add_argument`` with a default.
     """
     arguments = list(program.arguments)
     for name, value in _defaults(program):
@@ -77,7 +76,7 @@ def candidate_arguments(program: Program) -> Iterator[list[str]]:
 
 
 def _numbers(arguments: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the options with an integer value: the position of the word with the value, the name, the value."""
+    """Yield, for each option with an integer value, the position of the word with the value, the name and the value."""
     for place, word in enumerate(arguments):
         match = _OPTION.fullmatch(word)
         if match is None:
@@ -96,7 +95,7 @@ def _with_number(arguments: Sequence[str], place: int, value: int) -> list[str]:
 
 
 def _defaults(program: Program) -> Iterator[tuple[str, str]]:
-    """Yield name and default of the options for accumulation and batches, from a script's calls of ``add_argument``."""
+    """Yield name and default of options for accumulation and batch sizes, from a script's calls of ``add_argument``."""
     for node in ast.walk(ast.parse(Path(program.path).read_bytes())):
         if not (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"

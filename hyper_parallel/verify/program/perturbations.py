@@ -1,8 +1,8 @@
 """The perturbed repeats of a reference, which measure the tolerance of each value.
 
-A few repeats run first. They suffice if the ranks stay within the resulting tolerances; otherwise, the other repeats
-follow. A repeat may have two perturbations: values before the first displaced gradient measure the effect of inputs and
-weights, and later values the effect of the displacement.
+A few repeats run first. If the ranks exceed the resulting tolerances, further repeats follow. A repeat may have two
+perturbations: values before the first displaced gradient measure the effect of perturbed inputs and weights, and later
+values measure the effect of the displacement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hyper_parallel.verify.engine.sinks import FoldSink
 __all__ = ["HALF_PRECISION", "Repeat", "first_repeats", "further_repeats"]
 
 HALF_PRECISION = "half precision"
-"""Recorder's note: a module returned numbers of bfloat16 or float16."""
+"""Key of the recorder's note that a module returned numbers of bfloat16 or float16."""
 
 _WORDS: dict[MovementKind, str] = {
     "moved": "inputs and weights in the last place", "rounded": ROUNDED, "displaced": DISPLACED,
@@ -33,10 +33,10 @@ class Repeat:
 
     Attributes:
         bounds: tolerances of the reference, to which the repeat's measurements are added.
-        moved: seed and sign of the directions in which inputs and weights move by one ULP.
-        rounded: the same for half-precision outputs of modules, and for their gradients.
-        displaced: the same for gradients, which move by their tolerance; without a seed they all move the same way. The
-            two signs of one seed are antithetic.
+        moved_by: seed and sign of the directions in which inputs and weights move by one ULP; None if they do not.
+        rounded_by: the same for half-precision outputs of modules, and for their gradients.
+        displaced_by: the same for gradients, which move by their tolerance; with seed None, all move in one direction.
+        sink: destination of the repeat's records.
     """
 
     bounds: Bounds = field(repr=False)
@@ -51,9 +51,9 @@ class Repeat:
         self.sink = FoldSink(self.bounds, kind)
 
     def computes_exact_norms(self) -> bool:
-        """Return whether norms are computed in float64, and note that one is, because their float32 sums are inexact.
+        """Return whether norms are computed in float64 in this repeat; if so, note in the sink that one was.
 
-        PyTorch's norm on CPU adds squares sequentially in float32, with an error of 1e-5 for a million elements.
+        The norm of PyTorch on CPU adds squares sequentially in float32, with an error of 1e-5 for a million elements.
         """
         if self.displaced_by is None:
             return False
@@ -108,12 +108,12 @@ def first_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
 
 
 def further_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
-    """Return the repeats that follow if a value exceeds the tolerances from the first ones.
+    """Return the repeats that follow if a value exceeds the tolerances from the first repeats.
 
-    After these, inputs and weights have moved in two antithetic pairs, half-precision outputs as well, and gradients in
-    one pair with random directions per element and one pair with the same direction everywhere. The opposite of the
-    first repeats' displacement comes first: if that moved a gradient to about its negative, the gradient's square did
-    not change.
+    After all repeats, inputs and weights have moved in two antithetic pairs, and so have half-precision outputs.
+    Gradients have moved in one pair with random directions per element, and in one pair with the same direction
+    everywhere. The opposite of the first displacement comes first. The first displacement may have moved a gradient to
+    about its negative, so that its square did not change.
     """
     gradients = seed_of(seed, "gradients")
     pairs = [(seed_of(seed, "pair", number), sign) for number in (0, 1) for sign in (1, -1)]

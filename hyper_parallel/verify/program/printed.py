@@ -14,23 +14,23 @@ from hyper_parallel.verify.frameworks.contract.record_log import RecordLog, acti
 __all__ = ["PRINTED", "WRITTEN", "noting_output", "written_lines"]
 
 PRINTED = "printed lines"
-"""The note of a rank: pairs of the number of completed optimizer steps and a line that it printed then."""
+"""Key of a rank's note with the lines that it printed, each with the number of completed optimizer steps."""
 
 WRITTEN = "written lines"
-"""The note of the lines that all ranks wrote to text files, by path; their steps are not known."""
+"""Key of the note with the lines that all ranks wrote to text files, by path; the steps are not known."""
 
 _MOST = 1 << 20
-"""Largest number of characters of a run's lines that are kept."""
+"""Largest number of characters of printed lines that are kept, and largest size of a text file that is read."""
 
 _TEXT = (".jsonl", ".csv", ".tsv", ".log", ".txt")
 
 
 @contextmanager
 def noting_output(log: RecordLog) -> Iterator[None]:
-    """Record the lines that the program prints inside this context, if this is rank 0; they are still printed.
+    """Record the lines that the program prints inside this context, if this is rank 0. The lines are still printed.
 
     Args:
-        log: log of the rank, which is the active one.
+        log: active log of the rank.
     """
     if log.rank:
         yield
@@ -72,7 +72,7 @@ class _Noting:
 
 
 def written_lines(folder: Path) -> dict[str, list[tuple[int, str]]]:
-    """Return the lines of the text files in a folder, by their path in it."""
+    """Return the lines of the text files in a folder, by path relative to the folder."""
     found: dict[str, list[tuple[int, str]]] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in _TEXT and path.is_file() and path.stat().st_size <= _MOST:

@@ -1,8 +1,8 @@
-"""The private copy of the files that one run of a program writes: an overlay over the user's files.
+"""Private copies of the files that one run of a program writes: an overlay over the user's files.
 
-A file that the run opens for writing is first copied into a scratch folder, and is read there from then on. All other
-files are read from their own place. Removed files are marked as removed. The overlay is a folder, so ranks that are
-processes can share it.
+A file that the run opens for writing is first copied into a scratch folder. From then on, the run reads the copy. All
+other files are read where they are. Files that the run removes are only marked as removed. The overlay is a folder, so
+ranks that are processes can share it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN = "hyper_parallel_"
 """Prefix of this library's own temporary files."""
 
 _COMPILED = "torchinductor_"
-"""Prefix of the folder of temporary files in which PyTorch's compiler keeps its results."""
+"""Prefix of the folder, among temporary files, in which PyTorch's compiler caches its results."""
 
 _GONE = ".removed"
 _MOST_LINKS = 40
@@ -44,10 +44,10 @@ class Place:
 
     Attributes:
         path: absolute path without symbolic links.
-        upper: the path in the overlay.
-        written: whether the overlay has the file.
+        upper: path of the private copy in the overlay.
+        written: whether the private copy exists.
         hidden: whether the run has removed the user's file.
-        direct: whether the system finds the same file without redirection.
+        direct: whether no symbolic link on the way to the file is in the overlay.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def seen(self) -> str:
-        """The path of the file that the program sees, or of the missing one."""
+        """The path of the file that the program sees, even if the file does not exist."""
         return self.upper if self.written or self.hidden else self.path
 
     @property
@@ -73,15 +73,15 @@ class PrivateFiles:
     Every method must be called inside :meth:`inside`, where file functions are Python's own.
 
     Args:
-        folder: an empty folder; each process of the run names the same one.
-        written: a folder that this library writes to in the run; empty if there is none.
-        temporary_root: the user's folder of temporary files if this process may have another one; else empty.
+        folder: an empty folder, the same for each process of the run.
+        written: a folder to which this library writes during the run; empty if there is none.
+        temporary_root: the user's folder of temporary files, if this process may have a different one; otherwise empty.
 
     Attributes:
         folder: the argument.
-        temporary: the run's folder of temporary files, not redirected.
+        temporary: the run's folder for temporary files, which is used without redirection.
         temporary_root: the argument.
-        compiler_cache: the default folder of PyTorch's compiler.
+        compiler_cache: default cache folder of PyTorch's compiler.
         shared: folders that all runs write without redirection: caches of packages, compilers and downloads.
     """
 
@@ -101,7 +101,7 @@ class PrivateFiles:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Let this thread use files without redirection inside this context."""
+        """Inside this context, this thread uses files without redirection."""
         before = self.is_inside
         self._busy.active = True
         try:
@@ -115,7 +115,7 @@ class PrivateFiles:
         return getattr(self._busy, "active", False)
 
     def virtual(self, path: str) -> str:
-        """Return the program's name of a path in the overlay; other paths are returned as they are."""
+        """Return the path that the program knows for a path in the overlay; other paths are returned unchanged."""
         if path == self._upper or path.startswith(self._upper + "/"):
             return path[len(self._upper) :] or "/"
         return path
@@ -125,11 +125,11 @@ class PrivateFiles:
         return self.virtual(os.getcwd())
 
     def find(self, path: Any, *, follow: bool = True) -> Place | None:
-        """Return the place of ``path``; None for one that is used without redirection.
+        """Return the place of ``path``; None for a path that is used without redirection.
 
         Args:
             path: relative to the working folder, or absolute.
-            follow: whether to follow a symbolic link at its end.
+            follow: whether to follow a symbolic link that ``path`` ends in.
 
         Raises:
             OSError: there are too many links.
@@ -144,7 +144,7 @@ class PrivateFiles:
         return None if self._is_real(place.path) else place
 
     def _is_real(self, path: str) -> bool:
-        """Return whether a path is used without redirection: the system's, this library's own, a cache."""
+        """Return whether a path is used without redirection: of the system, of this library, or in a cache."""
         return path.startswith(self._own) or any(
             _within(path, folder) for folder in (*_SYSTEM, self.temporary, *self.shared)
         )
@@ -233,7 +233,7 @@ class PrivateFiles:
         return place.upper
 
     def copy_folder(self, place: Place) -> None:
-        """Copy a folder with all files in it that the program sees."""
+        """Copy a folder into the overlay, with all files in it that the program sees."""
         self._copy(place, empty=False) if not place.written else None
         for name in self.names(place):
             child = self._walk(f"{place.path}/{name}", follow=False)
@@ -271,14 +271,14 @@ class PrivateFiles:
 
 
 def _measurements() -> list[str]:
-    """Return the prefixes of this process's and its ranks' coverage data."""
+    """Return the prefixes of the paths of coverage data, of this process and its ranks."""
     coverage: Any = sys.modules.get("coverage")
     current = None if coverage is None else coverage.Coverage.current()
     return [] if current is None else [os.path.abspath(current.config.data_file)]
 
 
 def _shared_folders() -> tuple[str, ...]:
-    """Return the folders that all runs share: caches and flight records, but none around the working folder."""
+    """Return the folders that all runs share: caches and flight records, unless the working folder is inside."""
     home = os.path.expanduser("~")
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
     folders = [os.path.realpath(name) for name in (f"{home}/.cache", f"{home}/.triton", f"{home}/.nv", *named)]
@@ -291,7 +291,7 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _parts(path: str) -> list[str]:
-    """Return the parts of a path, the first one last."""
+    """Return the names in a path, in reverse order."""
     return [part for part in reversed(path.split("/")) if part and part != "."]
 
 

@@ -1,4 +1,4 @@
-"""Runs a program on a rank that is a process, reused from earlier runs: MindSpore's ranks, and real ranks."""
+"""Runs a program on a rank that is a process: MindSpore's ranks, whose processes are reused, and real ranks."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ def run_in_process(
     ends: bool,
     temporary_root: str,
 ) -> RankRecords:
-    """Run the program on this rank as ``python FILE ARGS`` would, and remove all traces of it from the process.
+    """Run the program on this rank as ``python FILE ARGS`` would, and restore the state of the process afterwards.
 
     Args:
         program: the program to run.
         mesh: names and sizes of the axes, for a function that takes a mesh.
         limits: limits of the records.
         perturbation: perturbation of a reference, or None.
-        output: destination of its output, ``stderr`` or ``nothing``.
+        output: destination of the program's standard output, ``stderr`` or ``nothing``.
         changes: changes of the case, by rank.
         folder: folder of the files that the ranks write.
         ends: whether this process ends with the run.
-        temporary_root: the caller's folder of temporary files; the server that forked this process may have another.
+        temporary_root: the caller's folder of temporary files; the server that forked this process may have a different
+            one.
     """
     transport = get_platform().transport()
     ranks = "one rank" if transport.world_size == 1 else f"rank {transport.rank} of {transport.world_size}"
@@ -59,7 +60,7 @@ def run_in_process(
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Set the environment variables of launchers, and make MindSpore run compiled functions without compiling them.
+    """Set the variables that launchers set, and make MindSpore run functions without compiling them.
 
     Compiled code calls collectives from C++, which simulated ranks do not support.
     """

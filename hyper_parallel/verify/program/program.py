@@ -1,4 +1,4 @@
-"""The program that is verified: a script, as torchrun starts it, or a function; and its run on one rank."""
+"""The program that is verified (a script, as torchrun starts it, or a function), and its run on one rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ hide_file(__file__)
 
 
 _NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
-"""Names of function arguments that are the rank or the world size."""
+"""Names of function parameters that get the rank or the world size, and which attribute of the transport it is."""
 
 
 class ProgramExitError(Exception):
@@ -54,7 +54,7 @@ class Program:
         function: the function, or its name in the file; empty for a script.
         arguments: arguments of a script, as ``sys.argv[1:]``.
         module: name with which ``python -m`` runs the file; empty if the file is given by its path.
-        moved: a folder and its replacement in Python's search for modules; empty for none.
+        moved: a folder, and the folder that replaces it in Python's search path; empty strings for none.
     """
 
     name: str
@@ -70,11 +70,11 @@ class Program:
         return Path(self.in_place(str(Path.cwd()))) if self.module else Path(self.path).parent
 
     def in_place(self, path: str) -> str:
-        """Return the path that replaces one in the folder that was moved; other paths unchanged."""
+        """Return the replacement of a path in the folder that was moved; other paths are returned unchanged."""
         old, new = self.moved
         if not old:
             return path
-        links = (os.path.abspath(path), os.path.realpath(path))  # noqa: PTH100 - a link in the folder is of it, too
+        links = (os.path.abspath(path), os.path.realpath(path))  # noqa: PTH100 - a link in the folder counts too
         full = next((each for each in links if _is_in(each, old)), "")
         installed = [prefix for prefix in (sys.prefix, sys.base_prefix) if _is_in(prefix, old)]
         if not full or any(_is_in(full, prefix) for prefix in installed):
@@ -130,7 +130,7 @@ def _check_file(path: Path, source: str, *, is_file: bool) -> None:
     try:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        number = getattr(error, "lineno", None)  # none for the complete file if it has null bytes
+        number = getattr(error, "lineno", None)  # missing if the file has null bytes
         line = f":{number}" if number else ""
         msg = f"{source}: {path}{line} is not Python: {error.args[0]}"
         if "'utf-8' codec" in msg:
@@ -153,7 +153,7 @@ def run_program(
         mesh: names and sizes of the axes, for a function that takes a mesh.
         limits: limits of the records; the program is stopped after ``limits.steps``.
         perturbation: perturbation of a reference, or None.
-        rank: rank of this process; that of the current transport by default.
+        rank: rank of this process; by default that of the current transport.
         changes: changes of the case, by rank.
 
     Raises:
@@ -180,10 +180,10 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def _check_imports(program: Program) -> None:
-    """Check that no module was loaded from the folder that was moved.
+    """Check that no module was loaded from the folder that is replaced (``program.moved``).
 
     Raises:
-        InputError: a module was loaded from there, because it was not found through Python's search path.
+        InputError: a module was loaded from that folder, because it was not found through Python's search path.
     """
     own = str(Path(__file__).parents[3])
     for name, module in list(sys.modules.items()):
@@ -197,7 +197,7 @@ def _check_imports(program: Program) -> None:
 
 
 def start_program(program: Program, mesh: tuple[tuple[str, int], ...]) -> None:
-    """Run the program in this process, with the arguments and the search path that this process has.
+    """Run the program in this process, with the process's current arguments and search path.
 
     Args:
         program: the program to run.
@@ -264,8 +264,9 @@ def started_by_python(program: Program, output: str, ranks: str) -> Iterator[Non
 
     Args:
         program: a script finds ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
-        output: destination of its output: ``stderr``, because stdout is for the report, ``nothing``, or ``stdout``.
-        ranks: the ranks that print, such as ``2 ranks``, for the title above the output.
+        output: destination of the program's standard output: ``stderr``, because stdout is for the report, ``nothing``,
+            or ``stdout``.
+        ranks: description of the ranks that print, such as ``2 ranks``, for the title above the output.
     """
     argv, path = sys.argv, list(sys.path)
     with contextlib.ExitStack() as stack:
