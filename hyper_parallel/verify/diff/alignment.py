@@ -1,8 +1,8 @@
 """Aligns the calls of two runs, in steps where one of them calls a module more often.
 
 Records are compared by name, step and call. If a run has an additional call (a recomputation, an evaluation, a log),
-all later calls would be compared with the wrong ones. In such steps, calls are aligned as sequences: by their results
-if any two have equal values, else by the order of all calls of the step.
+all later calls would be compared with the wrong ones. In such steps, calls of a module are aligned as sequences: by
+their results if some results are equal, else by the order of all modules' calls in the step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _by_name(records: Sequence[Record]) -> dict[_Name, list[Record]]:
 
 
 def _order(records: Sequence[Record]) -> dict[int, list[tuple[str, str]]]:
-    """Return, by step, kinds and names in the order of execution."""
+    """Return, for each step, the kinds and names of the values in the order of execution."""
     steps: dict[int, list[tuple[str, str]]] = {}
     for record in records:
         if record.kind in _CALLED:
@@ -76,7 +76,7 @@ def _order(records: Sequence[Record]) -> dict[int, list[tuple[str, str]]]:
 
 
 def _pairs(known: Sequence[Record], own: Sequence[Record]) -> list[tuple[int, int]]:
-    """Return the pairs of calls with equal results: as many pairs as possible in the order of both, then nearest."""
+    """Return pairs of calls with equal results, in the order of both runs: the most pairs, with the nearest values."""
     off = [[_distance(one.value, other.value) for other in own] for one in known]
     best = {(left, right): _Pairs() for left in range(len(known) + 1) for right in range(len(own) + 1)}
     for left in reversed(range(len(known))):
@@ -96,12 +96,12 @@ class _Pairs:
     off: float = 0.0
 
     def with_pair(self, left: int, right: int, off: float) -> _Pairs:
-        """Return these pairs with another pair before them."""
+        """Return these pairs with one more pair before them."""
         return _Pairs(((left, right), *self.pairs), self.off + off)
 
 
 def _distance(one: Any, other: Any) -> float:
-    """Return the distance of two arrays, the second of which may be a shard, relative to the largest number."""
+    """Return the distance of two arrays, relative to the largest number; the second may be a shard of the first."""
     if same_values(one, other):
         return 0.0
     if np.shape(one) != np.shape(other):
@@ -120,7 +120,7 @@ def _apart(one: Any, other: Any) -> float:
 def _by_order(
     name: _Name, order: Mapping[int, list[tuple[str, str]]], own: Mapping[int, list[tuple[str, str]]]
 ) -> list[tuple[int, int]]:
-    """Return pairs of calls that have the same position in the calls of the step."""
+    """Return pairs of calls that match if the step's calls of all modules are aligned as two sequences of names."""
     known, mine = order[name[2]], own[name[2]]
     blocks = SequenceMatcher(None, known, mine, autojunk=False).get_matching_blocks()
     places = [(block.a + number, block.b + number) for block in blocks for number in range(block.size)]
@@ -132,7 +132,7 @@ def _by_order(
 
 
 def _numbers(name: _Name, pairs: Sequence[tuple[int, int]], known: int, own: int) -> dict[tuple[_Name, int], int]:
-    """Return the new number of each call: that of its pair, or one that the reference does not have."""
+    """Return a new number for each call: that of the reference's paired call, or an unused number."""
     partner = {right: left for left, right in pairs}
     free = iter(range(known, known + own))
     return {(name, call): partner[call] if call in partner else next(free) for call in range(own)}

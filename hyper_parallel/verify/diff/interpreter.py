@@ -1,7 +1,7 @@
-"""Runs a program with another interpreter: its process runs the ranks with this harness and stores their records.
+"""Runs a program with a different Python interpreter, whose process runs the ranks and stores their records.
 
-The other interpreter needs no installation of this library, only of the library's dependencies. Requests and answers
-are files of the scratch folder, to which no other process writes.
+This library need not be installed for that interpreter, only the library's dependencies. Requests and answers are files
+of the scratch folder, to which no other process writes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = ["Interpreter", "main"]
 
 _MODULE = "hyper_parallel.verify.diff.interpreter"
 _STARTED = 60.0
-"""Seconds that the process may take in addition to its run."""
+"""Seconds that the process may take in addition to the timeout of the run."""
 
 _LAST_LINES = 12
 
 
 @dataclass
 class Interpreter:
-    """Another interpreter.
+    """A Python interpreter other than the current one.
 
     Attributes:
-        python: its path, or its name on the search path.
-        option: the option that named it, for messages.
-        versions: versions of it and of its framework; empty before its first run.
+        python: path of the interpreter, or its name on the search path.
+        option: the option that named the interpreter, for messages.
+        versions: versions of the interpreter and of its framework; empty before the first run.
     """
 
     python: str
@@ -74,7 +74,7 @@ class Interpreter:
             program: a script.
             world: world of the ranks, with a sink in the scratch folder.
             scratch: folder of the requests and answers.
-            perturbation: perturbation of a repeat, whose measurements come back in the notes of its rank.
+            perturbation: perturbation of a repeat; the measurements come back in the notes of the rank.
             changes: changes of the case, by rank.
 
         Raises:
@@ -117,7 +117,7 @@ def main(question: str, answer: str) -> None:
     """Carry out a request, and write the answer.
 
     Args:
-        question: path of the file with the program, its world, its perturbation and changes.
+        question: path of the file with the program, the world, the perturbation and the changes.
         answer: path of the file to write: the kind of answer, versions, and the run or a message.
     """
     program, world, perturbation, changes = unpack(Path(question).read_bytes())

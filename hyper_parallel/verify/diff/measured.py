@@ -1,7 +1,7 @@
 """Compares a recording with its program, whose repeats measure the effect of rounding on each element.
 
 The program runs on one rank with its repeats, and on the recording's ranks, simulated. So each element of a value has a
-tolerance, and the tolerances of a fingerprint's numbers are derived from those of the elements
+tolerance. The tolerances of a fingerprint's numbers are derived from the tolerances of the elements
 (:mod:`hyper_parallel.verify.frameworks.contract.fingerprint`).
 """
 
@@ -44,8 +44,8 @@ class MeasuredProgram:
     """A program and the recording of one of its runs.
 
     Args:
-        placed: the program, in a world of the recording's size.
-        recording: recording of the other run.
+        placed: the program, in a world with as many ranks as the recording.
+        recording: the recording to compare with the program.
         seed: seed of the perturbations.
         declared: placements by pattern of names.
         scratch: folder of the arrays.
@@ -69,7 +69,7 @@ class MeasuredProgram:
         self._declared, self._scratch, self._progress = declared, scratch, progress
 
     def compare(self) -> tuple[list[Judged], list[str], list[str]]:
-        """Run the program, and return the comparison, the values that are not compared, and notes.
+        """Run the program; return the compared values, the values that are not compared, and notes.
 
         Raises:
             InputError: the program fails, or shares no name or step with the recording.
@@ -104,7 +104,7 @@ class MeasuredProgram:
         return reference.widen(lambda: not any(each.differs for each in self._judged(wrong, runs, [])))
 
     def _pairs(self, run: Run) -> tuple[list[list[Pair]], list[str], list[str]]:
-        """Return the values that both the program and the recording have, by rank."""
+        """Return the values of each rank that both the program and the recording have, what is left out, and notes."""
         recorded, label = self._recording.run, self._recording.label
         ran = [_fingerprints(rank) for rank in run.ranks]
         by_label = {
@@ -134,7 +134,7 @@ class MeasuredProgram:
         return pairs, left_out, notes
 
     def _judged(self, pairs: Sequence[Sequence[Pair]], runs: PairedRuns, unplaced: list[Key]) -> list[Judged]:
-        """Return the judged values, in the order of steps and of execution in each step."""
+        """Return the compared values, in the order of steps and of execution in each step."""
         found: list[tuple[int, int, Judged]] = []
         for own in pairs:
             for place, pair in enumerate(own):
@@ -146,7 +146,7 @@ class MeasuredProgram:
         return [each for _, _, each in sorted(found, key=lambda each: each[:2])]
 
     def _allowed(self, pair: Pair, runs: PairedRuns) -> Any | None:
-        """Return the tolerance of each element; None if its position in the reference is not known."""
+        """Return the tolerance of each element of a value; None if the value's placement is not known."""
         key, rank = pair.record.key, pair.rank
         if key[0] == "input":
             return np.full(pair.one.shape, 0.0 if pair.one.is_exact else CLOSE * pair.one.extreme)
@@ -159,7 +159,7 @@ class MeasuredProgram:
         return allowed if allowed.size == pair.one.size else None
 
     def _judge(self, pair: Pair, allowed: Any, runs: PairedRuns) -> Judged:
-        """Return the comparison of the elements if all of them are recorded, else of the fingerprints' numbers."""
+        """Return the comparison of a pair: by elements if all are recorded, otherwise by numbers of fingerprints."""
         judged = _judge(pair, allowed)
         one, other, key = pair.one, pair.other, pair.record.key
         if one.same(other) or not one.both_whole(other):
@@ -176,14 +176,14 @@ class MeasuredProgram:
 
 
 def _has_counterpart(record: Record, is_dump: bool) -> bool:
-    """Return whether a verified program has such records; inputs are recorded in the first step only."""
+    """Return whether a verified program has records of this kind and step; it has inputs in the first step only."""
     if is_dump and record.kind in ("gradient", "input"):
-        return False  # the input is that of the first module, not of the model
+        return False  # a dump has the first module's input, not the model's
     return record.kind != "collective" and (record.kind != "input" or record.step == 0)
 
 
 def _fingerprints(rank: RankRecords) -> RankRecords:
-    """Return the records of a rank that a recording also has, as fingerprints."""
+    """Return a rank's records of the kinds that recordings have, as fingerprints."""
     records = [
         replace(record, value=replace(fingerprint_of(record.value, record.dtype), whole=record.value))
         for record in rank.records

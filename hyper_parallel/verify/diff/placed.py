@@ -57,7 +57,7 @@ class PlacedSide:
         return f"{line}{revision} on {self.world.platform}{python}, {count_words('rank', self.side.world_size)}"
 
     def alone(self) -> Program:
-        """Return the program in the form that runs on one rank."""
+        """Return the program with the arguments for one rank."""
         arguments = self.side.args if self.side.single_args is None else self.side.single_args
         return replace(self.program, arguments=tuple(arguments))
 
@@ -66,7 +66,7 @@ class PlacedSide:
         return self.runner(scratch)(self.program, world)
 
     def runner(self, scratch: Scratch) -> Callable[..., Run]:
-        """Return the function that makes runs in the side's interpreter; it has the parameters of :func:`run_world`."""
+        """Return a function that makes runs in the side's interpreter, with the parameters of :func:`run_world`."""
         if self.interpreter is None:
             return run_world
         interpreter = self.interpreter

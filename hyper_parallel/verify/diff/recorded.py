@@ -3,10 +3,10 @@
 **Tolerances.** Recordings are not rerun, so tolerances are not measured: they are derived from the differences of
 earlier values. As long as all earlier values are bitwise equal, the tolerance of a value is the multiple of its unit in
 the last place that the engine uses for a complete tensor (:mod:`hyper_parallel.verify.engine.noise`). After the first
-value that differs, the tolerance is that multiple of the largest earlier relative distance among values that rounding
-explains. One module or one step does not amplify rounding by more. Once gradients differ, the tolerance of an updated
-weight also includes a quarter of the update: AdamW divides by the gradient's magnitude, so the sign of a gradient that
-is only rounding noise decides the direction of a complete step.
+value that differs, the tolerance is the same multiple of the largest earlier relative distance among values that
+rounding explains. One module or one step does not amplify rounding by more than that. Once gradients differ, the
+tolerance of an updated weight also includes a quarter of the update: AdamW divides by the gradient's magnitude, so the
+sign of a gradient that is only rounding noise decides the direction of a complete step.
 
 Once the tolerance reaches half of a value, later values are not judged, and the report names the first of them.
 Operators in a log of DebugMode are not judged after the first update once bits differ, or if the log has no norms.
@@ -38,7 +38,9 @@ from hyper_parallel.verify.recording.stored import Recording
 __all__ = ["Judged", "Pair", "judge", "of_steps", "pair_recordings", "pairs_of_rank", "steps_words", "words_of"]
 
 _PHASES = {"gradient": 1, "norm": 1, "rate": 1, "weight": 2, "buffer": 2}
-"""Forward, backward and update: values depend on earlier ones in this order."""
+"""Phases of a step, in order: 0 for the forward, 1 for the backward, 2 for the update. Values depend only on values of
+the same and earlier phases.
+"""
 
 _UPDATE_SHARE = 0.25
 _UNJUDGED = 0.5
@@ -55,10 +57,10 @@ class Pair:
     """One value of both recordings.
 
     Attributes:
-        record: A's record: names, step and call.
+        record: A's record, with names, step and call.
         one: A's fingerprint.
-        other: B's.
-        rank: the rank on which it was recorded; -1 if it is the same on all ranks of each recording.
+        other: B's fingerprint.
+        rank: the rank on which the value was recorded; -1 for a value that all ranks of a recording share.
     """
 
     record: Record
@@ -73,10 +75,10 @@ class Judged:
 
     Attributes:
         pair: the values.
-        off: distance of the values relative to their size; infinity if it is not known.
+        off: distance of the values relative to their size; infinity if it cannot be measured.
         allowed: tolerance for rounding.
         noticed: smallest relative error of the complete value that would have been detected.
-        limit: tolerance from which a value is not judged.
+        limit: a value whose tolerance is at least this large is not judged.
         why: description of the differences between elements, with numbers, if all were compared; else empty.
     """
 
@@ -108,15 +110,16 @@ def pair_recordings(
 
     Args:
         first: A.
-        second: B. With the same number of ranks, each rank is compared with the same rank of A. With another number, or
-            with declared placements, the compared values are those that are equal on all ranks of a recording and those
-            whose shards make up the complete value.
+        second: B. With the same number of ranks, each rank is compared with the same rank of A. With a different
+            number, or with declared placements, two kinds of values are compared: those that are equal on all ranks of
+            a recording, and those whose shards make up the complete value.
         declared: placements by pattern of names.
         meshes: sizes of the axes of A's ranks and of B's, by name.
 
     Returns:
-        The pairs in A's order, by rank (one list for other numbers of ranks); the values that are not compared; notes;
-        contradictions to the declarations.
+        The pairs in A's order, by rank (one list if the numbers of ranks differ); the values that are not compared;
+            notes;
+        values that contradict their declarations.
 
     Raises:
         InputError: the recordings share no name or no step, or a declaration does not match.
@@ -176,7 +179,7 @@ BACKWARD_OF_DUMPS = (
 
 
 def _not_together(run: Run, own: Sequence[Key], declared: Mapping[str, str], label: str) -> tuple[list[str], list[str]]:
-    """Return the values of a run that are not compared, and those of them that contradict a declaration, in words."""
+    """Return sentences about values of a run that are not compared, and those about contradicted declarations."""
     stated = {key for key in own if any(names_value(pattern, *key[:2]) for pattern in declared)}
     pending = {record.key for rank in run.ranks for record in rank.records if record.region and record.region.pending}
     wrong = words_of(
@@ -189,7 +192,7 @@ def _not_together(run: Run, own: Sequence[Key], declared: Mapping[str, str], lab
 
 
 def _without_backward(run: Run) -> Run:
-    """Return a run without gradients and inputs: a dump has the first module's, a recording the model's."""
+    """Return a run without gradients and inputs, which have different meanings in dumps and in other recordings."""
     ranks = [
         replace(rank, records=[each for each in rank.records if each.kind not in ("gradient", "input")])
         for rank in run.ranks
@@ -198,7 +201,7 @@ def _without_backward(run: Run) -> Run:
 
 
 def no_operators(label: str, log: Recording) -> str:
-    """Return why a log of DebugMode cannot be compared with another kind of recording."""
+    """Return why a log of DebugMode cannot be compared with a different kind of recording."""
     return (
         f"{label}: {log.folder} is a log of DebugMode, which has operators, and the other run's records have modules: "
         "log the other run under DebugMode, too"
@@ -206,7 +209,7 @@ def no_operators(label: str, log: Recording) -> str:
 
 
 def of_steps(rank: RankRecords, steps: set[int]) -> RankRecords:
-    """Return the records of some steps, and those before training."""
+    """Return a rank's records of the given steps and those before training."""
     return replace(rank, records=[record for record in rank.records if record.step < 0 or record.step in steps])
 
 
@@ -229,7 +232,7 @@ def pairs_of_rank(
             continue
         if not record.value.comparable(own[key].value):
             other_numbers.append(key)
-        elif key[0] == "input":  # another shape means another batch
+        elif key[0] == "input":  # a different shape is a different batch
             pairs.append(Pair(record, record.value, own[key].value, number))
         elif record.value.shape != own[key].value.shape or record.region != own[key].region:
             sharded.append(key)
@@ -295,7 +298,7 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
                 if not result.differs:
                     largest = max(largest, min(off, allowed))
                     explained.append((_phase(pair), min(off, allowed)))
-        for number, (place, result) in enumerate(judged):  # earlier values of other ranks may explain it
+        for number, (place, result) in enumerate(judged):  # earlier values of other ranks may explain a difference
             if result.differs:
                 before = [off for phase, off in explained if phase <= _phase(result.pair)]
                 allowed = _allowed(result.pair, max(before, default=grown), unit, multiple, updates)
@@ -307,7 +310,7 @@ def judge(pairs: Sequence[Sequence[Pair]]) -> list[Judged]:
 
 
 def _with_elements(result: Judged) -> Judged:
-    """Return a value that differs, with the differences of its elements if all of them are recorded."""
+    """Return the comparison with a description of differing elements, if the value differs and has all elements."""
     one, other = result.pair.one, result.pair.other
     if not result.differs or not one.both_whole(other):
         return result
@@ -324,7 +327,7 @@ def _weight_key(pair: Pair) -> tuple[int, str, str]:
 
 
 def _rounding(pairs: Iterable[Pair]) -> tuple[float, float]:
-    """Return the unit in the last place and the multiple of the coarsest dtype; statistics have float32 at best."""
+    """Return the ULP and the multiple for the coarsest dtype; statistics count as float32 at best."""
     dtypes = {
         "float32" if each.known is not None and each.dtype in ("float64", "complex128") else each.dtype
         for pair in pairs
@@ -347,14 +350,14 @@ def _allowed(
 
 
 def _can_be_judged(pair: Pair, largest: float) -> bool:
-    """Return whether the numbers of an operator reveal more than whether bits differ."""
+    """Return whether an operator's numbers show more than whether bits differ: with norms, before updates differ."""
     return pair.one.both_have(NORM, pair.other) and (pair.record.step == 0 or not largest)
 
 
 def _updates(
     pairs: Sequence[Pair], earlier: Mapping[tuple[int, str, str], Fingerprint]
 ) -> dict[tuple[int, str, str], float]:
-    """Return the distance by which an update has moved each of a step's weights, relative to its norm.
+    """Return, for each weight of a step, the norm of its update relative to the norm of the weight.
 
     Statistics alone underestimate an update that keeps a norm: for such weights, the largest update of the step is
     used.
@@ -372,7 +375,7 @@ def _updates(
 
 
 def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
-    """Return the largest root mean square of a kind in a step; losses and numbers of all steps are combined."""
+    """Return the largest root mean square of each kind in each step; single numbers of all steps are combined."""
     sizes: dict[tuple[str, int], float] = {}
     for pair in pairs:
         one = pair.one
@@ -384,13 +387,13 @@ def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
 
 
 def _size_key(pair: Pair) -> tuple[str, int]:
-    if pair.record.kind == "call":  # values of one operator have similar sizes, but forward and backward values do not
+    if pair.record.kind == "call":  # sizes are similar in an operator, not in a phase
         return pair.record.name.partition(" in ")[0], pair.record.step
     return pair.record.kind, 0 if pair.one.size == 1 and pair.record.kind != "gradient" else pair.record.step
 
 
 def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
-    """Return the distance of two values relative to their size, which is at least a share of their kind's."""
+    """Return the distance of two values relative to their size, or to a fraction of their kind's if that is larger."""
     one, other = pair.one, pair.other
     if one.same(other):
         return 0.0
@@ -408,7 +411,7 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
         apart, most, norm, extreme = float(np.linalg.norm(off)), largest(off), float(np.linalg.norm(own)), largest(own)
         has_norm = has_ends = True
     elif one.some_not_finite:
-        return 0.0  # both have the same number of non-finite elements, and nothing else is known
+        return 0.0  # equally many elements are not finite; no more is known
     else:
         ends = np.abs(one.numbers - other.numbers)[[LEAST, LARGEST, *range(CHOSEN.start, CHOSEN.stop)]]
         apart, most = one.distance(other), float(np.nanmax(ends) if has_ends else 0.0)
@@ -419,6 +422,6 @@ def _off(pair: Pair, sizes: Mapping[tuple[str, int], float]) -> float:
     parts: list[Any] = []
     if has_norm:
         parts.append(apart / norm if norm else np.inf)
-    if has_ends and (_phase(pair) < 2 or not has_norm):  # single elements of a weight may be off by a complete update
+    if has_ends and (_phase(pair) < 2 or not has_norm):  # an element of a weight may be off by a full update
         parts.append(most / extreme if extreme else np.inf)
     return float(np.nan_to_num(max(parts), nan=np.inf))

@@ -32,23 +32,23 @@ BLIND = (
     "expose an error that is within the tolerance of all of these, such as wrong values in a few elements of a large "
     "tensor, nor optimizer states and dropout masks, which are not recorded"
 )
-"""Sentences in every report of a recording."""
+"""Blind spots of fingerprints, for the report."""
 
 BLIND_DUMP = (
     "a dump of statistics has the norm, the mean and the extremes of each tensor, of integers the extremes: these "
     "cannot expose an error that leaves them as they are, such as elements in another order"
 )
-"""Additional sentences if one side is a dump."""
+"""Blind spots of a dump of statistics, for the report."""
 
 BLIND_TENSORS = "a dump has no optimizer states and no dropout masks: errors in these show in later values alone"
-"""Sentences instead of these if all values were compared by element."""
+"""Blind spots of a dump if all values were compared by element, for the report."""
 
 BLIND_LOG = (
     "a log of DebugMode has a hash of what each operator got and returned: the sum of magnitudes cannot expose "
     "elements in another order or of another sign; a hash of bits shows that values differ, not by how much; after the "
     "first update, values whose bits differ are not judged"
 )
-"""Additional sentences if one side is a log."""
+"""Blind spots of a log of DebugMode, for the report."""
 
 _START = {
     "other-weights": "seed both runs alike, or load the same checkpoint in both",
@@ -63,14 +63,15 @@ _UNTRAINED = (
 
 @dataclass
 class RecordedReport(DiffReport):
-    """A report whose values are fingerprints.
+    """The report of a comparison of fingerprints.
 
     Attributes:
         measured: whether tolerances were measured by repeats of a program.
-        grown: description of the first value from which rounding explains any difference; empty if there is none.
-        untrained: whether no gradient and no updated parameter was compared although a recording has some.
-        contradicted: values that declared placements do not match; empty if they match all values.
-        blind: errors that the numbers cannot reveal.
+        grown: description of the first value that was not judged, because rounding may explain half of it; empty if all
+            values were judged.
+        untrained: whether no gradient and no updated parameter was compared, although a recording has some.
+        contradicted: description of values that contradict their declared placements; empty if there are none.
+        blind: sentences about errors that the recorded numbers cannot expose.
     """
 
     measured: bool = False
@@ -134,7 +135,7 @@ def first_words(judged: Sequence[Judged]) -> str:
 
 
 def element_words(judged: Sequence[Judged]) -> list[str]:
-    """Return one line about the number of values compared element by element; no line if there are none."""
+    """Return a line with the number of values compared element by element; an empty list if there are none."""
     count = sum(each.pair.one.both_whole(each.pair.other) for each in judged)
     return (
         [f"{count} of {len(judged)} values were recorded with all elements, and compared by element"] if count else []
@@ -195,7 +196,7 @@ def _difference(found: Sequence[Judged], label: str) -> Difference:
 
 
 def _why(worst: Judged, where: str, one: Any, other: Any, label: str) -> str:
-    """Return the numbers of a difference."""
+    """Return a description of a difference, with numbers."""
     if worst.why:
         return f"{where}{worst.why.replace('the single device', label)}"
     if one.shape != other.shape:

@@ -1,4 +1,4 @@
-"""Compares a recording with another one, or with a program: `verify diff FOLDER FOLDER` or `FOLDER train.py`."""
+"""Compares two recordings, or a recording with a program: `verify diff FOLDER FOLDER` or `FOLDER train.py`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def diff_recordings(
     budget: int | None,
     progress: Callable[[str], None],
 ) -> RecordedReport:
-    """Compare a recording with another one, or with a program that is run like the recorded one.
+    """Compare two recordings, or a recording with a program that is run on as many ranks.
 
-    Arguments are those of ``verify_diff``; at least one run is a recording. ``steps`` stops the program; with None, it
-    makes the steps of the recording.
+    The parameters are those of ``verify_diff``; at least one run is a recording. The program is stopped after
+    ``steps``; with None, it makes the steps of the recording.
 
     Raises:
         InputError: (a ValueError) a folder is not a recording, or has options of a program; the program cannot be run
-            on the recording's ranks; or they share nothing that can be compared.
+            on as many ranks as the recording has; or the two share nothing that can be compared.
     """
     for label, side in (("a", first), ("b", second)):
         if side.is_recording:
@@ -104,7 +104,7 @@ def check_no_mesh(sides: Iterable[DiffSide]) -> None:
     """Check that no side has a mesh.
 
     Raises:
-        InputError: a side has one.
+        InputError: a side has a mesh.
     """
     if any(side.mesh for side in sides):
         raise InputError(
@@ -116,7 +116,7 @@ def _check_recorded_side(label: str, side: DiffSide) -> None:
     """Check that a recording has no options of a program.
 
     Raises:
-        InputError: it has some.
+        InputError: the recording has such options.
     """
     options = {"rev": side.revision, "python": side.python, "platform": side.platform}
     given = [f"--{label}-{name}" for name, value in options.items() if value]
@@ -141,11 +141,11 @@ def compare_recordings(
         first: folder of recording A, or of a dump of msprobe.
         second: folder of recording B, or of a dump.
         declared: placements by pattern of names, with which the shards of ranks are joined.
-        meshes: sizes of the axes of A's ranks and of B's that the placements name, the last one fastest.
+        meshes: for A and for B, the sizes of the mesh axes that the placements name; the last axis varies fastest.
 
     Raises:
-        InputError: (a ValueError) a folder is not a recording, one is damaged or of another version, or they share
-            nothing that can be compared.
+        InputError: (a ValueError) a folder is not a recording, a recording is damaged or has a different version, or
+            the two share nothing that can be compared.
     """
     started = time.perf_counter()
     one, other = read_recording(first, "A"), read_recording(second, "B")
@@ -168,7 +168,7 @@ def compare_recordings(
 
 
 def _blind(judged: Sequence[Judged], *recordings: Recording) -> str:
-    """Return what the recordings cannot expose."""
+    """Return sentences about errors that the recordings cannot expose."""
     tensors = bool(judged) and all(each.pair.one.both_whole(each.pair.other) for each in judged)
     dump = BLIND_TENSORS if tensors else BLIND_DUMP
     texts = [dump if each.is_dump else BLIND_LOG if each.is_log else BLIND for each in recordings]

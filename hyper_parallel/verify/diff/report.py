@@ -33,15 +33,17 @@ class DiffReport(Report):
         seed: seed of the perturbations.
         verdict: result of the comparison; None if a run failed.
         first_bits: description of the first value whose bits differ; empty if all are bitwise equal.
-        own: notes on A: that its ranks differ from A on one rank, and the values that were not compared because the
-            ranks' parts do not make up the complete tensor.
-        failure: failure of a run, with every rank's traceback.
-        failed_run: ``A`` or ``B``.
+        own: notes on A: that A's ranks differ from A on one rank, and which values were not compared because the ranks'
+            shards do not make up the complete tensor.
+        failure: failure of a run, with every rank's traceback; empty if both runs completed.
+        failed_run: the run that
+            failed, ``A`` or ``B``.
         cause: the failure in one line.
-        kind: kind of ``verify/engine/causes.py`` if the failure determines it.
-        uncompiled: the sides, ``A`` or ``B``, whose programs use the compiler, but ran uncompiled while recorded.
+        kind: key of ``CAUSES`` in ``verify/engine/causes.py`` if the failure determines the cause.
+        uncompiled: the runs, ``A`` or ``B``, whose programs use the compiler, but ran uncompiled while they were
+            recorded.
         steps: number of compared optimizer steps.
-        rounding: the first value that A rounds differently in each run.
+        rounding: the first value that A rounds differently in each run; empty if there is none.
         seconds: duration of the comparison.
     """
 
@@ -62,7 +64,7 @@ class DiffReport(Report):
 
     @property
     def equal(self) -> bool:
-        """Whether everything was compared, and runs differ at most in the order of sums."""
+        """Whether everything was compared, and the runs differ at most by the rounding of sums in a different order."""
         return self.verdict is not None and self.verdict.equal and not self.verdict.unplaced and not self.failure
 
     @property
@@ -170,7 +172,7 @@ class DiffReport(Report):
 
 
 def _of_a(text: str) -> str:
-    """Return a text of the comparison with A as the name of its reference."""
+    """Return a text of the comparison in which the reference is called A."""
     for words, name in _WORDS:
         text = text.replace(words, name)
     return text

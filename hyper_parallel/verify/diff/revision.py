@@ -1,4 +1,4 @@
-"""Provides a program as it was at a commit, in a temporary git worktree; the user's checkout is not changed."""
+"""Provides a program as of a commit, in a temporary git worktree; the user's checkout is not changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SECONDS = 120.0
 
 @contextlib.contextmanager
 def at_revision(program: Program, revision: str, option: str) -> Iterator[Program]:
-    """Yield the program with the files of a commit, including its modules.
+    """Yield the program with its file and its modules as of a commit.
 
     Args:
         program: a script in a checkout.
-        revision: any name of a commit; empty leaves the program as it is.
+        revision: a name of a commit; if it is empty, the program is yielded unchanged.
         option: the option that named the commit, for messages.
 
     Raises:

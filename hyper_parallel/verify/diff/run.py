@@ -54,25 +54,26 @@ def verify_diff(
     budget: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> DiffReport:
-    """Run two programs, or one in two ways, and compare all values that they compute.
+    """Run two programs, or the same program in two ways, and compare all values that they compute.
 
-    The ranks of run A are joined to a run on one rank, and repeats measure the effect of rounding on its values. The
-    ranks of run B are compared with it like a program's ranks with a single device.
+    The values of run A's ranks are joined, as if A had run on one rank, and repeats measure the effect of rounding on
+    these values. The ranks of run B are compared with the joined run, as ``verify program`` compares ranks with a
+    single device.
 
     Args:
         first: run A.
         second: run B.
-        steps: number of optimizer steps after which both are stopped; with None, they run to their end.
+        steps: number of optimizer steps after which both runs are stopped; with None, they run to their end.
         seed: seed of the perturbations.
         declared: placements that cannot be inferred, by pattern of names.
         timeout: seconds for each run.
         scratch: folder for the arrays during the comparison.
-        budget: largest number of bytes that may be written there.
+        budget: largest number of bytes that may be written to ``scratch``.
         progress: called with the name of each run before it starts.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, A fails or is not deterministic, the runs share no record, or A
-            runs on several ranks but cannot run on one.
+            runs on several ranks but cannot run on one rank.
     """
     require_seed(seed)
     positive_seconds(timeout, f"--timeout {timeout!r}")
@@ -101,22 +102,22 @@ def verify_diff(
 
 @dataclass
 class _PutTogether(Reference):
-    """Run A, joined from its ranks; its map measures the effect of rounding.
+    """Run A, joined from its ranks.
 
     Attributes:
-        map: the run of the program on one rank.
+        map: A's program on one rank: its repeats measure rounding, and it has the positions of shards.
     """
 
     map: Reference | None = field(default=None, repr=False)
 
     def widen(self, within: Callable[[], bool]) -> bool:
-        """Run further repeats of the map."""
+        """Run further repeats of A's program on one rank."""
         return self.map is not None and self.map.widen(within)
 
 
 @dataclass
 class _Comparison:
-    """One call of :func:`verify_diff`; its attributes are that function's arguments, and the report to fill in."""
+    """One call of :func:`verify_diff`; attributes are the arguments of the function, and the report to fill in."""
 
     first: PlacedSide
     second: PlacedSide
@@ -157,7 +158,7 @@ class _Comparison:
         return lambda world: align_calls(reference, self.second.run(world, self.scratch))[0]
 
     def _reference(self) -> Reference | None:
-        """Return run A as a run on one rank; None if it failed on its ranks."""
+        """Return run A as a run on one rank; None if a rank of A failed."""
         own = self.first
         alone = own.program if own.world.size == 1 else own.alone()
         try:
@@ -184,7 +185,7 @@ class _Comparison:
         return _PutTogether(**values, run=whole, bounds=bounds, map=reference)
 
     def _note_own(self, verdict: Verdict, left_out: list[Any]) -> None:
-        """Note the values that A's ranks have but its run on one rank does not, and those that could not be joined."""
+        """Note whether A's ranks differ from A on one rank, and the values that could not be joined."""
         if verdict.first is not None:
             heading = verdict.first.heading
             self.report.own.append(
@@ -200,7 +201,7 @@ class _Comparison:
         self.progress(f"A: {title}")
 
     def _advice(self, message: str) -> str:
-        """Return the error of A on one rank, and the fix for this command."""
+        """Return the error of A on one rank, with the fix for ``verify diff``."""
         if self.first.world.size == 1:
             return message
         own, _, rest = message.partition("\nIf it cannot run on one rank")
@@ -211,7 +212,7 @@ class _Comparison:
         )
 
     def _ranks(self, side: PlacedSide) -> Run | None:
-        """Run a side on its ranks; the failure of a rank is put into the report."""
+        """Run a side on its ranks; if a rank fails, put the failure into the report and return None."""
         self.progress(f"{side.label}: {side.words.rpartition(', ')[2]}")
         sink = KeepSink(self.scratch, f"run {side.label}")
         try:
@@ -226,10 +227,10 @@ class _Comparison:
 
 
 def _first_bits(runs: PairedRuns) -> str:
-    """Return the first value whose bits differ from A's, and the difference; empty if there is none."""
+    """Return a description of the first value whose bits differ from A's; empty if there is none."""
     for key in runs.bounds.reference:
         if key[0] == "loss" and len(runs.ranks) > 1:
-            continue  # each rank has the value of its own samples
+            continue  # each rank has the loss of its own samples
         for rank in runs.holders(key):
             placement = runs.placement(key, rank)
             actual = None if placement is None or not placement.compared else runs.actual(key, rank, placement)

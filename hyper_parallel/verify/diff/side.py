@@ -16,7 +16,7 @@ __all__ = ["DiffSide", "side_of"]
 
 @dataclass(frozen=True)
 class DiffSide:
-    """A run of a program, or the recording of one.
+    """A run of a program, or a recording of a run.
 
     Attributes:
         target: ``train.py``, ``-m package.train``, ``train.py:function`` or a function; for a recording, its folder or
@@ -24,12 +24,12 @@ class DiffSide:
         args: arguments of the script.
         world_size: number of ranks.
         launch: kind of ranks, as in ``verify program``.
-        single_args: for A only: arguments with which the script runs on one rank, which determines the positions of
-            shards and the tolerances; ``args`` by default.
-        platform: ``torch`` or ``mindspore``; with None, the one that the file imports.
-        mesh: for a recording that is compared with another one: sizes of the axes in declared placements.
-        python: interpreter that runs it, such as ``/envs/new/bin/python``; empty for this one.
-        revision: commit whose files are run, such as ``HEAD~1``; empty for those of the working folder.
+        single_args: for A only: arguments with which the script runs on one rank; by default ``args``. This run
+            determines the positions of shards and the tolerances.
+        platform: ``torch`` or ``mindspore``; with None, the framework that the file imports.
+        mesh: for a recording that is compared with a recording: sizes of the axes in declared placements.
+        python: interpreter that runs the program, such as ``/envs/new/bin/python``; empty for the current interpreter.
+        revision: commit whose files are run, such as ``HEAD~1``; empty for the files of the working folder.
     """
 
     target: str | Callable[..., Any]
@@ -44,7 +44,7 @@ class DiffSide:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the target is a recording: a folder or a log."""
+        """Whether the target is a recording, which is a folder or a log of DebugMode."""
         return isinstance(self.target, str) and not self.target.startswith("-m ") and _is_recorded(Path(self.target))
 
 
@@ -56,7 +56,7 @@ def side_of(words: Sequence[str], label: str) -> tuple[str, tuple[str, ...], int
         label: ``A`` or ``B``, for messages.
 
     Raises:
-        InputError: (a ValueError) there are no words, or they neither start a script nor name a folder.
+        InputError: (a ValueError) there are no words, or the words neither start a script nor name a recording.
     """
     if not words:
         msg = f"{label} is empty; it must be a script with its arguments, such as 'train.py --tp 2'"

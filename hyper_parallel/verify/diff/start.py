@@ -1,4 +1,4 @@
-"""The start of two runs: their initial weights and samples. If these differ, all later values do."""
+"""Compares the start of two runs: initial weights and first samples. If these differ, all later values differ."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def require_common_records(runs: PairedRuns) -> None:
     """Check that two runs have recorded values with the same names.
 
     Raises:
-        InputError: they have no name in common; the message lists the closest names.
+        InputError: the runs have no name in common; the message lists the closest names.
     """
     require_common_names(runs.bounds.reference, [key for index in runs.ranks for key in index])
 
 
 def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
-    """Check that two runs, given by their keys, have a parameter or a recorded value in common.
+    """Check that two runs, of which the keys are given, have a parameter or a recorded value in common.
 
     Raises:
-        InputError: they have none in common; the message lists the closest names.
+        InputError: the runs have none in common; the message lists the closest names.
     """
     known, own = ({key[:2] for key in keys if key[0] in _MATCHED} for keys in (first, second))
     if own & known:
@@ -53,7 +53,7 @@ def require_common_names(first: Iterable[Key], second: Iterable[Key]) -> None:
 
 
 def start_differs(first: Run, runs: PairedRuns) -> Verdict | None:
-    """Return a verdict on the start of the runs if it differs; None if it is the same.
+    """Return a verdict if the runs start with different weights or samples; None if the start is the same.
 
     Args:
         first: run A on one rank, or joined from its ranks.
@@ -70,7 +70,7 @@ def start_differs(first: Run, runs: PairedRuns) -> Verdict | None:
 
 
 def _other_weights(runs: PairedRuns) -> list[Difference]:
-    """Return the initial weights that differ from A's; none if B has other names for its weights."""
+    """Return the initial weights that differ from A's; empty if the weights of B have different names."""
     found: list[Difference] = []
     keys = [key for key in runs.bounds.reference if key[0] in runs.parameters.KINDS and key[2] < 0]
     for key in keys:
@@ -95,14 +95,14 @@ def _other_weights(runs: PairedRuns) -> list[Difference]:
 
 
 def _other_samples(first: Run, second: Run) -> list[Difference]:
-    """Return a difference if the models see different samples in the first step, else an empty list."""
+    """Return a list with a difference if models get different samples in the first step, else an empty list."""
     one, two = (rows_of_first_step(rank.notes for rank in run.ranks) for run in (first, second))
     for key, rows in one.items():
         if key not in two:
             continue
         missing, extra = _unmatched(rows, two[key], key[2]), _unmatched(two[key], rows, key[2])
         more = max(calls_of_first_step(rank.notes) for rank in second.ranks) - calls_of_first_step(first.ranks[0].notes)
-        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # only it has additional samples
+        called_more_often = (more > 0 and not missing) or (more < 0 and not extra)  # only that run has extra ones
         if (missing or extra) and not called_more_often:
             words = (
                 f"in the first step A's models see {len(rows)} different samples and B's {len(two[key])}: {missing} of "
@@ -116,7 +116,7 @@ def _other_samples(first: Run, second: Run) -> list[Difference]:
 
 
 def _unmatched(rows: set[bytes], others: set[bytes], dtype: str) -> int:
-    """Return how many samples equal none of the others, up to rounding."""
+    """Return how many samples of ``rows`` equal no sample of ``others``, up to rounding."""
     alone = rows - others
     if np.dtype(dtype).kind != "f" or not alone or not others or len(rows) > _ROWS or len(others) > _ROWS:
         return len(alone)

@@ -1,7 +1,8 @@
 """Joins the values of a run's ranks: values that are equal on all ranks, and shards that make up a complete value.
 
-Elements are joined if all of them are recorded. Statistics of a dump are merged: extremes, squares of norms and sums of
-shards that cover the value once. Fingerprints of recordings are not merged, because their projections are not additive.
+Elements are joined if all of them are recorded. Otherwise, if the shards cover the value exactly once, the statistics
+that a dump has of them are merged: norms, sums and extremes. Fingerprints of recordings are not merged, because their
+projections are not additive.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def with_declared(
         runs: A and B.
         declared: placements by pattern of names (:mod:`hyper_parallel.verify.engine.declared`). An axis that a run does
             not have is treated as an axis of one rank.
-        meshes: sizes of the axes of each run, the last one fastest.
+        meshes: for each run, the sizes of the axes; the last axis varies fastest.
 
     Raises:
-        InputError: a mesh has another number of ranks than its run, or a declaration cannot be read, fits no shape, or
-            matches no value.
+        InputError: a mesh has a different number of ranks than its run, or a declaration cannot be read, names a dim
+            that a value does not have, or matches no value.
     """
     try:
         axes = [Axes(run, mesh) for run, mesh in zip(runs, meshes, strict=True)]
@@ -99,7 +100,7 @@ def _region(
 
 
 def alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
-    """Return the records that are equal on all ranks or have all elements, and the keys of the others."""
+    """Return records that are equal on all ranks, or joined or merged from shards, and the keys of all others."""
     indices = [index_records(rank.records) for rank in run.ranks]
     alike: list[Record] = []
     own: list[Key] = []
@@ -118,7 +119,7 @@ def alike_on_all_ranks(run: Run) -> tuple[list[Record], list[Key]]:
 
 
 def _together(parts: Sequence[Record]) -> Record | None:
-    """Return the complete value from the ranks' shards; None if elements or their positions are not all known.
+    """Return the complete value from the ranks' shards; None if elements or positions are unknown, or copies differ.
 
     Args:
         parts: shards of the ranks. Shards with a known position and all elements are joined; statistics are merged.
@@ -144,7 +145,7 @@ def _together(parts: Sequence[Record]) -> Record | None:
 
 
 def _has_part(place: Placement, value: Any, part: Record) -> bool:
-    """Return whether a rank's shard equals that of the value, because a replica may differ."""
+    """Return whether a rank's shard equals its part of the joined value; a different copy may have replaced it."""
     own = part.value.whole
     return np.array_equal(place.take(value), own, equal_nan=own.dtype.kind in "fc")
 
@@ -180,4 +181,4 @@ def _merged(parts: Sequence[Record], shape: tuple[int, ...]) -> Record | None:
 _MERGED: Mapping[int, Any] = {
     NORM: np.linalg.norm, SUM: np.sum, LEAST: np.min, LARGEST: np.max, NOT_FINITE: np.sum,
 }  # fmt: skip
-"""Merges the numbers of shards into those of a value."""
+"""Functions that merge the numbers of shards into the number of the complete value."""

@@ -1,7 +1,7 @@
 """Joins the ranks of a run: every value as one array, as a run on one rank would have recorded it.
 
-The positions of shards come from a run of the same program on one rank (the map). The two runs are paired as in any
-verification, so placements are determined in the same ways. The values are those of the ranks.
+The positions of shards come from a run of the same program on one rank, called the map. The two runs are paired as in
+any verification, so placements are determined in the same ways. The joined values are those of the ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["put_together"]
 
 
 def put_together(runs: PairedRuns, map_run: Run, sink: KeepSink) -> tuple[Run, list[Key]]:
-    """Return the parallel run of ``runs`` as a run on one rank, and the keys of values that could not be joined.
+    """Return the ranks of ``runs`` joined to a run on one rank, and the keys of values that could not be joined.
 
     Args:
-        runs: the map and the run on several ranks.
-        map_run: the run on one rank.
+        runs: the map as the reference, and the run on several ranks.
+        map_run: the map, which is the run on one rank.
         sink: destination of the arrays.
     """
     alone, first = map_run.ranks[0], runs.parallel.ranks[0]
@@ -34,7 +34,7 @@ def put_together(runs: PairedRuns, map_run: Run, sink: KeepSink) -> tuple[Run, l
     left_out: list[Key] = []
     for record in alone.records:
         if record.kind in DECISIONS:
-            records.append(record)  # near ties are near on every rank, so the map's choices are the expected ones
+            records.append(record)  # ties are ties on every rank, so the map's choices are kept
             continue
         value = _whole_value(runs, record.key) if runs.holders(record.key) else None
         if value is None:
@@ -47,7 +47,7 @@ def put_together(runs: PairedRuns, map_run: Run, sink: KeepSink) -> tuple[Run, l
 
 
 def _whole_value(runs: PairedRuns, key: Key) -> Any | None:
-    """Return a value of all ranks as one array; None if a shard's position is unknown or a shard is on no rank."""
+    """Return a value of all ranks as one array; None if a shard's position is unknown or elements are on no rank."""
     known = runs.bounds.reference[key].value
     if not np.shape(known) and key[0] in ("loss", "norm", "rate", "output", "value"):
         return _number(runs, key)
@@ -75,7 +75,7 @@ def _put(whole: Any, covered: Any, placement: Placement, value: Any) -> bool:
 
 
 def _number(runs: PairedRuns, key: Key) -> Any:
-    """Return the ranks' numbers combined: one rank's, the mean or the sum, whichever is nearest to the map's."""
+    """Return the first rank's number, or a mean or sum of the ranks' numbers, whichever is nearest to the map's."""
     known = np.asarray(runs.bounds.reference[key].value)
     first = runs.value(key, runs.holders(key)[0])
     combined = [value for _, values in combinations_of_ranks(runs, key) for value in values.values()]

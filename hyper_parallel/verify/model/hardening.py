@@ -1,7 +1,7 @@
 """``--harden`` of `verify model`: changes the case before it is trained, so that it hides fewer errors.
 
-Equal axis sizes, evenly divisible rows, a single step and constant parameters hide errors. They are changed if the
-user's functions allow it; the report lists every change and the blind spots that remain.
+Equal axis sizes, evenly divisible rows, a single step and constant parameters hide errors. These properties are changed
+if the user's functions allow it. The report lists every change and the blind spots that remain.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = ["Attempt", "CaseInspection", "attempts", "fewer_rows", "with_fewer_ro
 
 @dataclass(frozen=True)
 class Attempt:
-    """A hardened run to try; if its ranks fail, the next one is tried.
+    """A hardened run to try; if its ranks fail, the next attempt is tried.
 
     Attributes:
         shape: sizes of the mesh.
         rows: whether rows may be removed from batches.
-        weights: whether constant parameters are replaced by varied values.
+        weights: whether random values are added to constant parameters.
         changes: changes of mesh and steps, in words.
-        blind: the blind spot that remains if it fails, for the report.
+        blind: the blind spot that remains if this attempt fails, for the report.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Attempt:
 
 
 def attempts(axes: Mapping[str, int], steps: int) -> tuple[list[Attempt], int]:
-    """Return the hardened runs to try, the one with most changes first, and their number of steps.
+    """Return the hardened runs to try, that with the most changes first, and their number of steps.
 
     Args:
         axes: sizes of the axes by name, as the user gave them.
@@ -76,10 +76,10 @@ def fewer_rows(rows: int, sizes: Sequence[int]) -> int:
 
     Args:
         rows: number of rows of the batch.
-        sizes: sizes of the axes that it is sharded over.
+        sizes: sizes of the axes that the batch is sharded over.
 
     Returns:
-        ``rows`` itself if it is not divisible already, or if no smaller number fits.
+        ``rows`` itself if no axis divides it, or if no smaller number fits.
     """
     proper = [size for size in sizes if size > 1]
     candidates = range(rows, max(proper, default=1) - 1, -1)
@@ -87,7 +87,7 @@ def fewer_rows(rows: int, sizes: Sequence[int]) -> int:
 
 
 def with_fewer_rows(platform: Platform, case: ModelCase, sizes: Sequence[int]) -> ModelCase:
-    """Return a case whose batches are uneven over axes of these ``sizes``; the case itself without axes."""
+    """Return a case whose batches are uneven over axes of these ``sizes``; the case itself if there are no axes."""
     if not sizes:
         return case
     return replace(case, batches=[_shorter(platform, batch, sizes) for batch in case.batches])
@@ -102,9 +102,9 @@ class CaseInspection:
         attempt: the changes that are allowed.
         axes: sizes of the mesh by name.
         seed: seed of the random values.
-        rows_over: sizes of the axes over which the batches are uneven now.
+        rows_over: sizes of the axes for which rows were removed to make the batches uneven.
         changes: changes made, in words.
-        blind: changes that were not possible, with the reason.
+        blind: blind spots that remain because a change was not possible, with the reason.
     """
 
     platform: Platform
@@ -142,7 +142,7 @@ class CaseInspection:
         return case
 
     def weights(self, state: dict[str, Any], trainable: Sequence[str]) -> dict[str, Any]:
-        """Return the initial state, with varied values for constant parameters if the attempt allows them.
+        """Return the initial state, with random values added to constant parameters if the attempt allows it.
 
         Args:
             state: arrays by path.
@@ -156,7 +156,7 @@ class CaseInspection:
         return {**state, **{path: spread[path] for path in constant}}
 
     def _splitting(self, plan: ParallelPlan) -> dict[str, int]:
-        """Return the axes over which rows are sharded: those of the plan, or all axes if a function shards them."""
+        """Return the axes over which rows are sharded, by the plan; all axes if a function may shard them."""
         proper = {axis: size for axis, size in self.axes.items() if size > 1}
         if plan.batch is None:
             return proper if callable(plan.styles) else {}

@@ -1,4 +1,4 @@
-"""The training of a model as a program: inspection of the case, single-device training, and parallel training."""
+"""The training of a model as a program that ranks can run: inspection, single-device and parallel training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CaseFacts:
 
     Attributes:
         state: initial parameters and buffers of every run, by path.
-        digests: digests of the batches by step, until they repeat.
+        digests: digests of the batches of each step, until the batches repeat.
         dtype: the coarsest floating dtype of the model.
         settings: settings of the training, in words.
         rows_over: sizes of the axes for which rows were removed to make batches uneven; empty if none were removed.
@@ -73,12 +73,12 @@ class Trained:
 
     Attributes:
         losses: global loss per step.
-        random_states: seed and number of draws of the stream of DTensors, after each step.
-        shapes: shapes of the plain tensors that the single device filled with random numbers, by number of the draw.
+        random_states: seed and number of draws of the DTensors' random generator, after each step.
+        shapes: shapes of the plain tensors that the single device filled with random numbers, by the draw's number.
         draws: draws of random numbers for plain tensors on a rank, by step.
         events: collectives of the training steps.
         layouts: layouts of the parallel model's parameters.
-        plan_notes: probably unintended properties of the plan, in words.
+        plan_notes: sentences about properties of the plan that are probably unintended.
         calls: distinct operator calls on DTensors in the training steps.
     """
 
@@ -108,11 +108,11 @@ class ModelProgram:
         attempt: sizes of the axes, and the changes of the case that are allowed.
         names: names of the axes.
         steps: number of training steps.
-        fault: injected into the parallel run, if any.
+        fault: fault that is injected into the parallel run; None for none.
         seed: seed of all random numbers.
         device: device of both models: ``cpu``, ``cuda`` or ``npu``.
         facts: facts about the case; None until it has been inspected.
-        shapes: shapes that the single device drew for, as in :class:`Trained`.
+        shapes: shapes of the single device's random draws, as in :class:`Trained`.
     """
 
     make_case: Callable[[], Any]
@@ -141,7 +141,7 @@ class ModelProgram:
         case = look.case(case, plan)
         model = build_model(platform, case, self.seed)
         parameters = first_paths(platform.parameters_dict(model))
-        plan_notes(model, mesh, plan)  # refuses a plan that does not fit the model
+        plan_notes(model, mesh, plan)  # raises an error if the plan does not match the model
         _check_device(parameters, self.device)
         _require_values(parameters, platform.is_meta)
         _require_precision(parameters)
@@ -169,16 +169,16 @@ class ModelProgram:
         notes.shapes.update(run.draws.shapes)
 
     def train_parallel(self) -> list[StepCall]:
-        """Train the parallel model on this rank; return its calls into the transport in the last step."""
+        """Train the parallel model on this rank; return the rank's calls into the transport in the last step."""
         platform, case = current_platform(), self._case()
         mesh, plan = self._plan()
         model = self._model(platform, case)
-        run = ParallelRun(platform, case, model, mesh, plan, copy.copy(self.fault))  # the fault counts its hits
+        run = ParallelRun(platform, case, model, mesh, plan, copy.copy(self.fault))  # a fault counts hits
         run.training.keeps_gradients, run.draws.shapes = False, self.shapes
         notes = _noted()
         notes.layouts, notes.plan_notes = parameter_layouts(run.parameters()), run.plan_notes
         calls = list[StepCall]()
-        empty_layout_caches()  # a call that reuses a plan of an earlier run would not be recorded
+        empty_layout_caches()  # calls with an op plan cached by an earlier run would not be recorded
         for number in range(self.steps):
             with (
                 record_events() as log,
@@ -206,7 +206,7 @@ class ModelProgram:
         """Return the case as it was inspected.
 
         Raises:
-            InputError: its batches differ from those of the inspection.
+            InputError: the batches differ from those of the inspection.
         """
         assert self.facts is not None
         platform = current_platform()
@@ -273,7 +273,7 @@ def _optimizer_text(case: ModelCase) -> str:
 
 
 def _noted() -> Trained:
-    """Return new, empty facts of this rank's training; they are stored in its recording."""
+    """Return new, empty facts about this rank's training, which are stored in the rank's notes."""
     notes, log = Trained(), active_log()
     if log is not None:
         log.notes[_NOTE] = notes
@@ -287,14 +287,14 @@ def _arrays(platform: Platform, model: Any) -> dict[str, Any]:
 
 
 def _number(platform: Platform, loss: Any) -> float:
-    """Return the global value of a loss; NaN if it is not a number."""
+    """Return the global value of a loss; NaN if it has more than one element."""
     loss = loss.detach().full_tensor() if isinstance(loss, DTensor) else loss
     array = np.asarray(platform.tensor_to_numpy(platform.detach(loss)))
     return float(array) if array.size == 1 else float("nan")
 
 
 def _require_values(parameters: Mapping[str, Any], is_meta: Callable[[Any], bool]) -> None:
-    """Raise an InputError if a parameter has a shape and no values."""
+    """Raise an InputError if a parameter has a shape but no values."""
     empty = [path for path, value in parameters.items() if is_meta(value)]
     if empty:
         msg = (
@@ -337,7 +337,7 @@ def _settings(case: ModelCase, plan: ParallelPlan) -> dict[str, str]:
 
 
 def _digests(platform: Platform, case: ModelCase, steps: int) -> list[list[Any]]:
-    """Return, by step, shape, dtype and digest of every array of the batches, until they repeat."""
+    """Return, for each step until the batches repeat, shape, dtype and digest of every array of its batches."""
     return [
         [_digest(platform, item) for batch in case.micro_batches(step) for item in batch]
         for step in range(min(steps, len(case.batches)))

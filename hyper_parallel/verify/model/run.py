@@ -55,7 +55,7 @@ def verify_model(
     device: str = "cpu",
     timeline: bool = False,
 ) -> ModelReport:
-    """Train the single-device model and the parallel one on the same data, and compare all their values on every rank.
+    """Train a single-device and a parallel model on the same data, and compare all their values on every rank.
 
     Args:
         spec: ``module:function``, ``file.py:function`` or a function; it returns a
@@ -68,18 +68,18 @@ def verify_model(
         launch: ``simulated`` or ``processes``.
         steps: number of training steps, at least one.
         inject: a fault of ``hyper_parallel.verify.faults.FAULTS`` to inject, optionally ``name@module.path``.
-        name: name of the run in the report; SPEC by default.
+        name: name of the run in the report; by default ``spec``.
         seed: seed of the frameworks' generators, of DTensors' random numbers and of the perturbations; the same seed
             gives the same numbers.
         harden: change properties that hide errors: axes of equal sizes, evenly divisible rows, a single step, constant
-            parameters. A change under which ranks fail is reverted and listed. Without this option the properties are
-            only listed.
+            parameters. If ranks fail with a change, the run is repeated without it, and the change is listed. Without
+            this option, these properties are only listed.
         device: device of both models: ``cpu``, ``cuda`` or ``npu``; see :func:`simulate` and :func:`launch`.
         timeline: run the ranks once more, unrecorded, to measure the times of their transport calls.
 
     Returns:
-        every comparison, the first divergence and its cause, losses, and the collectives of each module. A rank that
-        raises or dies is reported there instead of raising an exception.
+        every comparison, the first divergence and its cause, losses, and the collectives of each module. If a rank
+            raises an error or dies, the report says so, and no exception is raised.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, or SPEC and PLAN contradict each other or the mesh.
@@ -163,7 +163,7 @@ def verify_scenario(
 
 @dataclass(frozen=True)
 class _Verification:
-    """One run of a model in its single-device form, its repeats and its ranks, compared.
+    """One verification: runs the single-device model, its repeats and the ranks, and compares them.
 
     Attributes:
         program: the model, its training and its plan.
@@ -180,7 +180,7 @@ class _Verification:
     timeline: bool
 
     def run(self, scratch: Scratch) -> None:
-        """Inspect the case, run all its variants, and fill the report.
+        """Inspect the case, run the reference and the ranks, and fill the report.
 
         Raises:
             InputError: the case cannot be verified.
@@ -233,7 +233,7 @@ def _nothing(part: str) -> None:
 
 @contextlib.contextmanager
 def _plain_input_errors() -> Iterator[None]:
-    """Re-raise errors about SPEC and PLAN without the context of the rank that raised them."""
+    """Re-raise errors about SPEC and PLAN without text about the rank that raised them."""
     try:
         yield
     except InputError as error:
@@ -253,12 +253,12 @@ def _without_work(rank: Trained) -> list[str]:
 
 
 def _operator_threads(platform: str) -> contextlib.AbstractContextManager[Any]:
-    """Run operators of PyTorch in this process in one thread, like rank processes do."""
+    """Return a context in which PyTorch runs operators in one thread, as in processes of ranks."""
     return harness_of(platform_named(platform)).single_threaded() if platform == "torch" else contextlib.nullcontext()
 
 
 def _plan_notes(program: ModelProgram, platform: str) -> list[str]:
-    """Return probably unintended properties of a plan under which the model failed; empty if this search fails too."""
+    """Return sentences about probably unintended properties of a plan under which the model failed; empty on errors."""
     program = replace(program, device="cpu")
     try:
         notes: list[str] = simulate(
@@ -270,7 +270,7 @@ def _plan_notes(program: ModelProgram, platform: str) -> list[str]:
 
 
 def _reraise_input_error(error: RankFailedError) -> None:
-    """Re-raise an error about the input that a rank reported, as an error of this call."""
+    """If a rank failed with an error about the input, raise it as an InputError; otherwise return."""
     cause = error.__cause__
     if isinstance(cause, (PlanError, InputError)):
         raise InputError(str(cause)) from error

@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 __all__ = ["Reference", "check_names", "check_recorded", "compare_with", "replaying", "run_reference"]
 
 _REPLAYS = 12
-"""Largest number of reruns of the ranks with more of the reference's draws and decisions: each flip hides others."""
+"""Largest number of reruns of the ranks with the reference's draws and decisions. Each rerun may reveal later flips,
+which an earlier flip had hidden.
+"""
 
 _LARGE = 64 << 20
-"""Number of bytes of records from which a finished run's model is freed at once, by a pass of the garbage collector."""
+"""If records take more bytes than this, the model of a finished run is freed at once, by the garbage collector."""
 
 
 @dataclass
@@ -59,9 +61,10 @@ class Reference:
         run: the reference; its arrays are on disk.
         bounds: tolerances from the repeats.
         complete: whether all repeats have run, not only the first ones.
-        printed: by repeat, the text that it printed and wrote to text files.
-        rounding: description of the first value that an unperturbed repetition rounded differently.
-        runner: function that makes the runs, as :func:`run_world` does in this interpreter.
+        printed: for each repeat, the lines that it printed and those that it wrote to text files.
+        rounding: description of the first value that an unperturbed repetition rounded differently; empty if there is
+            none.
+        runner: function that makes the runs; :func:`run_world` makes them in this interpreter.
     """
 
     program: Program
@@ -90,13 +93,13 @@ class Reference:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Delete its arrays and measurements."""
+        """Delete the reference's arrays and measurements."""
         self.bounds.movements.close()
         for sink in self.sinks:
             sink.close()
 
     def measure(self) -> None:
-        """Run the first repeats; all of them for a program that rounds differently in each run.
+        """Run the first repeats, or all repeats of a program that rounds differently in each run.
 
         Raises:
             InputError: a repeat fails, or the program is not deterministic.
@@ -156,7 +159,7 @@ class Reference:
         return rank
 
     def _run_again(self) -> None:
-        """Run the program again without changes, and check that it leaves the same values except for rounding."""
+        """Run the program again unperturbed, and check that all values are the same except for rounding."""
         self.progress("reference, run again unchanged")
         sink = KeepSink(self.scratch, "the reference, run again")
         self.sinks.append(sink)
@@ -190,11 +193,10 @@ def run_reference(
         progress: called with the name of each run before it starts.
         scratch: folder of the arrays.
         changes: changes of the case, the same in every run.
-        runner: function that makes the runs; its arguments are those of :func:`run_world`, which runs in this
-            interpreter.
+        runner: function that makes the runs, with the parameters of :func:`run_world`, which runs in this interpreter.
 
     Raises:
-        InputError: the program fails, records nothing, or gives values in a second run whose difference is not
+        InputError: the program fails, records nothing, or gives different values in a second run, by more than
             rounding.
     """
     progress("reference")
@@ -249,17 +251,17 @@ def compare_with(
     Ranks that draw dropout for their own samples, or decide near ties differently, first run again with the draws and
     decisions of the reference. Repeats are added only afterwards.
 
-    A value may exceed the tolerance from a few repeats but not the one from more repeats: of millions of elements, some
-    move less than most others in few repeats.
+    A value may exceed the tolerance from a few repeats, but not that from more repeats, because some of millions of
+    elements hardly move in a few repeats.
 
     Args:
         reference: the reference, with the tolerances from its first repeats.
         run: run of the ranks.
-        mesh: sizes of the axes; with None, the groups that the ranks made are used.
+        mesh: sizes of the axes; with None, the groups that the ranks created are used.
         declared: placements by pattern of names.
         listed: whether the verdict also lists equal values.
         again: function that reruns the ranks with draws and decisions of the reference, and returns None if they fail;
-            None if they cannot run again.
+            None if the ranks cannot run again.
     """
     runs = PairedRuns(reference.run, reference.bounds, run, mesh, declared)
     verdict = compare_paired(runs, listed=listed)
@@ -294,9 +296,9 @@ def replaying(
 
     Args:
         world: world of the ranks.
-        scratch: folder of their arrays.
+        scratch: folder for the arrays of the ranks.
         run_ranks: function that runs the ranks.
-        progress: called with the name of the run.
+        progress: called with the name of the run before it starts.
 
     Returns:
         None if replays are not possible: MindSpore's recorder does not support them, and processes of torchrun run
@@ -314,7 +316,7 @@ def replaying(
         except RankFailedError:
             sink.close()
             return None
-        while earlier:  # its arrays are no longer read
+        while earlier:  # arrays of earlier reruns are not read any more
             earlier.pop().close()
         earlier.append(sink)
         return run
@@ -323,7 +325,7 @@ def replaying(
 
 
 def _within_bounds(runs: PairedRuns, verdict: Verdict) -> bool:
-    """Return whether all values that differed are within the tolerances, which have grown."""
+    """Return whether all values that differed are within the tolerances, which have become larger."""
     for difference in verdict.differences:
         key = (difference.kind, difference.name, difference.step, difference.call)
         if key not in runs.bounds.reference:
@@ -393,8 +395,8 @@ def check_recorded(program: Program, run: Run) -> None:
     """Check that a run recorded values to compare.
 
     Raises:
-        InputError: a rank recorded nothing. Or ``record()`` was not called, and no rank made an optimizer step or the
-            reference's optimizers saw no gradient.
+        InputError: a rank recorded nothing. Or ``record()`` was not called, and either no rank made an optimizer step,
+            or the reference's optimizers read no gradient.
     """
     steps = any(rank.notes.get("optimizer steps") for rank in run.ranks)
     for rank in run.ranks:
@@ -425,7 +427,7 @@ def check_names(run: Run) -> None:
     """Check that all ranks called ``record()`` with the same names.
 
     Raises:
-        InputError: a rank recorded a name that another one did not.
+        InputError: a rank recorded a name that a different rank did not record.
     """
     names = [[record.key for record in rank.records if record.kind == "value"] for rank in run.ranks]
     for rank, own in enumerate(names):

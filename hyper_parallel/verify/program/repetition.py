@@ -1,14 +1,14 @@
 """Checks that a reference is deterministic up to rounding: two unchanged runs give the same values.
 
-Some kernels sum in another order in each run, so two equal runs differ by an ULP for every seed. Random draws differ by
-far more. So the first value that differs may be off only by a few units of its dtype. All later values must agree in
-half of their digits and be within the tolerances that the perturbed repeats measured. Those repeats run the same
-kernels, so the tolerances include this noise; the repetition itself does not widen them.
+Some kernels sum in a different order in each run, so two runs differ by an ULP even if all seeds are equal. Random
+draws differ by far more. So the first value that differs may be off only by a few units of its dtype. All later values
+must agree in half of their digits and be within the tolerances that the perturbed repeats measured. The perturbed
+repeats run the same kernels, so the tolerances include this noise. The unperturbed repetition does not widen them.
 
-The tolerances alone are not sufficient: the repeats of a program with unseeded draws differ as much as its repetition.
-Rounding loses less than half of the digits in a few steps, and a draw changes more than that. Weights and optimizer
-states are exempt, because AdamW makes a full step in the direction of rounding noise. The effect of a draw on them is
-detected in the next outputs.
+The tolerances alone are not sufficient: if a program has unseeded draws, its perturbed repeats differ as much as its
+unperturbed repetition. Rounding loses less than half of the digits in a few steps, and a draw changes more than that.
+Weights and optimizer states are exempt, because AdamW makes a full step in the direction of rounding noise. The effect
+of a draw on them is detected in the next outputs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FEW_UNITS = 16.0
 """Largest error of the first value that differs, in units in the last place of its array's largest number."""
 
 _SLOWER = 4
-"""Factor by which fewer steps are proposed than a run on one rank makes: simulated ranks take longer."""
+"""Divisor of the number of steps of a run on one rank, for a proposed number of steps: simulated ranks take longer."""
 
 _UPDATED = ("state", "weight", "buffer", "saved")  # kinds that are recorded after the optimizer's step
 
 ROUNDING = "differs from run to run"
-"""``Run.settings`` of a reference: description of the first value that its repetition rounded differently."""
+"""Key in ``Run.settings`` of a reference: description of the first value that the repetition rounded differently."""
 
 
 def check_deterministic(program: Program, first: Run, second: Run) -> str:
@@ -44,8 +44,8 @@ def check_deterministic(program: Program, first: Run, second: Run) -> str:
         the first value that differs, and the difference in units in the last place; empty if all are bitwise equal.
 
     Raises:
-        InputError: that value differs by more than :data:`FEW_UNITS`, is an initial weight, is not a floating number,
-            or is missing in one of the runs.
+        InputError: the first value that differs is off by more than :data:`FEW_UNITS`, is an initial weight, is not a
+            floating number, or is missing in one of the runs.
     """
     own, other = first.ranks[0].records, second.ranks[0].records
     if len(own) == len(other) and all(mine.key == again.key for mine, again in zip(own, other, strict=True)):
@@ -75,7 +75,7 @@ def check_rounding(program: Program, reference: Run, again: Run, bounds: Bounds)
 
     Args:
         program: the program of both runs.
-        reference: its run on one rank.
+        reference: run of the program on one rank.
         again: the same run, repeated without changes.
         bounds: tolerances from the perturbed repeats.
 
@@ -102,11 +102,11 @@ def _half_of_the_digits(record: Record) -> float:
 
 
 def _units(mine: Record, again: Record, floor: float = 0.0) -> float:
-    """Return the difference of two arrays in units of their largest number; infinity if it is more than rounding.
+    """Return the difference of two arrays in ULPs of the largest number; infinity if it cannot be rounding.
 
     Args:
         mine: a value.
-        again: the value in the other run.
+        again: the same value in the other run.
         floor: smallest magnitude that is used as the largest number.
     """
     value, other = np.asarray(mine.value), np.asarray(again.value)

@@ -15,13 +15,13 @@ from hyper_parallel.verify.report import Report
 __all__ = ["REFUSED", "UNPLACED", "WIDE_BOUNDS", "HardenedCase", "ProgramReport"]
 
 REFUSED = 3
-"""Exit status of a program that passes in an inconclusive case."""
+"""Exit status of a program whose values are all equal, but whose case is inconclusive."""
 
 WIDE_BOUNDS = "wide-bounds"
 """Value of --allow that accepts a program if most of its gradients could not be judged."""
 
 UNPLACED = "NOT VERIFIED: declare the values whose placement is unknown (--declare)"
-"""Description of a program whose other values are all equal."""
+"""Headline if all values are equal except those whose placement is unknown."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class HardenedCase:
     """A run of the program with fewer blind spots.
 
     Attributes:
-        words: the changes, a sentence each.
+        words: sentences about the changes.
         verdict: result of the comparison; None if the parallel run failed.
         failure: failure of the parallel run, with every rank's traceback.
         cause: the failure in one line.
-        title: the prefix of its lines: ``hardened``, or the option that requested it.
-        skipped: the reason why it could not be run; the case is then ignored.
-        asked: whether the caller requested it.
+        title: prefix of the case's lines in the report: ``hardened``, or the option that requested the case.
+        skipped: the reason why the case could not be run; it is then ignored. Empty if it was run.
+        asked: whether the user requested the case.
     """
 
     words: list[str]
@@ -100,18 +100,18 @@ class ProgramReport(Report):
         steps: number of compared optimizer steps.
         verdict: result of the comparison; None if the parallel run failed.
         calls: the ranks' calls that do not match, with their lines in the program.
-        failure: failure of the parallel run, with every rank's traceback; empty if it ended.
-        cause: the failing error's type and message.
+        failure: failure of the parallel run, with every rank's traceback; empty if the run completed.
+        cause: type and message of the error that made the run fail.
         advice: the fix for the failure, if known.
-        kind: kind of ``verify/engine/causes.py`` if the failure determines it: ``unequal-calls``.
+        kind: key of ``CAUSES`` in ``verify/engine/causes.py`` if the failure determines the cause: ``unequal-calls``.
         seconds: duration of the verification.
-        hardened: the cases that ``--harden`` made, in order.
+        hardened: further cases: those of ``--harden``, and of other options such as ``--accumulate``.
         allowed: kinds of blind spots that do not make the result inconclusive.
         rounding: the first value that the single device rounds differently in each run; empty if its runs are equal.
         device: device of the tensors, on the ranks and in the reference.
-        pretended: rank 0's calls of the device for which the CPU stood in, and the stub packages.
+        pretended: calls by rank 0 of a device for which the CPU stood in, and packages that were replaced by stubs.
         defects: calls on rank 0 that the framework is known to compute wrongly.
-        untested: checks that fit the program and were not requested, a sentence each.
+        untested: sentences about checks that apply to the program but were not requested.
     """
 
     has_page: ClassVar[bool] = True
@@ -152,7 +152,7 @@ class ProgramReport(Report):
 
     @property
     def inconclusive(self) -> str:
-        """Why a program that passes is inconclusive; empty if enough was judged, here or in float32."""
+        """Why a program that passes is inconclusive; empty if enough was judged, also in a wider dtype."""
         power = None if self.verdict is None else self.verdict.power
         lacking = next((case for case in self.hardened if case.asked and case.skipped), None)
         if self.equal and lacking is not None:
@@ -177,13 +177,13 @@ class ProgramReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status, 0 if the program passes, 3 (``REFUSED``) if inconclusive, else 1."""
+        """The exit status, 0 if the program passes, 3 (``REFUSED``) if the result is inconclusive, otherwise 1."""
         if self.ok:
             return 0
         return REFUSED if self.equal else 1
 
     def heading(self) -> str:
-        """Return one line about the run: program, place, reference and duration."""
+        """Return one line about the run, with program, ranks, device, steps, seed and duration."""
         mesh = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
         axes = f" ({mesh})" if mesh else ""
         ranks = _RANKS[self.launch].format(self.world_size)
@@ -208,7 +208,7 @@ class ProgramReport(Report):
         return "; ".join(self.refusals()) or self.inconclusive or self.verdict.headline()
 
     def refusals(self) -> list[str]:
-        """Return why the result is inconclusive, a sentence each."""
+        """Return sentences about the blind spots that make the result inconclusive."""
         return [f"this case cannot expose {spot}" for spot in self.refused]
 
     def text(self) -> str:

@@ -1,8 +1,9 @@
 """`--resume`: checks that a restarted program continues like an uninterrupted one.
 
-The program runs on its ranks for some steps, in a private folder. It is then restarted in the same folder with other
-arguments, on the same number of ranks or another one. The records of the restart are appended to the beginning of an
-uninterrupted run, so that placements, tolerances, comparison and step numbers are those of any program.
+The program runs on its ranks for some steps, in a private folder. It is then restarted in the same folder with
+different arguments, on the same or a different number of ranks. The records of the restart are appended to those of the
+steps before the stop. The joined run has placements, tolerances and step numbers like any other run, and is compared
+with the reference in the same way.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Resumption:
 
     Attributes:
         again: the program with the arguments of the restart.
-        after: number of optimizer steps after which it is stopped; with None, half of those of the reference.
+        after: number of optimizer steps after which the program is stopped; with None, half the steps of the reference.
         size: number of ranks of the restart; with None, the same as before.
     """
 
@@ -133,17 +134,17 @@ def _run(
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Return the names of the files that a run has written, except the harness's own."""
+    """Return the names of files with content that a run has written; markers of removed files are empty."""
     return sorted({path.name for path in folder.rglob("*") if path.is_file() and path.stat().st_size})
 
 
 def resumed_step(first: RankRecords, second: RankRecords, expected: int) -> int:
-    """Return the step of an uninterrupted run after which a restart continues; -1 if it starts over.
+    """Return the step after which a restart continues; -1 if it starts from the initial weights.
 
     Args:
         first: records of a rank in the uninterrupted run.
         second: records of the same rank after the restart.
-        expected: the step after which it should be saved; another step is returned only if it matches much better.
+        expected: the last step before the stop; a different step is returned only if its weights match much better.
     """
     weights = {record.name: np.asarray(record.value) for record in second.records if record.is_initial_weight}
     distances: dict[int, float] = {}
@@ -184,7 +185,7 @@ def _joined(first: RankRecords, second: RankRecords, step: int) -> RankRecords:
 
 
 def _explain(runs: PairedRuns, verdict: Verdict, step: int) -> None:
-    """Add to the verdict what was not restored, if the first difference determines it."""
+    """Add a cause to the first difference if it shows what was not restored."""
     first = verdict.first
     if first is None or first.step > step + 1:
         return
@@ -195,7 +196,7 @@ def _explain(runs: PairedRuns, verdict: Verdict, step: int) -> None:
 
 
 def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
-    """Return what the first difference after the restart proves; empty if it proves nothing."""
+    """Return a sentence about what was not restored, if the first difference shows that; otherwise empty."""
     key = (first.kind, first.name, first.step, first.call)
     if key not in runs.bounds.reference or key not in runs.ranks[first.ranks[0]]:
         return ""
@@ -216,7 +217,7 @@ def _not_restored(runs: PairedRuns, first: Difference, step: int) -> str:
 
 
 def _counts_anew(runs: PairedRuns, first: Difference) -> str:
-    """Return the end of a sentence if the optimizer restarts its count of steps at 1, else an empty text."""
+    """Return the end of a sentence if the optimizer counts its steps from 1 after the restart; otherwise empty."""
     rank = first.ranks[0]
     for key, record in runs.ranks[rank].items():
         if key[0] == "state" and key[1].endswith(":step") and key[2] == first.step and key in runs.bounds.reference:
@@ -227,7 +228,7 @@ def _counts_anew(runs: PairedRuns, first: Difference) -> str:
 
 
 def _anew(runs: PairedRuns, first: Difference, key: Key) -> str:
-    """Return the evidence that an optimizer's state was reset; empty if it was not."""
+    """Return the evidence that an optimizer's state was reset; empty if there is none."""
     rank = first.ranks[0]
     parameter, _, entry = first.name.rpartition(":")
     counts = _counts_anew(runs, first)

@@ -54,7 +54,9 @@ from hyper_parallel.verify.spec import error_summary
 __all__ = ["PRETENDED", "verify_program"]
 
 _NEAR = 0.5
-"""Share of half precision's tolerance above which an error may be a bug, such as a small bias added twice."""
+"""If an error in half precision is more than this fraction of its tolerance, it may be a bug, such as a small bias
+added twice.
+"""
 
 Progress = Callable[[str], None]
 _LAUNCHES = (*LAUNCHES, "threads")
@@ -104,37 +106,37 @@ def verify_program(
     """Run a distributed program on one rank and on several, and compare all values that it computes.
 
     The program runs unchanged: hooks record outputs of modules, losses, gradients when the optimizer reads them,
-    optimizer state, and weights after each step. The run on one rank is the reference; repeats of it with tiny
-    perturbations measure the effect of rounding on each value.
+    optimizer state, and weights after each step. The run on one rank is the reference. It is repeated with tiny
+    perturbations, to measure the effect of rounding on each value.
 
     Args:
         parallel: ``train.py``, run as torchrun would; ``-m package.train``; ``train.py:function``; or a function with
             no parameter or with a mesh as its parameter. It must train the same way on one rank.
         world_size: number of ranks; by default the size of ``mesh``, or torchrun's number of processes.
-        single: another script or function for the reference, if ``parallel`` cannot run on one rank.
+        single: a different script or function for the reference, if ``parallel`` cannot run on one rank.
         mesh: ``dp=2,tp=2`` or sizes by name: the axes for messages and for functions that take a mesh.
         steps: optimizer steps after which the program is stopped; with None, it runs to its end.
-        platform: ``torch`` or ``mindspore``; with None, the one that the file, or the function's module, imports.
+        platform: ``torch`` or ``mindspore``; with None, the framework that the file, or the function's module, imports.
         seed: seed of the perturbations.
-        launch: ``simulated``: ranks of a script are forked processes and those of a function threads, on a
-            deterministic transport; ``threads``: all ranks are threads; ``processes``: ranks communicate over gloo or
-            an engine. The reference is always simulated. Under torchrun, its processes are the ranks, and each of them
-            receives the report.
+        launch: ``simulated``: ranks are forked processes for a script, and threads for a function, on a deterministic
+            transport; ``threads``: all ranks are threads; ``processes``: ranks communicate over gloo, or over an engine
+            such as NCCL. The reference is always simulated. Under torchrun, its processes are the ranks, and each of
+            them receives the report.
         declared: placements of recorded values that cannot be inferred, by pattern of their names:
             ``{"layers.*.wq.weight": "shard(0) over tp"}``.
         args: arguments of the script.
         single_args: arguments of the reference's script; ``args`` by default.
         only: patterns of the modules whose outputs are recorded; all by default.
         timeout: seconds for each run.
-        scratch: folder for the arrays of the runs during the comparison; by default that for temporary files. It is
-            empty again afterwards.
-        budget: largest number of bytes that may be written there; by default the free space.
+        scratch: folder for the arrays of the runs during the comparison; by default the folder for temporary files. The
+            arrays are deleted afterwards.
+        budget: largest number of bytes that may be written to ``scratch``; by default the free space.
         upcast: whether a program that passes is verified once more in a wider dtype: float32 for half precision,
             float64 for float32. By default, this is done in half precision if a gradient error of 5 % might have been
             undetected, or if a value uses more than half of its tolerance.
         harden: whether a program that passes runs once more with fewer blind spots: for example, constant initial
-            weights become random, and the losses of ranks with equal data are weighted. With ``steps=1`` it makes three
-            steps.
+            weights become random, and the losses of ranks with equal data are weighted. With ``steps=1``, every run
+            makes three steps.
         allow: kinds of blind spots (``BLIND`` of ``verify/engine/blind_spots.py``) that do not make the result
             inconclusive. Ranks that all do the same work, and gradients that are all zero, cannot be allowed.
             ``wide-bounds`` accepts a program most of whose gradients could not be judged.
@@ -149,20 +151,22 @@ def verify_program(
             rank with its micro-batches as with one batch. ``("auto",)`` searches for them: an option whose name
             contains ``accum`` becomes 1; if the samples then differ, an option with ``batch`` is multiplied.
         logged: whether numbers that rank 0 prints, or writes to text files, are compared with the single device's if
-            the training is equal. By default, explained differences are errors, such as the norm of one rank's
-            gradients, and others are listed. With True, all differences are errors; with False, nothing is compared.
+            the training is equal. By default, differences with a known cause, such as the norm of one rank's gradients,
+            are errors, and all other differences are listed. With True, all differences are errors; with False, nothing
+            is compared.
         resume: arguments with which the script continues from its checkpoint: a program that passes is stopped after
-            some steps and restarted, and must continue like an uninterrupted one.
-        resume_after: number of steps after which it is stopped; half of them by default.
-        resume_world: number of ranks of the restart; the same by default.
-        dtypes: declared dtypes, ``KIND=DTYPE`` or ``KIND:PATTERN=DTYPE``: those of all ``parameters``, ``gradients``,
-            ``reductions`` of gradients, optimizer ``states`` and ``masters`` (weights that an optimizer keeps in
-            addition to the model's), or of parameters whose name matches the pattern. The last declaration that matches
-            counts.
+            some steps and restarted, and must continue like an uninterrupted program.
+        resume_after: number of steps after which the program is stopped; by default half of the steps.
+        resume_world:
+            number of ranks of the restart; by default that of the program.
+        dtypes: declared dtypes, ``KIND=DTYPE`` or ``KIND:PATTERN=DTYPE``: the dtypes of all ``parameters``,
+            ``gradients``, ``reductions`` of gradients, optimizer ``states`` and ``masters`` (weights that an optimizer
+            keeps in addition to the model's), or of parameters whose name matches the pattern. The last declaration
+            that matches counts.
         data: whether the samples that data loaders of PyTorch draw are compared with the dataset: in each epoch, all
             ranks together must draw every sample once.
-        all_relations: whether ``data``, and ``accumulate`` if the script has such an option, are requested. Checks that
-            need your arguments or declarations (``resume``, ``dtypes``) are not.
+        all_relations: whether to request ``data``, and ``accumulate`` if the script has such an option. Checks that
+            need your arguments or declarations (``resume``, ``dtypes``) are not requested.
 
     Returns:
         the verdict with its first difference and cause. An error of a rank in the parallel run and an inconclusive case
@@ -171,7 +175,7 @@ def verify_program(
     Raises:
         InputError: (a ValueError) an argument is wrong, the reference fails or is not deterministic, or nothing was
             recorded that could be compared.
-        UnsupportedOnBackend: the framework finds no such device, or MindSpore finds fewer devices than ranks.
+        UnsupportedOnBackend: the framework does not find the device, or MindSpore finds fewer devices than ranks.
     """
     axes = _axes(mesh, _torchrun_size(world_size))
     size = int(np.prod([length for _, length in axes]))
@@ -226,7 +230,7 @@ def verify_program(
 
 @dataclass
 class _Verification:
-    """One call of :func:`verify_program`; its attributes are that function's arguments, and the report to fill in."""
+    """One call of :func:`verify_program`; attributes are the arguments of the function, and the report to fill in."""
 
     program: Program
     alone: Program
@@ -310,10 +314,10 @@ class _Verification:
             report.hardened.append(replace(compare_data(run), asked=self.data))
 
     def _accumulation(self, reference: Reference) -> HardenedCase | None:
-        """Return the case of micro-batches against one batch, or their sum, if requested; None otherwise.
+        """Return the case that compares micro-batches with one batch, or with their sum; None if it is not requested.
 
         Raises:
-            InputError: a search for the arguments was requested, and found none.
+            InputError: a search for the arguments was requested, but found none.
         """
         calls = calls_of_first_step(reference.run.ranks[0].notes)
         one_batch, alone = self.one_batch, self.alone
@@ -335,7 +339,7 @@ class _Verification:
     def _upcast(self, reference: Reference, run_ranks: Callable[[World], Run]) -> None:
         """Verify a program once more in a wider dtype if a gradient error might not have been detected.
 
-        If the program does not run in a wider dtype, the result of its own dtype is unaffected.
+        If the program does not run in a wider dtype, the result in its own dtype stands.
         """
         report, world = self.report, self.world
         verdict = report.verdict
@@ -362,7 +366,7 @@ class _Verification:
         report.hardened.append(case)
 
     def _resume(self, resumption: Resumption, reference: Reference) -> None:
-        """Stop and restart the program; if a rank then fails, that failure is the result of the case."""
+        """Stop and restart the program; if a rank fails in the restart, this failure is the result of the case."""
         try:
             case = verify_resumption(
                 self.program, resumption, self.world, reference, self.progress, self.declared

@@ -1,7 +1,7 @@
 """Verification in the processes that torchrun has started: each runs the program, and rank 0 compares.
 
-The program's ranks are torchrun's own, on their devices and with the program's own backend. Rank 0 then runs the
-reference, and every process receives the report, so that all exit with the same status.
+The program's ranks are the processes of torchrun, on their devices and with the program's own backend. Rank 0 then runs
+the reference and compares. Every process receives the report, so that all exit with the same status.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["is_first_rank", "started_by_torchrun", "verify_under_torchrun"]
 
 
 def started_by_torchrun() -> bool:
-    """Whether torchrun has started this process."""
+    """Return whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -42,12 +42,13 @@ def verify_under_torchrun(program: Program, world: World, compare: Callable[[Run
 
     Args:
         program: the program to run.
-        world: a world of torchrun's size.
+        world: a world of as many ranks as torchrun has processes.
         compare: function that runs the reference and compares it with the ranks; called on rank 0 only.
 
     Raises:
-        InputError: (a ValueError) ``compare`` raises it, which is passed to every rank; or the world has another size.
-        HyperParallelError: torchrun has no store.
+        InputError: (a ValueError) the world has a different size than torchrun's, or ``compare`` raised this error on
+            rank 0; then every rank raises it.
+        HyperParallelError: torchrun has no store that outlives the program's process group.
     """
     from hyper_parallel.transport.real.c10d.torchrun import TorchrunProcesses  # PyTorch's launcher
 

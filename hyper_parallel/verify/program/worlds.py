@@ -42,10 +42,11 @@ _OF_RANKS = (
     "safetensors",
     "sqlite3",
 )
-"""Modules of the harness that every rank imports."""
+"""Modules that every forked rank imports."""
 
 _PRETENDED = "hyper_parallel.verify.frameworks.torch.pretended"
-"""The package whose module ``cuda`` or ``npu`` makes the CPU of a process stand in for that device."""
+"""A package with the modules ``cuda`` and ``npu``, each of which makes the CPU stand in for that device in a process.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,13 @@ class World:
     Attributes:
         size: number of ranks.
         platform: ``torch`` or ``mindspore``.
-        launch: ``simulated``, in which a script's ranks of PyTorch are forked processes and a function's are threads;
-            ``threads``, in which all ranks are threads; or ``processes``, which communicate over an engine.
+        launch: ``simulated``: on PyTorch, the ranks of a script are forked processes, and those of a function are
+            threads; ``threads``: all ranks are threads; ``processes``: real ranks, which communicate over an engine
+            such as gloo.
         mesh: names and sizes of the axes, for functions that take a mesh.
         limits: limits of the records.
         timeout: seconds for a run.
-        output: destination of the program's output, ``stderr`` or ``nothing``.
+        output: destination of the program's standard output, ``stderr`` or ``nothing``.
         device: device of the ranks' tensors: ``cpu``, ``cuda`` or ``npu``.
         keep_files: folder to which the files that the ranks write in the working folder are copied; empty for none.
     """
@@ -96,12 +98,12 @@ def run_world(
         world: the world of the ranks.
         perturbation: perturbation of a reference.
         changes: changes of the case, by rank.
-        files: folder of the files that ranks write, possibly with files of an earlier run; by default a new one.
+        files: folder for the files that ranks write, possibly with files of an earlier run; by default a new folder.
 
     Raises:
-        InputError: (a ValueError) the program cannot be run: it exits with a status, forks, never ends, or its records
-            do not fit in memory.
-        RankFailedError: a rank raised an error, died, or called other collectives than the other ranks.
+        InputError: (a ValueError) the program cannot be run: it exits with a status other than 0, continues in a forked
+            child, does not end in time, or its records have no room.
+        RankFailedError: a rank raised an error, died, or called collectives that do not match those of the other ranks.
     """
     with run_folder() if files is None else nullcontext(files) as folder:
         try:
@@ -128,7 +130,7 @@ def _ranks(
     """Run the ranks, whose files are in ``folder``."""
     torch_ranks = world.platform == "torch" and world.launch != "processes"
     threads = torch_ranks and (world.launch == "threads" or not program.is_script)
-    ends = (torch_ranks or world.launch == "processes") and world.device == "cpu"  # device drivers write files
+    ends = (torch_ranks or world.launch == "processes") and world.device == "cpu"  # drivers of devices write files
     where = (folder, ends, tempfile.gettempdir())
     if not torch_ranks:
         arguments = (program, world.mesh, world.limits, perturbation, world.output, changes, *where)
@@ -170,7 +172,7 @@ def _run_in_thread(
 
 
 def _reraise_input_error(program: Program, world: World, error: RankFailedError) -> None:
-    """Raise errors of the input as InputError; errors of the program's numbers are left as they are."""
+    """Raise an InputError if a rank failed because of an error of the input; otherwise return."""
     cause = error.__cause__
     ranks = f"in a world of {world.size}"
     if isinstance(cause, (InputError, RecordingError, ScratchError)):

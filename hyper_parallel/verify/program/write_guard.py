@@ -1,4 +1,4 @@
-"""Prevents writes to the user's files that are not redirected, by the kernel or by Python's audit events.
+"""Denies writes to the user's files that are not redirected, by the kernel or by Python's audit events.
 
 Linux's Landlock, which needs no privileges, denies such writes to a thread and to everything that it starts, including
 native code and subprocesses. On other systems, only writes by Python's own functions are detected.
@@ -31,11 +31,11 @@ _EVENTS = {
     "os.chmod": 0, "os.chown": 0, "os.link": 1, "os.mkdir": 0, "os.remove": 0, "os.rename": 1, "os.rmdir": 0,
     "os.setxattr": 0, "os.symlink": 1, "os.truncate": 0, "os.utime": 0, "sqlite3.connect": 0,
 }  # fmt: skip
-"""Audit events of functions that write, with the position of the path argument."""
+"""Audit events of functions that write, with the position of the path among the event's arguments."""
 
 
 class WriteRefusedError(PermissionError):
-    """A program writes a file of the user with a function that cannot be redirected."""
+    """A program tries to write a file of the user with a function that cannot be redirected."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -48,14 +48,14 @@ class _Beneath(ctypes.Structure):
 
 
 def kernel_denies() -> bool:
-    """Return whether this system has Landlock and can allow a program to rename files between its own folders."""
+    """Return whether this system has Landlock, in a version that can allow renaming files between private folders."""
     return sys.platform == "linux" and _call(_CREATE_RULESET, None, 0, _VERSION_FLAG) >= _RENAMES_ACROSS_FOLDERS
 
 
 def denied_by_kernel(files: PrivateFiles) -> None:
     """Deny writes outside private and shared files to this thread, until it ends, and to everything that it starts.
 
-    Writes to temporary files are allowed: those that are not redirected belong to native code or to this library.
+    Writes to temporary files are allowed, because those that are not redirected come from native code or this library.
 
     Raises:
         OSError: the kernel rejects the request.
@@ -77,8 +77,8 @@ def denied_by_kernel(files: PrivateFiles) -> None:
 
 
 def _writable(files: PrivateFiles) -> tuple[str, ...]:
-    """Return the folders that native code may write."""
-    installed = {sysconfig.get_path(name) for name in ("purelib", "platlib")}  # compiled modules of packages
+    """Return the folders in which native code and subprocesses may write."""
+    installed = {sysconfig.get_path(name) for name in ("purelib", "platlib")}  # packages may write compiled modules
     temporary = (files.temporary_root, str(files.folder))
     return ("/dev", "/proc", "/sys", *temporary, *installed, *files.shared, *_measurement())
 
@@ -108,12 +108,12 @@ def _checked(number: int, *arguments: Any) -> int:
 
 
 _AUDITED: list[tuple[PrivateFiles, set[threading.Thread]]] = []  # at most one entry
-_HOOKED: list[bool] = []  # a hook cannot be removed
+_HOOKED: list[bool] = []  # set once: an audit hook cannot be removed
 
 
 @contextmanager
 def audited(files: PrivateFiles, *, this_thread: bool) -> Iterator[None]:
-    """Make Python's functions refuse writes of this run's threads to the user's files inside this context.
+    """Inside this context, raise an error if a thread of this run writes a user's file by Python's functions.
 
     Args:
         files: files of the run.

@@ -1,4 +1,4 @@
-"""One rank of ``hyper-parallel record``: runs the user's program, recorded, as ``python FILE ARGS`` would."""
+"""One rank of ``hyper-parallel record``: runs the user's program as ``python FILE ARGS`` would, and records it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAD_INPUT = 2
 
 
 def main() -> None:
-    """Record the program that the arguments name; they follow the settings, which are JSON."""
+    """Record a program; the arguments of this module are the settings as JSON, then the program and its arguments."""
     settings, *words = sys.argv[1:]
     target, arguments = (" ".join(words[:2]), words[2:]) if words[0] == "-m" else (words[0], words[1:])
     try:

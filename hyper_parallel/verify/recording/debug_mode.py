@@ -7,9 +7,9 @@ call has a line with shapes and ``# {'hash': ...}``; a module has a line above i
       aten::mm(t: f32[4, 8], t: f32[8, 3])  ->  t: f32[4, 3]  # {'input_hash': ((9.1, 4.2), {}), 'hash': 3.9}
 
 Each tensor becomes a record of the kind ``call`` with one or two numbers. The hash ``norm`` is the sum of magnitudes in
-float64; divided by the square root of the number of elements, it is at most the norm, and changes by at most the norm
-of a difference. So it is used instead of the norm. The hash ``hash_tensor`` is a 64-bit hash of the elements' bits,
-which is kept as two numbers.
+float64. Divided by the square root of the number of elements, it is at most the 2-norm, and for two tensors it differs
+by at most the 2-norm of their difference. So it is used in place of the 2-norm. The hash ``hash_tensor`` is a 64-bit
+hash of the elements' bits, which is stored as two numbers.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _NO_NUMBER = "tensors whose hash is neither a number nor several"
 
 
 def is_log(path: Path) -> bool:
-    """Return whether a path may be a log: a file with the suffix of a text."""
+    """Return whether a path may be a log of DebugMode: a file with suffix ``.log`` or ``.txt``."""
     return path.suffix in (".log", ".txt") and path.is_file()
 
 
 def logs_in(folder: Path) -> dict[int, Path]:
-    """Return the logs of ranks in a folder, such as ``rank-0.log``."""
+    """Return the logs in a folder, such as ``rank-0.log``, by rank."""
     return {int(name[1]): each for each in folder.iterdir() if (name := _FILE.fullmatch(each.name))}
 
 
 def read_log(path: Path, label: str, rank: int = 0, size: int = 1) -> RankRecording:
-    """Return the content of a rank's log, in the form of a recording.
+    """Return the content of a rank's log as a recording.
 
     Args:
         path: path of the log.
@@ -110,7 +110,7 @@ class _Log:
     _kernel: tuple[str, str] = ("", "")
 
     def take(self, line: str) -> bool:
-        """Add a line; return whether it belongs to a log."""
+        """Read a line; return whether the line belongs to a log of DebugMode."""
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if not text:
@@ -134,14 +134,14 @@ class _Log:
         return any((scope, kernel, call, _PLACED.match(text)))
 
     def _call(self, name: str, args: str, results: str | None, text: str) -> None:
-        """Add the tensors of a call; calls with placements of DTensors have none."""
+        """Add records of the tensors of a call, as far as the log has hashes of them."""
         for key, what, tensors in (("input_hash", "argument {} of ", args), ("hash", "result{} of ", results or "")):
             found = re.search(rf"'{key}': (.+?)(?:, '\w+': |\}}$)", text)
             if found:
                 self._add(f"{what}{name}", list(_tensors(tensors)), found[1])
 
     def _kernel_ran(self, when: str, text: str) -> None:
-        """Add the tensors of a Triton kernel, before or after it ran."""
+        """Add records of the tensors of a Triton kernel, before or after the kernel ran."""
         for name, _, number in (each.partition(": ") for each in re.split(r", (?=\w+: )", text)):
             tensor = next(_tensors(self._kernel[1].partition(f"{name}=")[2]), ("float64", ()))
             self._add(f"argument {name} of {self._kernel[0]}{when}", [tensor], number)
@@ -150,7 +150,7 @@ class _Log:
         """Add one record for each tensor.
 
         Args:
-            name: name of the tensors, with a placeholder for the number of each.
+            name: name of the records, with a placeholder for the number of each tensor.
             tensors: dtypes and shapes; empty if the log has none.
             text: text of the hashes.
         """
@@ -177,7 +177,7 @@ class _Log:
 
 
 def _tensors(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the dtypes and shapes of tensors in an argument's text."""
+    """Yield the dtypes and shapes of the tensors in the text of arguments or results."""
     for found in _TENSOR.finditer(text):
         kind, bits = re.fullmatch(r"([a-z]+)(.*)", found[1]).groups()  # type: ignore[union-attr] # \w+ of dtypes
         dtype = "bool" if kind == "b" else _DTYPES.get(kind, kind) + bits

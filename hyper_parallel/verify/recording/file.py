@@ -1,6 +1,6 @@
 """The file of one rank: lines of JSON, each of which is complete or absent.
 
-The first line is the header, then each record has a line, and the last line states how the recording ended. Lines are
+The first line is the header. Then each record has a line. The last line states how the recording ended. Lines are
 appended by single writes, so a killed process leaves complete lines and at most one truncated line, which is dropped.
 """
 
@@ -33,14 +33,15 @@ __all__ = [
 ]
 
 FORMAT = 2
-"""Version of the format; other versions are refused. Recordings of format 1 also have gradients before clipping."""
+"""Version of the format; different versions are rejected. Recordings of format 1 also have gradients before clipping.
+"""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _END = b'{"end":'
 
 _END_ROOM = 4096
-"""Number of bytes of the limit that are reserved for the last line."""
+"""Number of bytes, within the limit, that are reserved for the last line."""
 
 
 def file_of_rank(folder: Path, rank: int) -> Path:
@@ -49,7 +50,7 @@ def file_of_rank(folder: Path, rank: int) -> Path:
 
 
 def is_blank(path: Path) -> bool:
-    """Return whether a rank's file has ended without a record, because its program failed before training."""
+    """Return whether a rank's recording ended without a record, because the program failed before training."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -63,7 +64,8 @@ class RankFile:
     Args:
         folder: folder of the file; it is created if needed.
         limit: largest size of the file in bytes.
-        header: function that returns the header, called when the world is known; its ``rank`` determines the file name.
+        header: function that returns the header, called before the first line is written; ``rank`` in the header
+            determines the file name.
     """
 
     def __init__(self, folder: Path, limit: int, header: Callable[[], Mapping[str, Any]]) -> None:
@@ -72,7 +74,7 @@ class RankFile:
         self._written = 0
 
     def write(self, lines: Iterable[str]) -> bool:
-        """Append the lines that fit under the limit; return whether all did.
+        """Append lines until the limit is reached; return whether all lines were appended.
 
         Raises:
             RecordingError: the folder cannot be written to, or has a recording of this rank.
@@ -111,7 +113,7 @@ class RankFile:
             if not self._folder.is_dir():
                 self._folder.mkdir(parents=True)
         except OSError as error:
-            if not self._folder.is_dir():  # another rank has created it meanwhile
+            if not self._folder.is_dir():  # else a different rank has created it
                 msg = f"{self._folder} cannot be made: {error.strerror}"
                 raise RecordingError(msg) from None
         try:
@@ -133,16 +135,16 @@ def line_of(shown: Mapping[str, Any], numbers: list[float]) -> str:
 
     Args:
         shown: the result of :func:`shown_record`.
-        numbers: numbers of its fingerprint.
+        numbers: numbers of the record's fingerprint.
     """
     return _ENCODER.encode({**shown, "numbers": numbers})
 
 
 def shown_record(record: Record, dtype: str, whole: Any | None) -> dict[str, Any]:
-    """Return the fields of a record's line except the numbers; only the shape of the value is used.
+    """Return the fields of a record's line except the numbers.
 
     Args:
-        record: the record, whose value has the shape of the tensor.
+        record: the record; of its value, only the shape is used.
         dtype: dtype of the tensor.
         whole: all elements as a NumPy array, or None.
     """
@@ -171,9 +173,10 @@ class RankRecording:
 
     Attributes:
         header: version, host, dtype and the like.
-        records: values are :class:`Fingerprint`.
+        records: the records, whose values are :class:`Fingerprint`.
         end: the reason why the recording ended; None if the process was killed or is still running.
-        cut: whether the last line was truncated, and dropped.
+        cut: whether the last line was truncated, so that it was dropped.
+        steps: steps that have records.
     """
 
     header: dict[str, Any]
@@ -187,7 +190,7 @@ def read_header(path: Path, label: str) -> dict[str, Any]:
     """Return the header of a rank's file.
 
     Raises:
-        InputError: it has no header, or one of another version.
+        InputError: the file has no header, or is of a different format version.
     """
     with path.open("rb") as file:
         first = file.readline()

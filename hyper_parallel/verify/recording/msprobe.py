@@ -1,9 +1,9 @@
 """Reads a dump of Ascend's msprobe as a recording: inputs, outputs and gradients of modules and functions.
 
 A dump consists of files such as ``step0/rank0/dump.json``, or ``step0/proc123/dump.json`` if the process joined no
-world. Under ``data`` it has, in the order of execution, ``Module.PATH.CLASS.forward.CALL`` (``Cell`` in MindSpore) and
-``Functional.linear.CALL.forward``, each with its tensors: dtype, shape, ``Max``, ``Min``, ``Mean`` and ``Norm``, and
-for the task ``tensor`` the file with the elements.
+process group. Under ``data`` it has, in the order of execution, ``Module.PATH.CLASS.forward.CALL`` (``Cell`` in
+MindSpore) and ``Functional.linear.CALL.forward``, each with its tensors. A tensor has dtype, shape, ``Max``, ``Min``,
+``Mean`` and ``Norm``, and in dumps of the task ``tensor`` the name of a file with the elements.
 
 | in the dump | record |
 |---|---|
@@ -61,19 +61,19 @@ _NO_STATISTICS = "values of which the dump has no statistics, such as checksums 
 
 
 def is_dump(folder: Path) -> bool:
-    """Return whether a folder has folders of steps, like a dump."""
+    """Return whether a folder has subfolders named like those of steps, as a dump has."""
     return any(_STEP.fullmatch(each.name) and each.is_dir() for each in folder.iterdir())
 
 
 def read_dump(folder: Path, label: str) -> list[RankRecording]:
-    """Return the dump of each rank, in the form of a recording.
+    """Return the dump of each rank as a recording.
 
     Args:
         folder: folder that contains the folders of steps.
         label: ``A`` or ``B``, for messages.
 
     Raises:
-        InputError: (a ValueError) ranks of a step are missing, a file is damaged, or the dump is of another kind.
+        InputError: (a ValueError) ranks of a step are missing, a file is damaged, or the dump is of an unknown kind.
     """
     found = [(int(name[1]), each) for each in folder.iterdir() if (name := _STEP.fullmatch(each.name))]
     steps = {step: _ranks(path, label) for step, path in sorted(found)}
@@ -90,7 +90,7 @@ def read_dump(folder: Path, label: str) -> list[RankRecording]:
 
 
 def _ranks(folder: Path, label: str) -> dict[int, Path]:
-    """Return the folders of the ranks of a step."""
+    """Return the folders of all ranks in a step, by rank."""
     found = {each: name for each in folder.iterdir() if (name := _RANK.fullmatch(each.name)) and each.is_dir()}
     own = {int(name[1] or 0): each for each, name in found.items()}
     if not own:
@@ -129,7 +129,8 @@ class _Dump:
         folder: folder of ``dump.json``.
         label: ``A`` or ``B``.
         step: number of the step.
-        follows: whether the previous step was dumped or does not exist: the weights are those after that step.
+        follows: whether the previous step was dumped or does not exist, so that weights can be recorded as those after
+            it.
         left_out: number of skipped values, by reason.
     """
 
@@ -176,7 +177,7 @@ class _Dump:
         return found
 
     def records(self) -> Iterator[Record]:
-        """Yield the records of the step in the order of execution, with its weights first."""
+        """Yield the records of the step in the order of execution, but weights before all other values."""
         found = [record for name, entry in self._data.items() for record in self._entry(name, entry)]
         first = next((each for each in found if each.kind == "value" and each.name.startswith("input ")), None)
         found.sort(key=lambda each: each.kind != "weight" and not each.name.startswith("parameter "))
@@ -207,7 +208,7 @@ class _Dump:
             return
         for kind, own, tensor in self._tensors(what, "output" if module else "value", label, entry):
             if kind == "weight" and module and module[3] not in (None, "0"):
-                continue  # a further call has the same weights
+                continue  # later calls have the same weights
             words = (kind, own, path, self.step)
             if kind == "weight":
                 words = (
@@ -222,7 +223,7 @@ class _Dump:
     def _tensors(
         self, what: str, result: str, label: str, entry: Mapping[str, Any]
     ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-        """Yield kinds, names and descriptions of an entry's tensors."""
+        """Yield kind, name and description of each tensor of an entry."""
         if what == "parameters_grad":
             for name, tree in entry.items():
                 yield from (("gradient", f"{label}.{name}", tensor) for _, tensor in _leaves("", tree))
@@ -242,7 +243,7 @@ class _Dump:
             yield result, label if len(results) == 1 and place == "0" else f"{label}[{place}]", tensor
 
     def _fingerprint(self, tensor: Mapping[str, Any]) -> Fingerprint | None:
-        """Return the fingerprint of a tensor from its numbers in the dump; None if there are none."""
+        """Return the fingerprint of a tensor from its numbers in the dump; None if the dump has no numbers of it."""
         shape, dtype = tuple(int(size) for size in tensor["shape"]), str(tensor["dtype"]).rpartition(".")[2].lower()
         given = {name: float(tensor[name]) for name in _STATISTICS if tensor.get(name) is not None}
         size = int(np.prod(shape, dtype=np.int64))
@@ -252,7 +253,7 @@ class _Dump:
         if whole is not None:
             return replace(fingerprint_of(whole, dtype), whole=whole)
         numbers = np.full(len(NUMBERS), np.nan)
-        if not dtype.startswith("complex"):  # their statistics are those of magnitudes
+        if not dtype.startswith("complex"):  # complex tensors have statistics of magnitudes
             numbers[LEAST], numbers[LARGEST] = given.get("Min", np.nan), given.get("Max", np.nan)
             numbers[NOT_FINITE] = 0 if np.isfinite(numbers[[LEAST, LARGEST]]).all() else np.nan
         if dtype.startswith(("float", "bfloat")):  # frameworks sum integers in float32
@@ -264,7 +265,7 @@ class _Dump:
         return Fingerprint(numbers, shape, dtype, known=tuple(sorted(known))) if known else None
 
     def _elements(self, name: str | None, shape: tuple[int, ...]) -> Any | None:
-        """Return the elements of a tensor if its file exists."""
+        """Return the elements of a tensor from the file ``name``; None if there is no such file."""
         path = self.folder / "dump_tensor_data" / Path(name or "none").name
         if not name or not path.is_file():
             if name:
@@ -283,7 +284,7 @@ class _Dump:
 
 
 def _leaves(place: str, tree: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tensors of an argument, each with its position, such as ``0`` or ``0.mask``."""
+    """Yield the tensors of nested arguments or results, each with its position, such as ``0`` or ``0.mask``."""
     if isinstance(tree, dict) and "dtype" in tree and "shape" in tree:
         yield place, tree
     elif isinstance(tree, (dict, list)):
@@ -292,12 +293,12 @@ def _leaves(place: str, tree: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _pending(tensor: Mapping[str, Any], shape: tuple[int, ...]) -> Region | None:
-    """Return the region of a DTensor with a pending reduction, which is not a value yet; None for all others."""
+    """Return a region with the pending reduction of a Partial DTensor; None for other tensors."""
     partial = [each["Partial"]["reduce_op"] for each in tensor.get("placements", ()) if "Partial" in each]
     return Region(shape, (0,) * len(shape), (Pending(str(partial[0]), ()),)) if partial else None
 
 
 def _site(lines: Any) -> str:
-    """Return the user's line of a stack: the innermost one outside installed packages."""
+    """Return ``file:line`` of the innermost stack frame outside installed packages; empty if there is none."""
     found = (_SITE.match(line) for line in lines if "site-packages" not in line.partition(", line ")[0])
     return next((f"{Path(line[1]).name}:{line[2]}" for line in found if line), "")

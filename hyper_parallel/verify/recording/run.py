@@ -49,19 +49,20 @@ def record_run(
     """Record the training inside the block, on every rank that runs it, for ``hyper-parallel verify diff``.
 
     Each rank appends fingerprints of its values to its own file. If a process is killed, only its last fingerprints are
-    lost. Inside a verification, and in msrun's scheduler, the block does nothing. Recorded are inputs of models,
-    outputs of modules, losses, gradients when the optimizer reads them, and parameters and buffers after each step. On
-    PyTorch, collectives of ``torch.distributed`` that sum tensors are recorded as well.
+    lost. Inside a verification, and in msrun's scheduler, nothing is recorded. The recorded values are inputs of
+    models, outputs of modules, losses, gradients when the optimizer reads them, and parameters and buffers after each
+    step. On PyTorch, collectives of ``torch.distributed`` that sum tensors are recorded as well.
 
     Args:
-        folder: folder of the recording; it may exist, but not with files of this rank.
+        folder: folder of the recording; it may exist, but must not have a recording of this rank.
         steps: number of optimizer steps after which recording stops, but not the program; with None, all steps are
             recorded.
-        every: interval of steps: of these, the first and each ``every``-th after it are recorded.
+        every: interval of recorded steps: the first step and each ``every``-th step after it are recorded.
         whole: patterns of names, such as ``layers.0.*``, of tensors to record with all elements.
         limit: largest size of a rank's file in bytes.
-        platform: ``torch`` or ``mindspore``: the framework of the modules and optimizers. With None, the one that
-            ``use_platform`` or the environment has chosen, or that the file with the block imports.
+        platform: ``torch`` or ``mindspore``: the framework of the modules and optimizers. With None, the framework that
+            ``use_platform`` or the environment has chosen, or else that is imported, by the file with the block if both
+            are.
 
     Raises:
         RecordingError: (a ValueError) an argument is wrong, it is not clear which framework trains, or the folder
@@ -84,7 +85,7 @@ def record_run(
     sink = FingerprintSink(file, settings, fingerprints, stop)
     log.limits = RecordLimits(sink=sink, observe=True)
     if (launched is not None and launched.rank is not None) or fingerprints.world() is not None:
-        file.write(())  # refuse a folder with a recording before the program trains
+        file.write(())  # raises an error before training if the folder has a recording
     ended = _ENDED
     try:
         with harness.recording(log):
@@ -105,8 +106,8 @@ def _framework(given: str | None) -> str:
     """Return the framework that trains in the block.
 
     Raises:
-        RecordingError: the name is unknown, or several frameworks are imported and the block's file does not determine
-            one.
+        RecordingError: the name is unknown, or both frameworks are imported and the file with the block does not import
+            exactly one.
     """
     if given is not None and given not in FRAMEWORKS:
         msg = f"platform is {given!r}; it must be {' or '.join(FRAMEWORKS)}"

@@ -1,4 +1,4 @@
-"""Receives the records of an observed rank, and writes their fingerprints to its file."""
+"""Receives the records of an observed rank, and writes their fingerprints to the rank's file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RecordingSettings:
 
     Attributes:
         steps: number of optimizer steps after which recording stops; with None, all steps are recorded.
-        every: interval of steps: the first and each ``every``-th after it are recorded.
-        whole: patterns of names of tensors that are recorded with all elements, too.
+        every: interval of recorded steps: the first step and each ``every``-th step after it are recorded.
+        whole: patterns of names of tensors that are recorded with all elements as well.
         limit: largest size of a rank's file in bytes.
     """
 
@@ -45,14 +45,16 @@ class RecordingSettings:
 
 @dataclass
 class FingerprintSink:
-    """Writes fingerprints; only those that are not written yet are in memory.
+    """A sink that writes fingerprints; those that are not yet written wait in memory.
 
     Attributes:
         file: file of the rank.
         settings: settings of the recording.
-        fingerprints: the framework's computation of fingerprints.
-        stop: called when recording stops.
+        fingerprints: computes fingerprints of the framework's tensors.
+        stop: function that is called when recording
+            stops.
         left_out: number of skipped records, by reason.
+        stopped: reason why recording stopped; empty while it goes on.
     """
 
     file: RankFile
@@ -66,11 +68,11 @@ class FingerprintSink:
 
     @property
     def folder(self) -> str:
-        """An empty path: no scratch folder is used."""
+        """An empty path, because no scratch folder is used."""
         return ""
 
     def take(self, record: Record) -> Record | None:
-        """Keep the fingerprint of a record whose value is the program's own tensor or a NumPy array."""
+        """Queue the fingerprint of a record, whose value is a tensor of the program or a NumPy array."""
         if record.kind not in RECORDED or self.stopped:
             return None
         if self.settings.steps is not None and record.step >= self.settings.steps:

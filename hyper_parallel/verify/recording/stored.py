@@ -28,9 +28,9 @@ class Recording:
     Attributes:
         folder: folder of the recording.
         label: ``A`` or ``B``.
-        ranks: content of the files, by rank.
-        is_dump: whether msprobe has written it.
-        is_log: whether PyTorch's DebugMode has written it.
+        ranks: content of each rank's file, in the order of ranks.
+        is_dump: whether this is a dump that msprobe has written.
+        is_log: whether this is a log of PyTorch's DebugMode.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Recording:
 
     @property
     def run(self) -> Run:
-        """The recorded run; its values are fingerprints."""
+        """The recorded run, whose values are fingerprints."""
         return Run([rank.records for rank in self.ranks])
 
     @property
@@ -56,7 +56,7 @@ class Recording:
 
     @property
     def words(self) -> str:
-        """Description of the recording: program, place and number of ranks."""
+        """Description of the recording, with folder, program, framework, hosts and number of ranks."""
         if self.is_dump:
             return f"dump of msprobe {self.folder} of {self.framework}, {count_words('rank', len(self.ranks))}"
         if self.is_log:
@@ -70,11 +70,11 @@ class Recording:
 
     @property
     def steps(self) -> set[int]:
-        """The steps with records of every rank."""
+        """The steps of which every rank has records."""
         return set.intersection(*(rank.steps for rank in self.ranks))
 
     def notes(self) -> list[str]:
-        """Return what the recording lacks, a sentence each."""
+        """Return sentences about what the recording lacks."""
         found = []
         cut = [rank.records.rank for rank in self.ranks if rank.cut]
         if cut:
@@ -105,8 +105,8 @@ def read_recording(folder: str | Path, label: str) -> Recording:
         label: ``A`` or ``B``, for messages.
 
     Raises:
-        InputError: (a ValueError) the folder has no recording, or one of another format or of several runs; or files of
-            ranks are missing or damaged.
+        InputError: (a ValueError) the folder has no recording, or one of a different format or files of several runs;
+            or files of ranks are missing or damaged.
     """
     path = Path(folder)
     if is_log(path):
