@@ -1,1 +1,1 @@
-"""Collective consistency checks: one record of a call, one comparison, adapters."""
+"""Checks that ranks call the same collectives: fingerprints of calls, and their comparison."""

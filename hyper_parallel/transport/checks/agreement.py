@@ -1,7 +1,7 @@
 """Checks collectives over gloo without a coordinator: ranks exchange fingerprints before each collective.
 
 Gloo aborts a process that receives more than its buffer holds, and leaves garbage in the buffer if it receives less. So
-members first gather labels of one size: each member's fingerprint, and whether that member waits.
+members first gather labels of one size: each member's fingerprint, and whether it has already started the collective.
 
 A blocking member waits for the labels, and continues if all match. A member that starts a collective must not wait for
 the others: it claims its collective in the world's store, and the first claim decides which collective runs. A later
@@ -82,7 +82,7 @@ class Proposal(NamedTuple):
         return [shape[0] for shape in sends], [shape[0] for shape in expects]
 
     def fitted(self, earlier: Sequence[Proposal]) -> tuple[list[int], list[int]]:
-        """Return the numbers of rows to send and expect, adjusted to the numbers of earlier members."""
+        """Return the numbers of rows to send and expect, adjusted to earlier members so that the exchange completes."""
         sends, expects = self.rows()
         expects[self.position] = sends[self.position]
         for other in earlier:
@@ -241,7 +241,7 @@ def engine_arguments(operation: str, data: Any, ranks: Ranks, argument: Any) -> 
     """The arguments of the transport's method ``operation``.
 
     Args:
-        operation: its name.
+        operation: name of the method.
         data: the tensor; to scatter or exchange it, it is cut into one block per member, each with equally many rows.
         ranks: the members.
         argument: the reduction or the source.

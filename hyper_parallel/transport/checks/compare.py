@@ -33,7 +33,7 @@ def joining_mismatch(joined: _Fingerprints, rank: int, fingerprint: CollectiveFi
     Args:
         joined: fingerprints of earlier members by rank.
         rank: rank of the member that joins.
-        fingerprint: its fingerprint.
+        fingerprint: fingerprint of this member.
         number: number of the collective among those of its ranks.
 
     Returns:

@@ -174,7 +174,7 @@ def _device(x: torch.Tensor) -> Facts:
 
 
 def _with_objects(operation: str, *more: Callable[[_Arguments], Facts]) -> _Fingerprint:
-    """The fingerprint of a collective of any objects, or without arguments."""
+    """The fingerprint of a collective of arbitrary objects, or without arguments."""
     return lambda arguments: _fingerprint(operation, arguments, sum((fact(arguments) for fact in more), ()))
 
 

@@ -28,7 +28,7 @@ def meets_in_cluster(framework: str, device: str) -> bool:
 
 
 def rank_environment(rank: int, world_size: int, port: str) -> dict[str, str]:
-    """Return the variables that msrun sets for a worker of one machine; rank i takes device i of those that it sees.
+    """Return the variables that msrun sets for a worker of one machine; rank i takes the i-th visible device.
 
     Args:
         rank: rank of the worker.

@@ -163,7 +163,7 @@ class GuardedTransport(ForwardingTransport):
         return self._tickets
 
     def settle(self, ticket: int) -> tuple[int, Any]:
-        """Wait until both sides of a message are posted, and compare them; return its source and the sender's payload.
+        """Wait until both sides of a message are posted, and compare them; return source and payload of the message.
 
         Raises:
             CollectiveMismatchError: the sides do not match, or no rank is left that could post the other side.

@@ -196,7 +196,7 @@ class _LaunchedWorld:
         return bool(readable)
 
     def _report_unreported(self) -> None:
-        """Fail the run if ranks disagree about a collective that none waits for: the engine would hang or mix data."""
+        """Fail the run if ranks disagree about a collective that no rank awaits: the engine would hang or mix data."""
         if self.coordinator.aborted or not self.coordinator.unreported:
             return
         for rank, error in self.coordinator.unreported.items():

@@ -32,7 +32,7 @@ class Coordinator:
     Attributes:
         aborted: whether the world has failed; from then on ranks only unwind.
         aborted_in: by rank, a description of what the rank did when it ended or the world failed.
-        unreported: error of a collective that a rank started and never waits for, by rank; the driver must report it.
+        unreported: by rank, the error of a collective that the rank started and never waits for; drivers report it.
     """
 
     def __init__(self, world_size: int) -> None:

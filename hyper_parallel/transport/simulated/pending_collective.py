@@ -67,9 +67,11 @@ Waiting = tuple[PendingCollective, Contribution] | MessageFingerprint | Wait
 
 
 def stuck_ranks(waiting: Mapping[int, Waiting], running: Collection[int], world_size: int) -> list[int]:
-    """Return the waiting ranks that no rank can release; ranks that can be released are removed until none is left.
+    """Return the waiting ranks that no rank can release.
 
-    A member of a collective needs all members that have not joined; a message needs its peer, or any of several.
+    A fixed-point iteration: it starts with the running ranks, and adds each waiting rank that they can release. To
+    release a member of a collective, all members that have not joined are needed; for a message, its peer or one of
+    several possible peers.
 
     Args:
         waiting: the object of each waiting rank's wait, by rank.

@@ -49,7 +49,7 @@ def root_of(opts: Any) -> int:
 
 
 def private_copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy that shares nothing with ``x``."""
+    """Return a copy that shares no memory with ``x``."""
     if x.layout is torch.strided:
         return x.detach().clone(memory_format=torch.contiguous_format)
     return x.detach().coalesce().clone()
@@ -67,7 +67,7 @@ def write(places: Tensors, values: Tensors) -> list[torch.Tensor]:
 
 
 def check_count(name: str, chunks: Sequence[Any], ranks: Ranks) -> None:
-    """Refuse a number of tensors that is not one for each member."""
+    """Raise an error unless there is one tensor for each member."""
     if len(chunks) != len(ranks):
         msg = f"{name} over {len(ranks)} ranks got {len(chunks)} tensors; it takes one for each"
         raise CollectiveMismatchError(msg)

@@ -57,10 +57,10 @@ class EngineRules:
     """The rules of one engine.
 
     Attributes:
-        engine: its name, ``nccl`` or ``hccl``.
-        moved: dtypes that it transfers.
-        reduced: dtypes that it reduces.
-        reductions: its reductions, by name.
+        engine: name of the engine, ``nccl`` or ``hccl``.
+        moved: dtypes that the engine transfers.
+        reduced: dtypes that the engine reduces.
+        reductions: names of the reductions that the engine supports.
         equal: operations on lists whose tensors must all be of one size.
     """
 
@@ -71,14 +71,14 @@ class EngineRules:
     equal: frozenset[str]
 
     def check(self, operation: str, arguments: Sequence[Any]) -> None:
-        """Refuse a process group's call that the engine would refuse.
+        """Reject a process group's call that the engine would reject.
 
         Args:
             operation: name of the process group's method.
             arguments: arguments of the call, by position.
 
         Raises:
-            UnsupportedOnBackend: the engine refuses the call; the message has the fix.
+            UnsupportedOnBackend: the engine would reject the call; the message has the fix.
         """
         if operation in _NEVER:
             self._refuse(operation, *_NEVER[operation])

@@ -207,7 +207,7 @@ class StoreElsewhere(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return _TIMEOUT
 
     def has_extended_api(self) -> bool:
-        """Whether it has append, multi_get and multi_set."""
+        """Whether the store has append, multi_get and multi_set."""
         return True
 
     hasExtendedApi = has_extended_api

@@ -49,7 +49,7 @@ _MEMORY = "/dev/shm"  # noqa: S108 - files in it are memory
 
 
 class _NoState:
-    """:class:`HostOps` of ranks whose state is in their processes."""
+    """:class:`HostOps` of ranks that are processes, which share no state that must be saved or restored."""
 
     framework = "torch"
 
@@ -197,7 +197,7 @@ class _Caller:
         endpoint: endpoint of the thread.
         store: key-value store of the world.
         files: files that hold the payloads.
-        sites: the location in the program of the current call.
+        sites: the call site, in the program, of the current call.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ def _start_thread(thread: threading.Thread, plain: Callable[[threading.Thread], 
 
 
 def _forget_meshes() -> None:
-    """Clear the caches in which PyTorch's DTensor keeps every mesh that was ever redistributed over."""
+    """Clear the caches in which PyTorch's DTensor keeps every mesh on which a tensor was redistributed."""
     redistribution: Any = sys.modules.get("torch.distributed.tensor._redistribute")
     if redistribution is not None:
         redistribution.clear_redistribute_planner_cache()

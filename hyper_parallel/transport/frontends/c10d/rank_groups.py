@@ -50,7 +50,7 @@ FIELDS = tuple(name for name in _FIELDS if hasattr(type(c10d_world), name))
 _BACKEND = "gloo"  # backend of a world that the program has not initialised itself, as on real CPU ranks
 _DEFAULT_NAME = "0"
 _IDENTITIES = itertools.count(1)  # next() of it is atomic
-_CREATION = "new_group"  # the sequence of new_group's calls, apart from the world's collectives
+_CREATION = "new_group"  # new_group's calls are counted under this name, apart from the world's collectives
 
 
 class RankGroups:
@@ -146,7 +146,7 @@ def _is_built(backend: str) -> bool:
 
 
 class _OwnGroups(dict[Any, Any]):
-    """A mapping of a rank's groups, with an error of its own for groups of other ranks."""
+    """A mapping of a rank's groups; looking up a group of another rank raises an error."""
 
     def get(self, group: Any, default: Any = None) -> Any:
         """The value of ``group``."""
@@ -206,7 +206,7 @@ WORLD_GROUP = WorldGroup(_member)
 
 
 def enter_rank(groups: RankGroups | None) -> None:
-    """Make ``groups`` those of the rank that runs in this context."""
+    """Set the groups of the rank that runs in this context."""
     _RANK.set(groups)
 
 
@@ -266,7 +266,7 @@ def _new_process_group_helper(
 
 
 def _meet(transport: SimulatedTransport, ranks: Ranks, name: str) -> None:
-    """Wait for the members of a new group, which connect to each other in gloo, too."""
+    """Wait for the members of a new group, as gloo does when the members connect to each other."""
     if len(ranks) > 1:
         fingerprint = _creation(ranks, (), name)
         transport.begin(Contribution(fingerprint, [None] * len(ranks))).wait()

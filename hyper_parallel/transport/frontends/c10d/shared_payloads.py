@@ -121,7 +121,7 @@ def unpack(packed: Packed) -> Any:
 
 
 class SharedFiles:
-    """Deletes the files of payloads when all ranks that they are for have mapped them."""
+    """Deletes the file of a payload when all ranks that receive the payload have mapped the file."""
 
     def __init__(self) -> None:
         self._uses: dict[str, int] = {}
@@ -133,7 +133,7 @@ class SharedFiles:
                 self._uses[payload.path] = self._uses.get(payload.path, 0) + 1
 
     def mapped(self, payloads: Sequence[Any]) -> None:
-        """One rank has mapped the files of payloads."""
+        """Record that one rank has mapped the files of payloads."""
         for payload in payloads:
             if isinstance(payload, Packed) and payload.path:
                 self._uses[payload.path] -= 1

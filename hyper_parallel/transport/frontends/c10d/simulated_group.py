@@ -165,7 +165,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return self._gather(fingerprint, [[place] for place in places], [x], [output])
 
     def allgather_coalesced(self, outputs: list[list[torch.Tensor]], inputs: Tensors, opts: Any = None) -> Any:
-        """:meth:`allgather` of several tensors at once: ``outputs[i]`` has those of member ``i``."""
+        """:meth:`allgather` of several tensors at once: ``outputs[i]`` gets the tensors of member ``i``."""
         del opts
         check_count("all_gather_coalesced", outputs, self.ranks)
         for places in outputs:
@@ -300,7 +300,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return OPERATIONS[name]({**arguments, "group": self})
 
     def check_owner(self) -> None:
-        """Refuse a group of another rank, which ranks that are threads can share by a global variable.
+        """Raise an error if another rank built the group: ranks that are threads share global variables.
 
         Raises:
             MeshError: another simulated rank built this group, or a thread that is not the rank's uses it.
@@ -321,7 +321,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
             raise MeshError(msg)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Gather the collectives that follow, until :meth:`_end_coalescing`."""
+        """Collect the works of the calls that follow, until :meth:`_end_coalescing`."""
         del device
         self._coalesced = []
 
@@ -336,7 +336,7 @@ class CollectiveGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have si
         return SimulatedWork(finish, lambda: all(work.is_completed() for work in works))
 
     def _given(self, work: SimulatedWork) -> SimulatedWork:
-        """A call's result, remembered while calls are gathered."""
+        """Return the work of a call, and remember it between start and end of coalescing."""
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

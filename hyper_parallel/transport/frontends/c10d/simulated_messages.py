@@ -103,7 +103,7 @@ _RULED = (
 
 
 class EngineLimitedGroup(MessageGroup):
-    """Collectives and messages of one rank in one group; ``HYPER_PARALLEL_ENGINE_RULES`` names the rules to check."""
+    """Collectives and messages of one rank in one group, with the rules that ``HYPER_PARALLEL_ENGINE_RULES`` names."""
 
 
 def _ruled(operation: str) -> Callable[..., Any]:

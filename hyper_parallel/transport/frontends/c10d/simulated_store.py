@@ -104,13 +104,13 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds, 0 at first; return the sum."""
+        """Add to the number under a key, 0 at first; return the sum."""
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append a value to the one that a key holds."""
+        """Append a value to the value of a key."""
         self.set(key, self._values.get(key, b"") + _bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -145,7 +145,7 @@ class SimulatedStore(_Store):  # type: ignore[misc]  # its stubs lack its constr
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Whether it has append, multi_get and multi_set."""
+        """Whether the store has append, multi_get and multi_set."""
         return True
 
     # PyTorch's C++ code calls these under its own names.

@@ -75,7 +75,7 @@ class SimulatedWork(_Work):  # type: ignore[misc]  # its stubs lack half of its 
         return self._finish is None
 
     def is_success(self) -> bool:
-        """Whether it is complete without an error."""
+        """Whether the collective is complete without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Any:

@@ -1,7 +1,7 @@
 """The collectives of MindSpore's world on host arrays: fingerprints, payloads, and results.
 
-They are named after MindSpore's primitives. All public functions of one collective (a primitive, a function of
-``comm_func`` or of ``mint.distributed``) have the same fingerprint, because they match each other on devices too.
+The functions are named after MindSpore's primitives. A primitive and the functions of ``comm_func`` and
+``mint.distributed`` for the same collective have the same fingerprint, because they match each other on devices too.
 """
 
 from __future__ import annotations

@@ -53,11 +53,11 @@ class ChunkedReceiver:
     """Receives the messages of one sender under one tag.
 
     Args:
-        receive: starts to receive a chunk; returns a function that waits for the chunk and returns it.
-        count: returns the number of chunks of the message that begins with this chunk; 0 for a message without header,
-            whose sender expects no answer.
-        send_room: starts to send the number of chunks that there was room for; returns a function that waits for the
-            send.
+        receive: function that starts to receive a chunk; it returns a function that waits for the chunk and returns it.
+        count: function of the first chunk of a message that returns the message's number of chunks; 0 for a message
+            without header, whose sender expects no answer.
+        send_room: function that starts to send the number of chunks that there was room for; it returns a function that
+            waits for the send.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ChunkedReceiver:
         """Start receiving ``count`` chunks; return a function that waits for them."""
         with self._lock:
             self._needed += count
-            # Sent before there is room: the room exists by the time the message arrives.
+            # The answer is sent first; the receives of the chunks have started by the time the message arrives.
             self._answers.append(self._send_room(self._begun + max(0, self._needed - len(self._room))))
             self._make_room()
             earlier = None if self._last is None or self._last.chunks is not None else self._last
@@ -294,7 +294,7 @@ def _receive_chunk(src: int, tag: int) -> Callable[[], torch.Tensor]:
 
 
 def _send_room(src: int, tag: int, count: int) -> Callable[[], None]:
-    """Start to send a sender the number of chunks that had room; return a function that waits for the send."""
+    """Start to send the number of chunks that had room to the message's sender; return a function that waits."""
     room = torch.tensor([count])
     work = waiter(dist.isend(room, src, tag=tag))
     return lambda: work(room)

@@ -132,7 +132,7 @@ def _named(name: str) -> Iterator[None]:
     """Inside this context, a new group gets the name ``name``.
 
     PyTorch derives the name from the number of groups of this process, which differs between members of overlapping
-    groups, so that they would wait for each other forever. It has no public option for the name.
+    groups, so that they would wait for each other forever. PyTorch has no public option for the name.
     """
     with _NAMING:
         usual = distributed_c10d._hash_ranks_to_str  # noqa: SLF001 - as above

@@ -2,8 +2,7 @@
 
 Gloo reports a timeout without the missing rank. Each failing rank therefore connects to the world's store again, writes
 which call it is in, and reads the notes of the others. It uses a new connection, since a request on an old one may wait
-forever.
-Ranks with a coordinator do not need this.
+forever. Ranks with a coordinator do not need this.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["LostPeers"]
 
 _CONNECT_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
-_ENDED_SECONDS = 1.0  # seconds after a closed connection: the peer has ended and will not answer
+_ENDED_SECONDS = 1.0  # seconds to wait for answers after a closed connection, whose peer has ended
 _HOST_SECONDS = 8.0  # seconds to look up the hosts of ranks that did not answer
 _ROUND_SECONDS = 0.1
 _PREFIX = "hyper_parallel/lost"

@@ -120,7 +120,7 @@ class C10dRows(C10dGroups):
         """Return the positions of rows in the group's order, which is rank order; None if it equals that of ``ranks``.
 
         Returns:
-            the positions in ``ranks`` of the group's members, and the places in the group of the members of ``ranks``.
+            for each member of the group its position in ``ranks``, and for each of ``ranks`` its position in the group.
         """
         order = self._orders.get(ranks, _UNKNOWN)
         if order is _UNKNOWN:

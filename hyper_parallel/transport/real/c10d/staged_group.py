@@ -24,12 +24,12 @@ STAGED = "staged"
 """Name of the engine that only stages tensors and has no limits."""
 
 REHEARSED = "hccl"
-"""Name of the engine that is rehearsed over gloo, with its limits."""
+"""Name of the engine that stages tensors and applies the limits of HCCL."""
 
 _HOST = "cpu"
 _ProcessGroup: Any = dist.ProcessGroup
 _DEVICES = ["cpu", "cuda", "npu"]
-_FLAT = frozenset({"_allgather_base", "_reduce_scatter_base"})  # gloo compares shapes that other engines do not
+_FLAT = frozenset({"_allgather_base", "_reduce_scatter_base"})  # gloo checks shapes of their buffers
 _FORWARDED = (
     "allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "allgather_coalesced", "gather", "scatter",
     "reduce_scatter", "_allgather_base", "_reduce_scatter_base", "alltoall_base", "send", "recv",
@@ -45,7 +45,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         rank: this rank in the group.
         size: number of members.
         timeout: time limit of a collective.
-        rules: limits of the rehearsed engine; None for no limits.
+        rules: limits of an engine that calls are checked against; None for no limits.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, rules: EngineRules | None) -> None:
@@ -99,7 +99,7 @@ class StagedGroup(_ProcessGroup):  # type: ignore[misc]  # its stubs have signat
         """Execute one of gloo's calls with tensors of any device.
 
         Raises:
-            UnsupportedOnBackend: the rehearsed engine would refuse it.
+            UnsupportedOnBackend: the engine whose limits are checked would reject the call.
         """
         if self._rules is not None:
             self._rules.check(operation, arguments)

@@ -152,7 +152,7 @@ def compute_on_cpu() -> None:
 
 
 def start_rank(inner: SimulatedTransport) -> NumpyBridge:
-    """Begin a simulated rank in a worker process, which may have served another run: a fixed seed and a new world."""
+    """Begin a simulated rank in a worker process, which may have served another run: set the seed, make a new world."""
     compute_on_cpu()
     return begin_simulated(inner)
 
@@ -431,7 +431,7 @@ class HcclTransport(EngineTransport):
 
 
 def connect(backend: str = "hccl", **options: Any) -> HcclTransport:
-    """Join the world that msrun describes, over HCCL.
+    """Join, over HCCL, the world that msrun's environment variables describe.
 
     Args:
         backend: ``hccl``.
@@ -471,7 +471,7 @@ def _native(x: Tensor, op: str) -> bool:
 
 
 def _width(x: Tensor) -> int:
-    """Return how many carried elements encode one element."""
+    """Return the number of transferred elements that encode one element of ``x``."""
     return 2 if x.dtype in _COMPLEX else 1
 
 
@@ -515,7 +515,7 @@ def _head(flat: Tensor, size: int) -> Tensor:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Equal-shaped ``parts`` as rows of a new tensor."""
+    """Return a new tensor with the equal-shaped ``parts`` as rows."""
     shape = parts[0].shape
     if 0 in shape:
         return mint.zeros((len(parts), *shape), dtype=parts[0].dtype)
@@ -523,7 +523,7 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _parts(flat: Tensor, parts: Parts) -> list[Tensor]:
-    """The parts of a flat tensor, each in memory of its own and in its shape."""
+    """Return the parts of a flat tensor, each in its shape and with its own memory."""
     return [
         _fresh(flat[start : start + size]).reshape(shape)
         for start, size, shape in zip(parts.starts, parts.sizes, parts.shapes, strict=True)
@@ -531,7 +531,7 @@ def _parts(flat: Tensor, parts: Parts) -> list[Tensor]:
 
 
 def _reordered(flat: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
-    """The parts of ``flat``, of ``sizes``, in a different order."""
+    """Return the parts of ``flat``, with ``sizes``, in a different order."""
     parts = mint.split(flat, list(sizes))
     return mint.cat([parts[index] for index in order])
 
