@@ -106,7 +106,7 @@ def rebuild(like: Any, items: Any) -> Any:
 
     Args:
         like: a list, tuple, named tuple or mapping.
-        items: its new items: a list, or a dict with the keys of ``like``.
+        items: items of the new container, a list, or a dict with the keys of ``like``.
     """
     container_type = type(like)
     if container_type is list or container_type is dict:

@@ -67,8 +67,8 @@ class Names:
     """The names of one framework; each is looked up once, when a module first imports it.
 
     Args:
-        framework: its name in messages.
-        package: its top-level module.
+        framework: name of the framework in messages.
+        package: top-level module of the framework.
         wanted: the private names, by their names in this library.
         tested: the versions that are tested.
     """

@@ -113,7 +113,7 @@ def _nvidia() -> str:
     if tool is None:
         return "nvidia-smi is not on the path, so names, memory and driver are unknown"
     try:
-        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+        done = subprocess.run(  # noqa: S603 - no argument comes from a user
             [tool, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:

@@ -216,7 +216,7 @@ class Transport(RowCollectives):
         Args:
             operation: name of a method above: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``,
                 ``broadcast``, ``send`` or ``recv``.
-            args: its arguments; tensors among them must not be written before it is complete.
+            args: arguments of this method; tensors among them must not be written before the collective is complete.
         """
 
     def claim(self, proposal: str, ranks: Ranks) -> list[str]:

@@ -186,7 +186,7 @@ def world_timed_out(timeout: float, activities: Mapping[int, str], hanging: Sequ
     """The error for a world that did not end in time.
 
     Args:
-        timeout: its time limit in seconds.
+        timeout: time limit of the world in seconds.
         activities: per rank of the world its activity, with its stack.
         hanging: the ranks that did not end, which are named first; empty if unknown, and then all ranks are named.
     """

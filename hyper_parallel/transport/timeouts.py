@@ -32,7 +32,7 @@ def positive_seconds(seconds: object, description: str) -> float:
         description: name and value of the limit's setting, for the error.
 
     Raises:
-        ValueError: it is not a positive number, or longer than a machine can wait.
+        ValueError: ``seconds`` is not a positive number, or is longer than a machine can wait.
     """
     try:
         value = float(seconds)  # type: ignore[arg-type]  # anything else is refused below

@@ -35,7 +35,7 @@ class Work:
         """Wait until the collective is complete and return its result.
 
         Raises:
-            HandleError: it was waited for before.
+            HandleError: the collective was waited for before.
         """
         with self._lock:
             finish, self._finish = self._finish, None

@@ -122,7 +122,7 @@ def explain_model(
 
 
 def _what_runs(run: Callable[..., ParallelStep], platform: str, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """Return a sentence with the number of ranks along one axis up to which the plan runs, as it fails on ``shape``.
+    """Return a sentence with the largest number of ranks along an axis for which a plan that fails on ``shape`` runs.
 
     For example, a program that views its features as heads runs if each rank has complete heads. The result is "" if no
     such number is found.

@@ -47,8 +47,8 @@ class AxisTraffic:
         axes: names of the axes.
         ranks: number of ranks that communicate with each other.
         count: number of collectives.
-        bytes: largest number of bytes that a rank receives in all of them.
-        seconds: total time of all of them without overlap; None if they cannot be priced.
+        bytes: largest number of bytes that a rank receives in all of these collectives.
+        seconds: total time of the collectives without overlap; None if they cannot be priced.
     """
 
     axes: tuple[str, ...]

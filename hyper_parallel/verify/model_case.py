@@ -200,7 +200,7 @@ def as_case(value: Any) -> ModelCase:
     """Return the case for the result of a SPEC function.
 
     Args:
-        value: a ModelCase, a mapping of its fields (``model`` may be used instead of ``build``), or
+        value: a ModelCase, a mapping of a ModelCase's fields (``model`` may be used instead of ``build``), or
             ``(model, batches, loss)``.
 
     Raises:
@@ -238,8 +238,8 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
 
     Args:
         value: a ParallelPlan, a mapping of styles, or a function ``parallelize(model, mesh)``. With a mapping, the
-            batch is sharded over axis ``dp`` of a mesh of several axes, and plain on a mesh of one axis. With a
-            function it is plain.
+            batch is sharded over axis ``dp`` of a mesh of several axes; on a mesh of one axis, the arrays of the batch
+            stay plain tensors. With a function they stay plain tensors too.
         axes: names of the mesh's axes.
 
     Raises:

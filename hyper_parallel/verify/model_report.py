@@ -38,10 +38,10 @@ class Traffic:
     Attributes:
         module: path of the module.
         phase: ``forward`` or ``backward``.
-        collective: its name.
+        collective: name of the collective, such as ``all_reduce``.
         axes: mesh axes over which it runs.
         count: number of collectives.
-        bytes: largest number of bytes that a rank receives in all of them.
+        bytes: largest number of bytes that a rank receives in all of these collectives.
         implicit: number of collectives in forward that the library inserted and the plan does not contain; those in
             backward follow from forward.
     """
@@ -61,9 +61,9 @@ class Summary:
 
     Attributes:
         module: path of the module.
-        kind: kind of its checks.
+        kind: kind of the checks.
         tensors: number of compared tensors.
-        values: number of elements in them.
+        values: number of elements of the compared tensors.
         wrong: number of tensors that differ.
         worst: the check with the largest error, relative to its tolerance.
         first: whether the run diverged first in this module.
@@ -250,7 +250,7 @@ class ModelReport(Report):
         return "\n".join(lines)
 
     def _loss_lines(self) -> list[str]:
-        """Return the losses of both runs; only once if they look equal."""
+        """Return the losses of both runs as lines; as one line if both are printed alike."""
         single, parallel = (
             ", ".join(f"{loss:.9g}" for loss in losses) for losses in (self.losses, self.parallel_losses)
         )

@@ -245,7 +245,7 @@ class ParallelRun(_TrainingRun):
             raise InputError(msg) from error
 
     def parameters(self) -> dict[str, Any]:
-        """Return all parameters by path; a shared one has its first path."""
+        """Return all parameters by path; a shared parameter has its first path."""
         return first_paths(self.platform.parameters_dict(self.model))
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
@@ -274,7 +274,7 @@ def plan_notes(model: Any, mesh: DeviceMesh, plan: ParallelPlan, *, failed: bool
 
     Args:
         model: the model before it is parallelized.
-        mesh: its mesh.
+        mesh: mesh of the parallel model.
         plan: the plan; there are no notes on a function.
         failed: whether the model fails under the plan, so that possible reasons are added.
     """

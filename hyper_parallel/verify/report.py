@@ -52,7 +52,7 @@ class RunHeader:
         words: words of the command line.
         seed: seed of all random draws of the run, or None if there were none.
         date: start of the run, in UTC.
-        device: device of the run; an accelerator has its own line.
+        device: device of the run; the header names it if it is an accelerator.
     """
 
     words: tuple[str, ...]
@@ -182,7 +182,7 @@ def _commit(root: Path) -> str:
         return ""
     command = [git, "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        done = subprocess.run(  # noqa: S603 - nothing of it comes from outside
+        done = subprocess.run(  # noqa: S603 - no argument comes from a user
             command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):

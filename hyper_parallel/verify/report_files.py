@@ -62,7 +62,7 @@ def read_json(path: Path, needed: Collection[str], command: str) -> dict[str, An
         command: command that writes such files, for messages.
 
     Raises:
-        ValueError: the file cannot be read, or another version wrote it.
+        ValueError: the file cannot be read, or was written by a different version.
     """
     content = _load(path, command)
     _require(path, [content], needed, command)

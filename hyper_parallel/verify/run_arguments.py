@@ -71,7 +71,7 @@ def require_seed(seed: int) -> None:
     """Check that every framework supports ``seed``.
 
     Raises:
-        InputError: (a ValueError) it is not an integer from 0 to 2**32 - 1.
+        InputError: (a ValueError) ``seed`` is not an integer from 0 to 2**32 - 1.
     """
     if type(seed) is not int or not 0 <= seed < SEEDS:
         msg = f"--seed is {seed!r}; it must be a whole number from 0 to {SEEDS - 1}"

@@ -106,7 +106,7 @@ def simulate_forked(
     """Run :func:`simulate` on PyTorch with ranks that are processes, so that they share no globals.
 
     Args:
-        fn: the function that every rank calls; it and ``args`` are pickled.
+        fn: the function that every rank calls; ``fn`` and ``args`` are pickled.
         world_size: number of ranks, at least one.
         args: arguments of ``fn``, the same on every rank.
         timeout: seconds after which the run ends with an error that includes every rank's stack.
@@ -130,7 +130,7 @@ def require_ranks(world_size: int) -> None:
     """Check that a world of ``world_size`` ranks can be created on one machine.
 
     Raises:
-        ValueError: it is not a number of ranks, or exceeds :data:`MOST_RANKS`.
+        ValueError: ``world_size`` is not a number of ranks, or exceeds :data:`MOST_RANKS`.
     """
     if type(world_size) is not int or world_size < 1:
         msg = f"world_size is {world_size!r}; a world has at least one rank"

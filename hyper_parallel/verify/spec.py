@@ -198,7 +198,7 @@ def blame_user(source: str, *unchanged: type[Exception]) -> Iterator[None]:
     :class:`InputError`, :class:`~hyper_parallel.errors.PlanError` and MemoryError pass unchanged.
 
     Args:
-        source: name of the user's code that runs inside, such as ``SPEC``.
+        source: name of the user's code that runs inside the context, such as ``SPEC``.
         unchanged: further exception types that pass unchanged.
     """
     passing: tuple[type[Exception], ...] = (InputError, PlanError, MemoryError, *unchanged)

@@ -179,7 +179,7 @@ def run_processes(
 
     Args:
         fn: function that every rank runs; it is pickled by value unless its module is installed.
-        args: its arguments, picklable.
+        args: arguments of ``fn``, picklable.
         world_size: number of ranks, at least one.
         timeout: time limit in seconds, after which the processes are ended.
         start: ``module:function`` that wraps the numpy transport in the rank; None keeps numpy arrays.

@@ -37,7 +37,7 @@ class Call:
         name: name of the function, method or module.
         sample: the sample.
         arguments: turns the filled sample into positional and named arguments.
-        writes: whether it writes its first operand.
+        writes: whether the call writes its first operand.
     """
 
     name: str

@@ -36,7 +36,7 @@ class Leaf:
         array: the global values; bfloat16 is stored as float32.
         dtype: name of the tensor's dtype.
         placements: one placement per axis of the mesh.
-        requires_grad: whether it receives a gradient.
+        requires_grad: whether the leaf receives a gradient.
     """
 
     array: Any
@@ -54,9 +54,9 @@ class Step:
             ``nn.Linear``.
         args: positional arguments, with :class:`TensorRef` for tensors and ``DType`` for dtypes.
         kwargs: keyword arguments, in the same form.
-        outs: numbers of the tensors that it returns, in order.
-        several: whether it returns a sequence of tensors.
-        aliases: whether it writes an operand, or its result shares memory with one.
+        outs: numbers of the tensors that the call returns, in order.
+        several: whether the call returns a sequence of tensors.
+        aliases: whether the call writes an operand, or its result shares memory with an operand.
     """
 
     call: str
@@ -72,7 +72,7 @@ class Program:
     """A random program: leaves, steps and differentiation.
 
     Attributes:
-        seed: seed and number that it was generated from.
+        seed: seed and number from which the program was generated.
         mesh: sizes of the mesh's axes.
         leaves: the leaves by tensor number.
         steps: the steps in order.
@@ -147,9 +147,9 @@ OUTCOMES = ("equal", "refused", "refused by both", "accepted", "wrong", "interna
 """Outcomes of a program.
 
 - ``equal``: results equal those of the single device.
-- ``refused``: the library refuses the program with its own error.
-- ``refused by both``: the single device and the library refuse it.
-- ``accepted``: only the single device refuses it, so there is no reference.
+- ``refused``: the library rejects the program with an error of its own types.
+- ``refused by both``: the single device and the library reject the program.
+- ``accepted``: only the single device rejects the program, so there is no reference.
 - ``wrong``: a value differs.
 - ``internal error``: an error that is not a refusal.
 - ``hang``: ranks wait for each other, call different collectives, or do not end.
@@ -167,8 +167,8 @@ class Outcome:
         kind: one of :data:`OUTCOMES`.
         text: the first difference, or the error.
         compared: number of results that were compared on all ranks.
-        gradients: number of gradients among them.
-        exact: whether they were compared bitwise.
+        gradients: number of gradients among these results.
+        exact: whether the results were compared bitwise.
         first: number of the first tensor that differs, -1 if none.
     """
 

@@ -116,7 +116,7 @@ class FuzzReport(Counts, Report):
 
     Attributes:
         seed: seed of the run.
-        frameworks: frameworks that it ran on.
+        frameworks: frameworks of the run.
         outcomes: number of programs by framework and outcome.
         worlds: number of programs by world size.
         findings: one finding per signature.

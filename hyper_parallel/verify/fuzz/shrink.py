@@ -37,7 +37,7 @@ def shrink(
 
     Args:
         program: a program that fails.
-        outcome: its outcome.
+        outcome: outcome of the program.
         judge: runs a program and returns its outcome.
         framework: name of the framework.
         seconds: time after which no further change is tried.

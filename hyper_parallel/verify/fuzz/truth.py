@@ -45,8 +45,8 @@ class Result:
     """A tensor as data.
 
     Attributes:
-        array: its values; bfloat16 is stored as float32.
-        dtype: name of its dtype.
+        array: values of the tensor; bfloat16 is stored as float32.
+        dtype: name of the tensor's dtype.
     """
 
     array: Any
@@ -104,7 +104,7 @@ class Truth:
         Args:
             key: key of the result.
             actual: the shard.
-            box: its index ranges in the global result.
+            box: index ranges of the shard in the global result.
         """
         result = self.results[key]
         assert result is not None

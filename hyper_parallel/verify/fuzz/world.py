@@ -46,11 +46,11 @@ class _Piece:
     """This rank's shard of a result.
 
     Attributes:
-        array: its values.
+        array: values of the shard.
         dtype: name of the dtype.
         shape: global shape of the result.
-        box: its index ranges in the global result.
-        problem: the reason why it cannot be compared.
+        box: index ranges of the shard in the global result.
+        problem: the reason why the shard cannot be compared.
     """
 
     array: Any
@@ -65,9 +65,9 @@ class _RankRun:
     """Outcome of one program on one rank.
 
     Attributes:
-        error: the error that it raised; empty if it completed.
-        refused: whether an error of this library refused it.
-        pieces: shards of its results; None for a gradient that does not exist.
+        error: the error that the program raised; empty if the program completed.
+        refused: whether this library rejected the program with an error of its own types.
+        pieces: shards of the program's results; None for a gradient that does not exist.
     """
 
     error: str = ""
@@ -81,7 +81,7 @@ def run_programs(framework: str, programs: Sequence[Program], *, timeout: float 
     Args:
         framework: name of the framework.
         programs: the programs to run.
-        timeout: seconds for all of them together.
+        timeout: time limit in seconds for all programs together.
     """
     platform, language = platform_named(framework), language_of(framework)
     world = World(framework, programs[0].world_size if programs else 1, timeout)

@@ -53,7 +53,7 @@ def estimated_cost(document: Document, sizes: Sizes, pattern: Pattern, ranks: in
     Args:
         document: configuration that determines which matrices exist.
         sizes: sizes of the model, by role.
-        pattern: pattern of its layers.
+        pattern: pattern of the model's layers.
         ranks: number of ranks of the mesh.
         tokens: number of tokens of a step.
     """

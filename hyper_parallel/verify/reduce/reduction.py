@@ -26,7 +26,7 @@ class Reduction:
     Attributes:
         structure: structure of the large configuration.
         sizes: sizes of the small configuration, by role.
-        pattern: pattern of its layers.
+        pattern: pattern of the small model's layers.
         changed: new values, by key.
         left: keys of numbers that look like sizes but are not changed.
     """
@@ -51,7 +51,7 @@ def reduce_document(document: Document, mesh: Mapping[str, int]) -> Reduction:
         mesh: axes of the large run that are not in the document.
 
     Raises:
-        InputError: (a ValueError) the document contradicts itself, or no smaller sizes have its relations.
+        InputError: (a ValueError) the document contradicts itself, or no smaller sizes have the same relations.
     """
     structure = read_structure(document, mesh)
     sizes, axes = structure.sizes, structure.axes

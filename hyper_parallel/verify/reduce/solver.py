@@ -13,15 +13,15 @@ __all__ = ["Axes", "Sizes", "require_division", "smallest_sizes"]
 
 Sizes = Mapping[str, int]
 Axes = Mapping[str, tuple[int, int]]
-"""By axis: its size in the large run, and in the small one."""
+"""By name of the axis: the axis's size in the large run, and in the small run."""
 
 _GROUPED = (("heads", "kv_heads"), ("linear_value_heads", "linear_key_heads"))
-"""Counts, and the counts of the groups that share them."""
+"""Pairs of sizes whose ratio matters: a number of heads, and the number of key-value (or key) heads that they share."""
 _DIVIDED = {
     "heads": "tp", "kv_heads": "tp", "linear_value_heads": "tp", "linear_key_heads": "tp", "hidden": "tp",
     "intermediate": "tp", "moe_intermediate": "tp", "shared_intermediate": "tp", "vocab": "tp", "experts": "ep",
 }  # fmt: skip
-"""Sizes, and the axis whose ranks divide them."""
+"""By size: the axis whose ranks divide it."""
 _MUST_DIVIDE = ("heads", "experts")
 _LEAST = {"hidden": 32, "head_dim": 8, "vocab": 64}
 _LEAST_HEAD, _LEAST_WIDTH = 4, 12

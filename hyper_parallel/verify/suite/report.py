@@ -31,8 +31,8 @@ class CheckResult:
         command: command that repeats it, in the folder of the settings.
         status: the command's exit status.
         seconds: duration of the check.
-        report: its report as JSON; None if there is none.
-        text: its report as text.
+        report: report of the check as JSON; None without a report.
+        text: report of the check as text.
         error: the reason why there is no report.
     """
 

@@ -28,7 +28,7 @@ def run_check(check: SuiteCheck, words: Sequence[str], folder: Path, html: Path 
 
     Args:
         check: the check to run.
-        words: its command line, after the program's name.
+        words: command line of the check, after the program's name.
         folder: working folder, which is the folder of the settings.
         html: path of its page, if its command writes one.
     """

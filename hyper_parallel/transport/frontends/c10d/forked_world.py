@@ -67,7 +67,7 @@ def run_forked(
 
     Args:
         fn: function that every rank runs; pickled by value unless its module is installed.
-        args: its arguments, picklable.
+        args: arguments of ``fn``, picklable.
         world_size: number of ranks, at least one.
         timeout: seconds after which the run is aborted and its processes are ended.
         packages: packages that the process from which they are forked imports first.

@@ -29,10 +29,10 @@ class Packed:
     """A pickled payload.
 
     Attributes:
-        data: its pickle, without the memory of tensors.
-        sizes: sizes of the memory of each tensor, in bytes.
-        memory: memory of all tensors; empty if it is in ``path``.
-        path: path of the file that holds it; empty for none.
+        data: the pickle of the payload, without the memory of tensors.
+        sizes: size of the memory of each tensor, in bytes.
+        memory: memory of all tensors; empty if it is in a file.
+        path: path of the file with the memory of all tensors; empty without a file.
     """
 
     data: bytes

@@ -45,7 +45,7 @@ class Group:
 
     Attributes:
         name: name given by the program; empty for the world.
-        ranks: its members, ascending: group rank i is ``ranks[i]``.
+        ranks: global ranks of the members, ascending; group rank i is global rank ``ranks[i]``.
     """
 
     name: str
