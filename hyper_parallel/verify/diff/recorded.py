@@ -118,8 +118,7 @@ def pair_recordings(
 
     Returns:
         The pairs in A's order, by rank (one list if the numbers of ranks differ); the values that are not compared;
-            notes;
-        values that contradict their declarations.
+        notes; values that contradict their declarations.
 
     Raises:
         InputError: the recordings share no name or no step, or a declaration does not match.
@@ -387,7 +386,7 @@ def _sizes(pairs: Iterable[Pair]) -> dict[tuple[str, int], float]:
 
 
 def _size_key(pair: Pair) -> tuple[str, int]:
-    if pair.record.kind == "call":  # sizes are similar in an operator, not in a phase
+    if pair.record.kind == "call":  # sizes are similar among calls of an operator only
         return pair.record.name.partition(" in ")[0], pair.record.step
     return pair.record.kind, 0 if pair.one.size == 1 and pair.record.kind != "gradient" else pair.record.step
 

@@ -36,8 +36,7 @@ class DiffReport(Report):
         own: notes on A: that A's ranks differ from A on one rank, and which values were not compared because the ranks'
             shards do not make up the complete tensor.
         failure: failure of a run, with every rank's traceback; empty if both runs completed.
-        failed_run: the run that
-            failed, ``A`` or ``B``.
+        failed_run: the run that failed, ``A`` or ``B``.
         cause: the failure in one line.
         kind: key of ``CAUSES`` in ``verify/engine/causes.py`` if the failure determines the cause.
         uncompiled: the runs, ``A`` or ``B``, whose programs use the compiler, but ran uncompiled while they were
@@ -91,7 +90,7 @@ class DiffReport(Report):
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if the runs are equal, 3 if too few values could be judged, else 1."""
+        """The exit status, 0 if the runs are equal, 3 if too few values could be judged, otherwise 1."""
         return 0 if self.ok else REFUSED if self.equal else 1
 
     @property

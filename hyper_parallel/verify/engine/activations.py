@@ -169,7 +169,7 @@ class ActivationPlacements:
                 self._alike[rank].setdefault((EVALUATION in key[1], True, sizes), Counter())[own] += 1
 
     def _vote_possibly(self) -> None:
-        """Count the rows of values that fit several positions."""
+        """Count the rows of values that match several positions."""
         for (key, rank), placement in self._possible.items():
             for sizes, own in _sharded_rows(placement):
                 self._alike[rank].setdefault((EVALUATION in key[1], False, sizes), Counter())[own] += 1

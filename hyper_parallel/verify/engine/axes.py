@@ -21,7 +21,7 @@ class Axes:
             ranks recorded are added.
 
     Attributes:
-        groups: by axis, all its groups, each with its ranks in order. The last axis has all ranks and is called
+        groups: for each axis, all its groups, each with its ranks in order. The last axis has all ranks and is called
             ``world``, unless another axis has all ranks already.
 
     Raises:

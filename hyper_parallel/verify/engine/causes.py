@@ -55,7 +55,7 @@ class Cause:
 
     Attributes:
         kind: one of :data:`CAUSES`.
-        axis: name of the group or mesh axis that it concerns; empty if none.
+        axis: name of the mesh axis or group over which the error occurs; empty if there is none.
         evidence: a sentence with the measured distances: "sum over tp of the ranks' gradients equals the reference
             within 3e-15; each alone does not".
     """

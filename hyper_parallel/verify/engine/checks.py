@@ -22,7 +22,7 @@ class TensorCheck:
     """One tensor compared on one rank.
 
     Attributes:
-        kind: one of ``KINDS`` in ``verify/frameworks/contract/records.py``, or another kind that a front end compares.
+        kind: one of ``KINDS`` in ``verify/frameworks/contract/records.py``, or a kind that only a front end compares.
         module: path of its module.
         name: its full name.
         step: training step, from 0; -1 before training.

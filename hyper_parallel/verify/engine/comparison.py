@@ -241,7 +241,7 @@ class _Comparison:
         return {name for name in self.runs.parameters.names() if not module or name.startswith(f"{module}.")}
 
     def _accept(self, keys: Iterable[Key]) -> None:
-        """Remove values that were compared in another way from the differences and from the error ratios."""
+        """Remove values, which are right if compared in a different way, from the differences and error ratios."""
         for key in keys:
             self.wrong.pop(key, None)
             self.ratios.pop(key, None)
@@ -306,7 +306,7 @@ class _Comparison:
             self.verdict.skipped.append(line)
 
     def _clips_otherwise(self, step: int, last: Mapping[int, int]) -> bool:
-        """Return whether all ranks make a step with a wrong gradient; without one, a different clipping is right."""
+        """Return whether all ranks make a step and a gradient of it is wrong, so that a missing norm is wrong, too."""
         wrong = any(key[0] == "gradient" and key[2] == step for key in self.wrong)
         return wrong and all(end >= step for end in last.values())
 
@@ -534,7 +534,7 @@ class _Comparison:
                 del self.runs.activations.unplaced[kind, name]
 
     def _uncount(self, key: Key) -> None:
-        """Remove a value that differs but is not reported from the values that were compared."""
+        """Remove a value from the counts of compared values, because its difference is not reported."""
         if key in self.ratios:
             del self.ratios[key]
             values = [self.runs.ranks[rank][key].value for rank in self.runs.holders(key)]
@@ -558,7 +558,7 @@ class _Comparison:
                 )
 
     def _other_samples(self) -> None:
-        """If something differs, report the first earlier output whose shards come from other samples."""
+        """If something differs, report the first earlier output that is computed from wrong samples."""
         if not self.wrong:
             return
         start = execution_order(self.runs, self.wrong)[0]

@@ -35,7 +35,7 @@ class Decision:
     Attributes:
         rank: number of the rank.
         own: key of the rank's choice, under the rank's own names.
-        key: the same under the reference's names.
+        key: the same key under the reference's names.
         chosen: the rank's indices, one row per decision.
         expected: the reference's indices of the same rows.
         flips: rows whose choice differs, but only between near ties; only choices whose scores are right are judged.
@@ -190,7 +190,7 @@ def _judged(rank: int, call: Call, key: Key, scores: Any, allowed: Any, expected
     slack = np.take_along_axis(allowed[other], chosen[other], axis=1) + allowed[other].max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         tie = (np.abs(here - there) <= slack) | (here == there)
-    # a wrong score that enters or leaves the choice shifts the later ones, so these cannot be judged
+    # a wrong score that enters or leaves the choice shifts the later choices, so these cannot be judged
     judged = right_here & right_there & (chosen != expected)[other]
     near = judged.any(axis=1) & (tie | ~judged).all(axis=1)
     far = right[other].all(axis=1) & ~tie.all(axis=1)

@@ -27,7 +27,7 @@ class Evidence:
     Attributes:
         placements: by rank, for ranks with a known placement and a value of the expected shape.
         actual, expected, allowed: arrays by rank.
-        wrong: booleans by rank: which elements differ.
+        wrong: for each rank, booleans that are true for elements that differ.
         ranks: those of the given ranks on which elements differ.
     """
 
@@ -94,7 +94,7 @@ class Evidence:
         return total, magnitude, count
 
     def off(self, rank: int, value: Any, size: Any) -> tuple[bool, float]:
-        """Return whether ``value`` is right wherever the rank's own value is wrong, and its relative error."""
+        """Return whether ``value`` is right wherever the rank's own value is wrong, and its relative error there."""
         wrong = self.wrong[rank]
         with np.errstate(invalid="ignore"):
             error = np.abs(value - self.expected[rank])[wrong]

@@ -149,7 +149,7 @@ def _is_scalar(runs: PairedRuns, key: Key) -> bool:
 def _missing_value(
     runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None
 ) -> Cause | None:
-    """Test whether a rank lacks the value, or only ranks have it."""
+    """Test whether a gradient is missing or zero on some ranks, or a mask is missing in the reference."""
     if key[0] == "mask" and key not in runs.bounds.reference:
         return Cause("random-differs", "", "ranks draw a mask where the single device draws none")
     lacking = [rank for rank in wrong[key].ranks if key not in runs.ranks[rank]]
@@ -195,7 +195,7 @@ def _zero(_runs: Any, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause
 
 
 def _other_rows(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """Test whether a value comes from other samples, or has right rows that differ from those of the values before."""
+    """Test whether a value comes from wrong samples, or has right rows that the values before it do not have."""
     foreign = foreign_samples(runs, key) if key[0] == "output" and key in runs.bounds.reference else {}
     if foreign and set(foreign) == set(wrong[key].ranks):
         rows = ", ".join(f"{count} on rank {rank}" for rank, count in foreign.items())
@@ -261,7 +261,7 @@ def _missing_elements(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference
 
 
 def _symptom(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """Test whether a weight or state differs because its gradient, the norm or an earlier weight differs."""
+    """Test whether a weight, buffer or state differs because its gradient or an earlier weight differs."""
     owner = runs.parameters.owner(key[1])
     for kind, name in (("gradient", owner), ("weight", owner)):
         for step in range(key[2] + 1):
@@ -311,7 +311,7 @@ def _stale(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence
 
 
 def _same_sizes(runs: PairedRuns, one: Key, other: Key) -> bool:
-    """Return whether two values of the reference have one shape; the rows of an expert differ in each call."""
+    """Return whether two values of the reference have the same shape; experts get different rows in each call."""
     return bool(np.shape(runs.bounds.reference[one].value) == np.shape(runs.bounds.reference[other].value))
 
 
@@ -329,7 +329,7 @@ def _contains(runs: PairedRuns, before: Key, rank: int, evidence: Evidence) -> s
 
 
 def _repeated_bias(runs: PairedRuns, key: Key, _wrong: Any, evidence: Evidence | None) -> Cause | None:
-    """Test whether a parameter of its module, or of an enclosing module, was added to an output several times."""
+    """Test whether a parameter of an output's module or an enclosing module was added to the output several times."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     for name, bias in _biases(runs, key):
@@ -390,7 +390,7 @@ def _is_added(evidence: Evidence, rank: int, bias: Any, times: int) -> bool:
 
 
 def _misplaced(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Test whether a value is another shard of the reference's value, or the reference's value of another name."""
+    """Test whether a value is a different shard of the reference's value, or has a different name in the reference."""
     if key not in runs.bounds.reference:
         return None
     total, allowed = np.asarray(runs.bounds.reference[key].value), runs.bounds.allowed(key)

@@ -68,8 +68,8 @@ class WholeMovement:
     """The largest movement of a complete tensor over repeats of one kind.
 
     Attributes:
-        scale: ``<d, r> / <r, r>`` of the movement ``d`` and the reference ``r``: the growth along the reference. The
-            largest magnitude over all repeats.
+        scale: ``<d, r> / <r, r>`` of the movement ``d`` and the reference ``r``: the growth along the reference. Of all
+            repeats, the largest magnitude is kept.
         norm: ``|d| / |r|``.
     """
 

@@ -24,7 +24,7 @@ _COARSE = 0.02
 
 
 def explain_norm(runs: PairedRuns, key: Key) -> Cause | None:
-    """Return why a norm differs: the selection of the ranks' gradients whose norm it is."""
+    """Return why a norm differs: it was computed from a wrong selection of the ranks' gradients."""
     gradients = _gradients(runs, key[2])
     norm = float(runs.bounds.reference[key].value)
     ranks = {rank: float(runs.value(key, rank)) for rank in runs.holders(key) if runs.value(key, rank).size == 1}
@@ -86,7 +86,7 @@ def _gradients(runs: PairedRuns, step: int) -> dict[str, Any]:
 
 
 def _clips(runs: PairedRuns, gradients: Mapping[str, Any], key: Key, factor: float) -> bool:
-    """Return whether the 2-norm of the recorded gradients is the norm, or at most the norm if they were clipped."""
+    """Return whether the recorded gradients can have the norm: their 2-norm equals it, or is less after clipping."""
     del runs, key
     return bool(gradients) and factor >= 1 - 1e-5
 

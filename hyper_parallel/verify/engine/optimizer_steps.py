@@ -153,7 +153,7 @@ def _learning_rate(runs: PairedRuns, before: Key, evidence: Evidence) -> str | N
 
 
 def _blocks(runs: PairedRuns, before: Key, evidence: Evidence) -> str | None:
-    """Test whether each block of rows is updated by its own multiple, with one block for each rank of an axis."""
+    """Test whether updates of blocks of rows are multiples of the reference's, one block for each rank of an axis."""
     rank = evidence.ranks[0]
     shape = evidence.actual[rank].shape
     expected, old, rest = _columns(runs, before, evidence, rank)

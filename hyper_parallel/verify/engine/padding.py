@@ -166,7 +166,7 @@ def _is_of(name: str, parameter: str) -> bool:
 def _is_padded(
     record: Record, reference: Record | None, dim: int, padding: _Padding, ranks: Sequence[Mapping[Key, Record]]
 ) -> bool:
-    """Return whether each rank has as many rows of an output as of the padded parameter, and the reference too."""
+    """Return whether the ranks and the reference have as many rows of an output as of the padded parameter."""
     total = () if reference is None else np.shape(reference.value)
     if len(total) != np.ndim(record.value) or total[dim] != padding.total:
         return False

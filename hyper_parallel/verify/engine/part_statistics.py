@@ -187,7 +187,7 @@ def kept_value(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | N
 
 
 def other_inputs(runs: PairedRuns, key: Key, wrong: _Wrong, evidence: Evidence | None) -> Cause | None:
-    """Test whether the first output of a step is wrong in all elements on some ranks, with the right weights."""
+    """Test whether all elements of a step's first output are wrong on some ranks, although the weights are right."""
     if evidence is None or key[0] != "output" or not evidence.ranks:
         return None
     if key[3] and "optimizers that call the model" in runs.reference_notes:

@@ -195,7 +195,7 @@ class ParameterPlacements:
     Args:
         reference: the reference's records by key.
         ranks: each rank's records by key.
-        axes: axes of the program.
+        axes: axes of the program's mesh.
         declared: parsed declarations by pattern.
 
     Attributes:

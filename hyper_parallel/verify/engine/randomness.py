@@ -63,7 +63,7 @@ def explain_dropped(runs: PairedRuns, key: Key, wrong: Sequence[int], evidence: 
 
 
 def _only_dropped(actual: Any, expected: Any, allowed: Any) -> bool:
-    """Return whether elements are zero in only one of the arrays, next to others in the row that are multiples."""
+    """Return whether some elements of rows, but not all, are zero in one array only, and all others are multiples."""
     zero = (actual == 0) != (expected == 0)
     both = (actual != 0) & (expected != 0)
     if not zero.any() or not both.any() or actual.ndim < 1:

@@ -3,7 +3,7 @@
 A rank that drops elements of its own samples with its own generator trains as correctly as the single device, but with
 different numbers. So does a rank whose top-k decides a near tie differently. Such ranks run once more with the
 reference's masks and choices. A mask is replaced only if the draws are those of a correct program: ranks with the same
-shard drew the same mask, and ranks with different shards drew different ones.
+shard drew the same mask, and ranks with different shards drew different masks.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _equal(key: Key, one: Any, other: Any) -> bool:
 
 
 def plan_replay(runs: PairedRuns) -> Replay | None:
-    """Return which values ranks take from the reference; None if no differences are permitted ones.
+    """Return which values ranks take from the reference; None if there is nothing to replay.
 
     Args:
         runs: both runs.

@@ -84,7 +84,7 @@ def lost_samples(runs: PairedRuns) -> str:
 
 
 def calls_of_first_step(notes: Mapping[str, Any]) -> int:
-    """Return how often a rank called one model in the first step, except for evaluation.
+    """Return how often a rank called its most frequently called model in the first step, not counting evaluations.
 
     Calls count as calls of the same model if their inputs have the same names, numbers of dims and dtypes.
     """

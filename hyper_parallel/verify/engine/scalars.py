@@ -18,7 +18,7 @@ __all__ = ["combinations_of_ranks", "compare_scalars", "rows_of_rank"]
 
 
 def compare_scalars(runs: PairedRuns, key: Key, notes: list[str]) -> dict[int, Distance | None]:
-    """Return, by rank, the distance of a loss from the reference's; of the first combination that is right, if any.
+    """Return, by rank, the distance of a loss from the reference's, alone or in the first combination that is right.
 
     Args:
         runs: both runs.

@@ -82,7 +82,7 @@ def _margin(call: Call) -> Key:
 
 
 def _found(bounds: Bounds, rank: int, call: Call, others: Sequence[Call], places: _Places) -> Decision | None:
-    """Return the decision of a call whose numbers are found in the reference; store their positions; else None."""
+    """Return the decision of a call, and store the positions of its numbers in the reference; None if not found."""
     shapes = {np.shape(other.scores)[1:] for other in others}
     if len(shapes) > 1:
         return None

@@ -24,8 +24,8 @@ def is_union(runs: PairedRuns, name: str, step: int, lacks: Lacks) -> bool:
     Args:
         runs: both runs.
         name: name of the output.
-        step: number of optimizer steps completed before.
-        lacks: function that returns whether a rank lacks the parameters of a module, as another stage of a pipeline
+        step: number of optimizer steps completed before the output.
+        lacks: function that returns whether a rank lacks the parameters of a module, as a different stage of a pipeline
             does.
     """
     reference = runs.bounds.reference

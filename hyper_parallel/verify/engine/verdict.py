@@ -36,8 +36,7 @@ class Difference:
         module: path of its module.
         ranks: the ranks where it differs.
         step: number of optimizer steps completed before the value; -1 before training.
-        call: number of earlier values
-            of this kind and name in the step.
+        call: number of earlier values of this kind and name in the step.
         error: largest difference, relative to the value's largest magnitude; infinity if it cannot be measured.
         bound: tolerance of the element with that error, relative to the same magnitude.
         why: description of the error, with numbers.
@@ -102,7 +101,7 @@ class Verdict:
         differences: the differences, in the order of execution.
         counts: values compared, by kind; one value on three ranks counts three times.
         checked: elements compared.
-        unplaced: values whose placement could not be determined, each with the line that declares it.
+        unplaced: values whose placement could not be determined, each with a declaration to add.
         incomplete: steps and parameters of the reference that the parallel run lacks; such a run does not count as
             equal.
         skipped: values that only one of the runs has or that cannot be compared, and why.

@@ -79,7 +79,7 @@ def verify_model(
 
     Returns:
         every comparison, the first divergence and its cause, losses, and the collectives of each module. If a rank
-            raises an error or dies, the report says so, and no exception is raised.
+        raises an error or dies, the report says so, and no exception is raised.
 
     Raises:
         InputError: (a ValueError) an argument is wrong, or SPEC and PLAN contradict each other or the mesh.

@@ -28,7 +28,7 @@ _CUDA = (
     "Found no NVIDIA driver",
     "has no attribute '_cuda_",
     "has no attribute '_nccl_",
-    "No supported gpu backend found",  # this and the next three are Lightning's
+    "No supported gpu backend found",  # Lightning's texts, like the next three
     "`CUDAAccelerator` can not run on your system",
     "requires a GPU accelerator",
     "FSDP is only available on GPU",

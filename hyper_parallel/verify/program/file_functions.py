@@ -1,8 +1,8 @@
 """Makes the file functions of a program work on private copies of the files that its run changes.
 
-Functions that take a path are replaced wherever a module has bound them: Python's own, and those of native libraries
-that open files themselves. Other writes, such as those of other native libraries or of subprocesses, cannot be
-redirected; :mod:`~hyper_parallel.verify.program.write_guard` stops them.
+Functions that take a path are replaced in all modules that have them as attributes: Python's own, and those of native
+libraries that open files themselves. Other writes, such as those of other native libraries or of subprocesses, cannot
+be redirected; :mod:`~hyper_parallel.verify.program.write_guard` stops them.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _Functions:
         actual = self._opened(place, wanted | (os.O_RDWR if "+" in mode else 0))
         if len(args) > 5:
             args = args[:5]
-        # An opener keeps the program's own name of the file.
+        # With an opener, the file object keeps the program's name of the file.
         return plain(file, mode, *args, **{**kwargs, "opener": lambda _, flags: os.open(actual, flags, 0o666)})
 
     def _native(self, position: int, *, writes: bool) -> Callable[..., Any]:

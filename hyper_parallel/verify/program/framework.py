@@ -38,7 +38,8 @@ def program_framework(program: Program) -> str:
 
     Raises:
         InputError: (a ValueError) the file imports both frameworks or none, both are installed, and the environment
-            does not choose one. The message says so if the file imports none because it starts ranks itself.
+            does not choose one. If the file imports none because it starts ranks itself, the message says what to
+            verify instead.
         MissingFrameworkError: (an ImportError) neither framework is installed.
     """
     if callable(program.function):
@@ -86,7 +87,7 @@ def imported_packages(path: Path, folder: Path | None = None) -> list[str]:
 
     Args:
         path: path of a file that compiles.
-        folder: folder of the other modules that it imports; its own by default.
+        folder: folder of the other modules that the file imports; by default that of the file.
     """
     names = {module for modules in _layers(path, folder) for module in modules if module}
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names

@@ -49,8 +49,8 @@ def files_of_process(folder: Path, *, ends: bool, written: str = "", temporary_r
 
     Args:
         folder: folder of the run.
-        ends: whether the process ends with the run, so that the kernel may permanently deny it to write the user's
-            files.
+        ends: whether the process ends with the run, so that the kernel may deny it all writes to the user's files,
+            which is permanent.
         written: folder to which this library writes records; empty if there is none.
         temporary_root: as in :class:`PrivateFiles`.
     """

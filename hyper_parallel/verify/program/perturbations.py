@@ -112,8 +112,8 @@ def further_repeats(seed: int, bounds: Bounds, *, half: bool) -> list[Repeat]:
 
     After all repeats, inputs and weights have moved in two antithetic pairs, and so have half-precision outputs.
     Gradients have moved in one pair with random directions per element, and in one pair with the same direction
-    everywhere. The opposite of the first displacement comes first. The first displacement may have moved a gradient to
-    about its negative, so that its square did not change.
+    everywhere. The opposite of the first displacement comes first, because the first displacement may have moved a
+    gradient to about its negative, so that its square did not change.
     """
     gradients = seed_of(seed, "gradients")
     pairs = [(seed_of(seed, "pair", number), sign) for number in (0, 1) for sign in (1, -1)]

@@ -128,7 +128,7 @@ class PrivateFiles:
         """Return the place of ``path``; None for a path that is used without redirection.
 
         Args:
-            path: relative to the working folder, or absolute.
+            path: a path, relative to the working folder or absolute.
             follow: whether to follow a symbolic link that ``path`` ends in.
 
         Raises:

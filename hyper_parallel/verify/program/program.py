@@ -37,7 +37,7 @@ hide_file(__file__)
 
 
 _NUMBERS = {"rank": "rank", "local_rank": "rank", "world": "world_size", "world_size": "world_size"}
-"""Names of function parameters that get the rank or the world size, and which attribute of the transport it is."""
+"""Names of function parameters that get the rank or the world size, each with that attribute of the transport."""
 
 
 class ProgramExitError(Exception):
@@ -263,7 +263,7 @@ def started_by_python(program: Program, output: str, ranks: str) -> Iterator[Non
     """Give this process the program's arguments, search path and standard output inside this context.
 
     Args:
-        program: a script finds ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
+        program: the program; a script gets ``sys.argv`` and ``sys.path`` as ``python FILE ARGS`` sets them.
         output: destination of the program's standard output: ``stderr``, because stdout is for the report, ``nothing``,
             or ``stdout``.
         ranks: description of the ranks that print, such as ``2 ranks``, for the title above the output.

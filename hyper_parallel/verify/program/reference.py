@@ -54,13 +54,13 @@ class Reference:
 
     Attributes:
         program: the program of the reference.
-        world: world of one rank, whose repeats print nothing.
+        world: world of one rank, in which the repeats run without output.
         seed: seed of the perturbations.
         progress: called with the name of each run before it starts.
         changes: changes of the case, the same in every run.
-        run: the reference; its arrays are on disk.
+        run: the unperturbed run, whose arrays are on disk.
         bounds: tolerances from the repeats.
-        complete: whether all repeats have run, not only the first ones.
+        complete: whether all repeats have run, not only the first repeats.
         printed: for each repeat, the lines that it printed and those that it wrote to text files.
         rounding: description of the first value that an unperturbed repetition rounded differently; empty if there is
             none.

@@ -115,7 +115,7 @@ def verify_program(
         world_size: number of ranks; by default the size of ``mesh``, or torchrun's number of processes.
         single: a different script or function for the reference, if ``parallel`` cannot run on one rank.
         mesh: ``dp=2,tp=2`` or sizes by name: the axes for messages and for functions that take a mesh.
-        steps: optimizer steps after which the program is stopped; with None, it runs to its end.
+        steps: number of optimizer steps after which the program is stopped; with None, it runs to its end.
         platform: ``torch`` or ``mindspore``; with None, the framework that the file, or the function's module, imports.
         seed: seed of the perturbations.
         launch: ``simulated``: ranks are forked processes for a script, and threads for a function, on a deterministic
@@ -138,8 +138,8 @@ def verify_program(
             weights become random, and the losses of ranks with equal data are weighted. With ``steps=1``, every run
             makes three steps.
         allow: kinds of blind spots (``BLIND`` of ``verify/engine/blind_spots.py``) that do not make the result
-            inconclusive. Ranks that all do the same work, and gradients that are all zero, cannot be allowed.
-            ``wide-bounds`` accepts a program most of whose gradients could not be judged.
+            inconclusive. For example, ``equal-data`` accepts a program whose ranks along an axis all do the same work.
+            ``wide-bounds`` accepts a program although most of its gradients could not be judged.
         progress: called with the name of each run before it starts.
         device: ``cpu``, ``cuda`` or ``npu``: the device of the program's tensors, in the reference and on the ranks.
             Simulated ranks share one device, processes have one each. Under torchrun, the program chooses its device
@@ -157,8 +157,7 @@ def verify_program(
         resume: arguments with which the script continues from its checkpoint: a program that passes is stopped after
             some steps and restarted, and must continue like an uninterrupted program.
         resume_after: number of steps after which the program is stopped; by default half of the steps.
-        resume_world:
-            number of ranks of the restart; by default that of the program.
+        resume_world: number of ranks of the restart; by default that of the program.
         dtypes: declared dtypes, ``KIND=DTYPE`` or ``KIND:PATTERN=DTYPE``: the dtypes of all ``parameters``,
             ``gradients``, ``reductions`` of gradients, optimizer ``states`` and ``masters`` (weights that an optimizer
             keeps in addition to the model's), or of parameters whose name matches the pattern. The last declaration

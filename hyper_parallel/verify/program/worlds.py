@@ -57,8 +57,8 @@ class World:
         size: number of ranks.
         platform: ``torch`` or ``mindspore``.
         launch: ``simulated``: on PyTorch, the ranks of a script are forked processes, and those of a function are
-            threads; ``threads``: all ranks are threads; ``processes``: real ranks, which communicate over an engine
-            such as gloo.
+            threads; ``threads``: all ranks are threads; ``processes``: real ranks, which communicate over gloo, or over
+            an engine such as NCCL.
         mesh: names and sizes of the axes, for functions that take a mesh.
         limits: limits of the records.
         timeout: seconds for a run.

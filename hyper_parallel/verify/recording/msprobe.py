@@ -8,12 +8,12 @@ MindSpore) and ``Functional.linear.CALL.forward``, each with its tensors. A tens
 | in the dump | record |
 |---|---|
 | ``output`` of a module's forward | output of the module |
-| ``parameters`` of it, ``parameters_grad`` | weight before the step, gradient |
-| arguments, and results of functions | value; the first argument of a step is its input |
+| ``parameters`` of a module's forward, ``parameters_grad`` | weight before the step, gradient |
+| arguments, and results of functions | value, but the first argument in a step is the step's input |
 | ``input`` and ``output`` of backward | gradients of outputs and of inputs |
 
 Calls of a function are counted per calling module (``construct.json``), so additional calls in other modules do not
-shift the numbers.
+shift the call numbers.
 """
 
 from __future__ import annotations

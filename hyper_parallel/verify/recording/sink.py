@@ -51,8 +51,7 @@ class FingerprintSink:
         file: file of the rank.
         settings: settings of the recording.
         fingerprints: computes fingerprints of the framework's tensors.
-        stop: function that is called when recording
-            stops.
+        stop: function that is called when recording stops.
         left_out: number of skipped records, by reason.
         stopped: reason why recording stopped; empty while it goes on.
     """
