@@ -24,8 +24,8 @@ class Wanted:
 
     Attributes:
         paths: dotted paths of the name in different versions; the first one that exists is used.
-        feature: the feature that does not work without it.
-        versions: versions that have it; by default those that are tested.
+        feature: the feature that does not work without the name.
+        versions: versions that have the name; by default the tested versions.
         otherwise: replacement for versions that neither have the name nor need it.
     """
 

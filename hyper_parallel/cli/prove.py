@@ -113,7 +113,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_ops(arguments: argparse.Namespace) -> int:
-    """Prove or test every row; 0 if none is refuted."""
+    """Prove or test every row (combination of placements) of the rules; return 0 if none is refuted."""
     can_be_written("--report", arguments.report)
     require_framework("torch")
     report = _proven(operators(arguments.op), detailed=arguments.op is not None)
@@ -123,7 +123,7 @@ def run_ops(arguments: argparse.Namespace) -> int:
 
 
 def run_redistributions(arguments: argparse.Namespace) -> int:
-    """Check the steps between all layouts; 0 if none is wrong."""
+    """Check the redistribution steps between all pairs of layouts; return 0 if none is wrong."""
     from hyper_parallel.verify.prove.redistributions import CASES, prove_redistributions
 
     can_be_written("--report", arguments.report)
@@ -136,7 +136,7 @@ def run_redistributions(arguments: argparse.Namespace) -> int:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Certify a plan; 0 with a certificate, 1 if it is refuted, 3 if it is inconclusive."""
+    """Certify a plan; return 0 with a certificate, 1 if the plan is refuted, 3 if the result is inconclusive."""
     from hyper_parallel.verify.prove.plan import certify
     from hyper_parallel.verify.run_arguments import parse_mesh
 

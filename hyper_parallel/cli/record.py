@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run the user's command with recording on; return the exit status of that command."""
     from hyper_parallel.verify.engine.wording import count_words
     from hyper_parallel.verify.program.launch_line import with_program
     from hyper_parallel.verify.recording.file import is_blank

@@ -171,7 +171,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify the program; return 0 if it is equal."""
+    """Verify the program; return 0 if the values of all ranks equal the single-device run's."""
     from hyper_parallel.verify.program.run import verify_program
     from hyper_parallel.verify.program.torchrun import is_first_rank
 
@@ -234,7 +234,7 @@ def _program(arguments: argparse.Namespace) -> tuple[str, Sequence[str], int | N
     """Return the program, its arguments and the world size, from FILE, a module, or a launcher's command after --.
 
     Raises:
-        ValueError: none or two of these are given, or the command does not state the number of ranks.
+        ValueError: none or two of the three are given, or the command does not state the number of ranks.
     """
     if arguments.file is not None and arguments.module is not None:
         msg = f"FILE {arguments.file!r} and -m {arguments.module!r}: both name a program; leave out one of them"

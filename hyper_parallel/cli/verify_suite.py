@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, parse: Callable[[list[str]], Any]) -> int
     """Run the checks; return 0 if all pass.
 
     Raises:
-        InputError: (a ValueError) there are no settings, or an option in them is wrong. No check has run then.
+        InputError: (a ValueError) there are no settings, or an option in the settings is wrong. No check has run then.
     """
     from hyper_parallel.verify.suite.report import SuiteReport
     from hyper_parallel.verify.suite.run import run_check

@@ -79,7 +79,7 @@ def swap_wrapper(module: Any, policy_fn: Callable[[Any], CheckpointPolicy] | Non
 
     Args:
         module: a module, which is left unchanged and is ``unwrap_cell`` of the result.
-        policy_fn: decides for each saved tensor whether it is moved; by default tensors of at least 4,096 bytes are.
+        policy_fn: decides for each saved tensor whether it is swapped; by default, tensors of at least 4,096 bytes are.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) ``module`` is a function.

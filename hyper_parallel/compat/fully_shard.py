@@ -59,7 +59,7 @@ class HSDPModule:
         """Set the reduction of this module's own gradients: ``"sum"`` or ``"avg"``, the default.
 
         Raises:
-            ValueError: the reduction is neither of them.
+            ValueError: ``op`` is neither ``"sum"`` nor ``"avg"``.
         """
         if op not in _REDUCTIONS:
             msg = f"set_reduce_op_type: {op!r} is not one of {', '.join(_REDUCTIONS)}"

@@ -63,7 +63,7 @@ class CommComputeOverlap:
         self.coordinator = HookCoordinator()
 
     def run(self, fwd_fn: Callable[[], Any], bwd_fn: Callable[[], Any]) -> None:
-        """Call both, backward first, since it frees activations."""
+        """Call both functions, backward first, since backward frees activations."""
         bwd_fn()
         fwd_fn()
 
@@ -387,7 +387,8 @@ def _MicroBatch(  # noqa: N802 - the name that programs import
 
     Args:
         micro_batch_num: number of micro-batches.
-        args_batch_dim: per positional argument the dim to split along; -1 gives every micro-batch all of it.
+        args_batch_dim: per positional argument, the dim to split along; -1 for an argument that every micro-batch gets
+            unsplit.
         kwargs_batch_dim: the same for keyword arguments, by name.
     """
     dims = None if args_batch_dim is None else [_or_all(dim) for dim in args_batch_dim]

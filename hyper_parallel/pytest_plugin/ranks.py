@@ -84,7 +84,7 @@ class RankedOutcome:
     Attributes:
         verdicts: ``passed``, ``skipped`` or ``xfailed`` with the reason, per rank; empty if the test failed.
         failure: the failure, or None.
-        outputs, history: output and collectives of the ranks, if they were processes.
+        outputs, history: printed output and last collectives of each rank; empty if ranks were simulated.
     """
 
     verdicts: list[tuple[str, str]] = field(default_factory=list)

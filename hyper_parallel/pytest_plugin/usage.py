@@ -112,7 +112,7 @@ def _platform_problems(item: pytest.Item) -> Iterator[str]:
 
 
 def _check_mark(mark: pytest.Mark) -> None:
-    """Reject arguments that the mark does not have, and values that it does not accept."""
+    """Reject arguments that the mark does not define, and values that it does not accept."""
     try:
         bound = inspect.signature(_PARAMETERS[mark.name]).bind(*mark.args, **mark.kwargs)
     except TypeError as error:

@@ -22,7 +22,7 @@ class OwnedFolder:
     """A new temporary folder, locked by this process until :meth:`close` removes it.
 
     Args:
-        prefix: prefix of its name; folders with this prefix whose owner has ended are removed first.
+        prefix: prefix of the folder's name; other folders with this prefix whose owner has ended are removed first.
         parent: parent folder; by default the system's folder for temporary files.
 
     Attributes:

@@ -204,7 +204,7 @@ def as_case(value: Any) -> ModelCase:
             ``(model, batches, loss)``.
 
     Raises:
-        InputError: the value is none of them.
+        InputError: ``value`` has none of these forms.
     """
     if isinstance(value, ModelCase):
         return value
@@ -243,7 +243,7 @@ def as_plan(value: Any, axes: Sequence[str]) -> ParallelPlan:
         axes: names of the mesh's axes.
 
     Raises:
-        InputError: the value is none of them.
+        InputError: ``value`` has none of these forms.
     """
     if isinstance(value, ParallelPlan):
         if unknown := [axis for axis in value.batch or () if axis not in axes]:

@@ -64,7 +64,7 @@ def simulate(
 
     Raises:
         RankFailedError: a rank raised an error, died, skipped a collective, called a different one or did not finish;
-            ``failures`` maps ranks to their exceptions and ``__cause__`` is the first of them.
+            ``failures`` maps ranks to their exceptions, and ``__cause__`` is the first of these exceptions.
         UnsupportedOnBackend: the framework finds no such device.
         ValueError: the world size is not a number of ranks or exceeds the limit of one machine, the platform or device
             is unknown, or the timeout is not a positive number of seconds.

@@ -56,7 +56,7 @@ class RankStart:
 
     Args:
         framework: framework of the ranks.
-        device: device that they compute on.
+        device: type of the device on which the ranks compute.
         world_size: number of ranks.
 
     Attributes:

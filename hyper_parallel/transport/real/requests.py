@@ -36,7 +36,7 @@ class Requests:
             rank: rank that sent the request.
             kind: ``join``, ``start`` or ``await`` a collective, ``send`` or ``receive`` by mailbox, ``post`` one side
                 of a message, ``settle`` it, or ``probe`` whether it is settled.
-            content: a contribution, a ticket, a message, or a tuple of those.
+            content: a contribution, a ticket, a message, or a tuple of such objects.
         """
         if self.recorder is not None:
             self.recorder.asked(rank, kind, content)

@@ -27,7 +27,7 @@ class Contribution:
     """A rank's contribution to a collective: fingerprint and payloads.
 
     Attributes:
-        fingerprint: compared with those of the other members.
+        fingerprint: fingerprint of the call, which is compared with the other members' fingerprints.
         payloads: one payload per member, in the order of the fingerprint's ranks; opaque to the coordinator.
         ticket: positive number of an asynchronous collective, which identifies its result; None for a blocking one.
         awaited: whether the rank requests the result.

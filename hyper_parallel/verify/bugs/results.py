@@ -26,7 +26,7 @@ class FormResult:
     """The verdict on one form of a program.
 
     Attributes:
-        equal: whether it trains like a single device.
+        equal: whether the program trains like a single device.
         checked: number of values that were compared.
         kind, name: kind and name of the first value that differs; empty if none differs.
         cause: class of the error that was found; empty if none.
@@ -62,8 +62,8 @@ class BugResult:
 
     Attributes:
         bug: the program and its facts.
-        broken: the verdict with the bug.
-        fixed: the verdict without it.
+        broken: the verdict on the form with the bug.
+        fixed: the verdict on the form without the bug.
         seconds: duration of both runs together.
     """
 

@@ -83,7 +83,7 @@ class _Addresses:
         self._seen: Counter[str] = Counter()
 
     def new(self, kind: str, text: str) -> str:
-        """Return the anchor of an element with this text; the second one with the same text ends in 2."""
+        """Return the anchor of an element with this text; the anchor of a second element with this text ends in 2."""
         words = re.sub(r"[^A-Za-z0-9_.]+", "-", _ENTITIES.sub(" ", _TAGS.sub(" ", text)))
         words = words.strip("-")[:_LONGEST].rstrip("-")
         base = f"{kind}-{words or 'none'}"

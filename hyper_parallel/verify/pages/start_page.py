@@ -36,12 +36,12 @@ class FoundReport:
     """One report in a folder.
 
     Attributes:
-        path: path of its file.
+        path: path of the report's file.
         title: subject of the report.
-        good: whether its verdict is a pass; None if it has no verdict.
+        good: whether the verdict is a pass; None without a verdict.
         verdict: verdict in words.
-        date: start of its run.
-        command: command that wrote it.
+        date: start of the run.
+        command: command that wrote the report.
     """
 
     path: Path

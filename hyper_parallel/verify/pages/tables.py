@@ -24,10 +24,10 @@ class Column:
 
     Attributes:
         name: heading of the column.
-        number: whether it has numbers, which are right-aligned.
-        choice: whether the table can be filtered by one of its values.
+        number: whether the column has numbers, which are right-aligned.
+        choice: whether the table can be filtered by one of the column's values.
         hint: explanation of the heading, shown on hover.
-        words: whether it has sentences, whose column is wide enough for several words per line even on a phone.
+        words: whether the column has sentences; it is then wide enough for several words per line even on a phone.
     """
 
     name: str

@@ -69,7 +69,7 @@ class CheckResult:
 
     @property
     def rule(self) -> str:
-        """The kind of the result: a cause of ``verify/engine/causes.py``, or another name if there is no cause."""
+        """The kind of the result, such as a cause of ``verify/engine/causes.py``, ``differs`` or ``inconclusive``."""
         if self.status in (INVALID, REFUSED):
             return "invalid-input" if self.status == INVALID else "inconclusive"
         report = self.report or {}

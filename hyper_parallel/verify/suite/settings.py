@@ -33,8 +33,8 @@ class SuiteCheck:
         kind: ``program``, ``diff`` or ``model``.
         options: options of the command, by their long names without the dashes.
         shared: options for every check whose command has them.
-        seconds: budget, after which it is stopped; None for no limit.
-        place: the file of the settings, and the line of its table.
+        seconds: time after which the check is stopped; None for no limit.
+        place: the file of the settings, and the line of the check's table.
     """
 
     name: str

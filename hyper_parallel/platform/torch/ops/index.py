@@ -248,7 +248,7 @@ def is_mask(item: Any) -> bool:
 
 
 def _slice_of_numbers(item: Any) -> Any:
-    """A slice with its bounds as numbers: a tensor as bound would be cached by its identity."""
+    """Return a slice with numbers as bounds, because a bound that is a tensor would enter cache keys by its identity."""
     if type(item) is not slice:
         return item
     bounds = (item.start, item.stop, item.step)

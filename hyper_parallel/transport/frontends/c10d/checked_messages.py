@@ -50,7 +50,7 @@ def guard_messages(messages: _Messages) -> None:
 
 
 def _carry(messages: _Messages, plain: Callable[..., Any], bound: inspect.BoundArguments, *, sending: bool) -> Any:
-    """Route a message through the coordinator if it can carry it, else through PyTorch."""
+    """Route a message through the coordinator if the coordinator can transfer it, else through PyTorch."""
     peer_name = "dst" if sending else "src"
     x, tag, group = bound.arguments["tensor"], bound.arguments["tag"], bound.arguments["group"]
     group = dist.group.WORLD if group is None else group
@@ -62,7 +62,7 @@ def _carry(messages: _Messages, plain: Callable[..., Any], bound: inspect.BoundA
 
 
 def _peer(group: Any, rank: int | None, inside: int | None, *, sending: bool) -> int | None:
-    """Global rank of the other side; None for a call that PyTorch refuses or ignores, or a message to oneself."""
+    """Global rank of the other side; None if PyTorch rejects or ignores the call, or if the other side is this rank."""
     if group is dist.GroupMember.NON_GROUP_MEMBER or (rank is not None and inside is not None):
         return None
     if rank is None and inside is None:
@@ -81,7 +81,7 @@ def _peer(group: Any, rank: int | None, inside: int | None, *, sending: bool) ->
 
 
 def _carried(x: object, tag: int, group: Any) -> bool:
-    """Whether the coordinator carries the message: true over gloo, unless gloo refuses the message."""
+    """Whether the coordinator transfers the message: true over gloo, unless gloo would reject the message."""
     dense = type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout == torch.strided and x.is_contiguous()  # type: ignore[attr-defined]
     return bool(dense and tag >= 0 and group._get_backend(x.device).name() == "gloo")  # type: ignore[attr-defined]  # noqa: SLF001 - no public spelling
 

@@ -136,7 +136,7 @@ ENGINES = {
 
 
 def rules_of(name: str) -> EngineRules | None:
-    """The rules of the engine ``name``; None if it is empty.
+    """Return the rules of the engine ``name``; None if ``name`` is empty.
 
     Raises:
         ValueError: ``name`` is not an engine.
@@ -161,7 +161,7 @@ def tensors_in(arguments: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _reduction(argument: Any) -> str:
-    """The reduction's name in one argument of a call; empty if it has none."""
+    """Return the name of the reduction in one argument of a call; empty if the argument has no reduction."""
     op = op_of(argument) if argument is not None else None
     if isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
         return str(getattr(op, "op", op)).rpartition(".")[2]

@@ -70,7 +70,7 @@ def run_forked(
         args: arguments of ``fn``, picklable.
         world_size: number of ranks, at least one.
         timeout: seconds after which the run is aborted and its processes are ended.
-        packages: packages that the process from which they are forked imports first.
+        packages: packages that the fork server of the ranks imports before it forks them.
 
     Raises:
         WorldFailedError: a rank raised, died, never finished, or left messages undelivered.

@@ -47,7 +47,7 @@ class _DescribedGroup(EngineLimitedGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Devices whose tensors the group transfers: all devices, the CPU first."""
+        """Types of the devices whose tensors the group transfers, which are all devices; the CPU is first."""
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return [torch.device("cpu"), *([torch.device(accelerator.type)] if accelerator is not None else [])]
 

@@ -42,7 +42,7 @@ def to_host(x: Tensor) -> np.ndarray[Any, Any]:
     """Return the values of ``x`` as a numpy array (:data:`BFLOAT16` for bfloat16), which may share memory with ``x``.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) ``x`` is bfloat16, which this NumPy cannot get from MindSpore.
+        UnsupportedOnBackend: (a NotImplementedError) ``x`` is bfloat16, and MindSpore was built for a different NumPy.
     """
     if x.dtype != mindspore.bfloat16:
         return x.asnumpy()
@@ -55,7 +55,8 @@ def from_host(array: np.ndarray[Any, Any]) -> Tensor:
     """Return a tensor with the memory of ``array``, which must have no other reference; on a device, return a copy.
 
     Raises:
-        UnsupportedOnBackend: (a NotImplementedError) ``array`` is bfloat16, which MindSpore cannot get from this NumPy.
+        UnsupportedOnBackend: (a NotImplementedError) ``array`` is bfloat16, and MindSpore was built for a different
+            NumPy.
     """
     if array.dtype == BFLOAT16:
         if _NATIVE_BFLOAT16 is None:
