@@ -31,9 +31,10 @@ _MINUTE = 60
 class Progress:
     """Counts finished parts, and shows them with the running part and the remaining time.
 
-    If stderr is not a terminal, a line is written when a part starts: the first after two seconds, further lines at
-    least ten seconds apart, and none if the variable ``HP_PROGRESS_LINES`` is 0. The methods redraw the bar. Only
-    inside ``ticking`` and ``running`` does a thread redraw it; commands that fork this process do not use them.
+    If stderr is not a terminal, a line is written when a part starts. The first line is written after two seconds, and
+    further lines at least ten seconds apart; none is written if the variable ``HP_PROGRESS_LINES`` is 0. On a terminal,
+    the methods redraw the bar. Only inside ``ticking`` and ``running`` does a thread redraw it; commands that fork this
+    process do not use them.
 
     Args:
         total: number of parts.

@@ -1,7 +1,7 @@
 """``fully_shard`` on MindSpore with the arguments and methods of another release.
 
-Gradients are sums over all ranks: over the data axis, over the replicas, and over the tensor-parallel ranks with a copy
-of the parameter, since each of these ranks has processed a different shard of the sequence.
+Gradients are sums over all ranks: over the data axis, the replicas, and the tensor-parallel ranks that have a copy of
+the parameter. Each of these tensor-parallel ranks has processed a different shard of the sequence.
 """
 
 from __future__ import annotations

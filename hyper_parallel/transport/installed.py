@@ -1,8 +1,8 @@
 """Decides whether a file belongs to an installed package; module copies of ranks, pickles and tracebacks use this rule.
 
-A file is installed if it is in the standard library, in a folder named ``site-packages`` or ``dist-packages``, in an
-installer's record in a folder on ``sys.path`` (``pip install --target``), or in a framework, even one built in a
-checkout. All other files belong to the user.
+A file is installed if it is in the standard library, or in a folder named ``site-packages`` or ``dist-packages``. The
+same holds for files that an installer has recorded in a folder on ``sys.path`` (``pip install --target``), and for
+files of a framework, even if it was built in a checkout. All other files belong to the user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODULES = (".py", ".so")
 
 
 def is_installed(path: str) -> bool:
-    """Whether ``path``, a file or a folder of modules, is not the user's."""
+    """Whether ``path``, a file or a folder of modules, belongs to an installed package."""
     return package_place(path) is not None
 
 

@@ -1,9 +1,9 @@
 """Coverage of rank processes: coverage.py measures a rank as it measures the process that started the world.
 
-A process that is forked from a warm server, or started by torchrun, is not measured unless coverage's settings ask for
-it (``patch = subprocess``), and its data is lost if the process is ended before it writes. So each task contains the
-parent's coverage settings. A rank writes its data after every task, next to the parent's, where ``coverage combine``
-and pytest-cov look for it. coverage.py is used only if the parent has imported it.
+By itself, coverage.py measures a process that is forked from a warm server, or started by torchrun, only with the
+setting ``patch = subprocess``, and the data is lost if the process is ended before it writes. So each task contains the
+parent's coverage settings. A rank writes its data after every task, next to the parent's data, where
+``coverage combine`` and pytest-cov look for it. coverage.py is used only if the parent has imported it.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def _start(measurement: Measurement) -> Any:
 def measured(measurement: Measurement | None) -> Iterator[None]:
     """Measure the code that runs in this context, and write the coverage data at its end.
 
-    If the data cannot be written, for example on a full disk, the code runs on. The number of the process and the error
-    are printed to standard error, the incomplete file is deleted, and this process is no longer measured, so the
-    coverage gate reports it as a process without data.
+    If the data cannot be written, for example on a full disk, the code runs on. The process id and the error are
+    printed to standard error, and the incomplete file is deleted. The process is no longer measured, so the check of
+    the tests' coverage reports it as a process without data.
     """
     if measurement is None or measurement.settings.get("data_file") in _LOST:
         yield

@@ -1,8 +1,8 @@
 """Collectives on rows: one tensor whose row ``i`` comes from, or goes to, member ``i``; and :class:`Parts` of a tensor.
 
-Redistribution uses rows if all members' shards are of one size, or can be padded to one size: a call then packs once,
-starts one collective of the engine, and unpacks once, however many members there are. :meth:`Transport.all_to_all` does
-the same for parts that differ in size or are empty.
+Redistribution uses rows if all members' shards have one size, or can be padded to one size. A call then packs once,
+starts one collective of the engine, and unpacks once, for any number of members. :meth:`Transport.all_to_all` does the
+same for parts that differ in size or are empty.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Parts:
 class RowCollectives(abc.ABC):
     """The collectives of a transport on rows, the first dim of a contiguous tensor; all rows have one shape.
 
-    ``shapes``, ``sends`` and ``expects`` have one shape per member: that of the row's contents without padding. Checks
-    compare these shapes between members, like the shapes of collectives on lists, so a member that calls the form with
-    rows matches a member that calls the form with lists.
+    ``shapes``, ``sends`` and ``expects`` have one shape per member, which is the shape of the row's contents without
+    padding. Checks compare these shapes between members. A member may call the form with rows while another member
+    calls the form with lists.
     """
 
     @abc.abstractmethod

@@ -110,8 +110,8 @@ def _by_value(module: ModuleType, owner: Callable[..., Any] | None) -> bool:
 def _findable(name: str, path: str, search: tuple[str, ...]) -> bool:
     """Whether importing ``name`` in a fresh process with ``sys.path`` = ``search`` finds ``path``.
 
-    Every step from the top-level package down is looked up anew: a package in ``sys.modules`` is not proof, since test
-    runners and notebooks put packages there that are on no search path.
+    The top-level package and each subpackage are looked up again. A package in ``sys.modules`` is not a proof, since
+    test runners and notebooks put packages there that are not on any search path.
     """
     parts = name.split(".")
     where: Sequence[str] = search

@@ -1,11 +1,11 @@
 """Random numbers of both runs: plain tensors get the numbers that DTensors would get; ranks' generators are compared.
 
 A random number of a DTensor is a function of seed, number of the call, and global index of the element, so a parallel
-run draws the numbers of a single device. In both runs of a verification, plain tensors draw by the same rule: the
-complete tensor on the single device, and in the parallel run the shard of a rank, which is inferred from its shape. The
-parallel program itself would draw a plain tensor from the framework's generator of the rank. The states of these
-generators are compared between ranks: they must be equal if ranks draw for the same elements, and differ if ranks draw
-for different ones.
+run draws the numbers of a single device. In both runs of a verification, the numbers for plain tensors follow the same
+rule. A plain tensor is complete on the single device. On a rank it may be a shard, which is inferred from the shape.
+Without a verification, the program would draw a plain tensor from the rank's own generator. The states of these
+generators are compared between ranks: they must be equal if the ranks draw for the same elements, and must differ if
+the ranks draw for different elements.
 """
 
 from __future__ import annotations

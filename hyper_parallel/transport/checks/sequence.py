@@ -3,8 +3,8 @@
 A window is a forward or a backward pass. Its first run agrees on one collective at a time and records the order. The
 next run agrees once, on the recorded order, and every rank must then run these collectives. A rank that leaves the
 order runs the next two collectives with zeros and its own flag set, so that no rank waits for it. No more than two
-collectives are in flight, so every rank sees the flags before it continues: if all ranks have left the order at the
-same place, the window continues with an agreement on each collective; else all of them raise.
+collectives are in flight, so every rank sees the flags before it continues. If all ranks have left the order at the
+same place, the window continues with an agreement on each collective; else all ranks raise an error.
 """
 
 from __future__ import annotations

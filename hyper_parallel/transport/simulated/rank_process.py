@@ -163,10 +163,10 @@ def _serve_all(line: Connection) -> None:
 def end_by_sigterm() -> None:
     """Make SIGTERM end this process even if another handler raises.
 
-    A process that is forked from a measured server has two chained handlers of coverage, and the second raises: the
-    process would exit as failed, or continue if the error is caught. Its forked children, such as workers of a
-    program's pool, end at once, since coverage may have been locked at the fork. They have no Python handler, since a
-    new process drops signals that Python registered before it was set up.
+    A process that is forked from a measured server has two chained handlers of coverage.py. The second one raises, so
+    the process would exit as failed, or continue if the error is caught. Forked children of this process, such as
+    workers of a program's pool, end at once, since coverage.py may have been locked at the fork. They have no Python
+    handler, since a new process drops signals that arrive before Python is set up in it.
     """
     handler, own, masks = signal.getsignal(signal.SIGTERM), os.getpid(), threading.local()
     if not callable(handler):

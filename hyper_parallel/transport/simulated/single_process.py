@@ -1,8 +1,8 @@
 """Transports for one process: a world of one rank, and one rank of a larger world that does not exist.
 
-They do not use any framework's communication. The second transport runs one rank of a fake world of any size:
-collectives are checked, and their results have the right shapes, with zeros for data of other ranks. Collectives whose
-results only other ranks have are rejected.
+They do not use any framework's communication. The second transport runs one rank of a fake world of any size.
+Collectives are checked, and their results have the right shapes, with zeros in place of data of other ranks. Calls
+whose result depends on other ranks' objects or messages are rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reference results of a single device, and the tolerance of a correct distributed run.
 
-A program is exact if its leaves are small integers and everything that it computes is a small multiple of 1/64: then
-nothing is rounded, and results are compared bitwise. Otherwise tolerances are measured as in
+A program is exact if its leaves are small integers and all its results are small multiples of 1/64. Then nothing is
+rounded, and results are compared bitwise. Otherwise tolerances are measured as in
 :mod:`hyper_parallel.verify.engine.noise`: the program runs again with leaves, results of steps and gradients perturbed
 by one unit in the last place. These repeats run only if a result is not bitwise equal.
 """

@@ -178,7 +178,7 @@ def _small_axes(axes: Mapping[str, int], form: str, keys: int) -> dict[str, tupl
 
     If the frameworks permit it, the data-parallel axis has size 3 where the tensor-parallel axis has size 2, so that
     the use of the wrong group is detected. Experts need an even number of ranks, and MindSpore's parallel modes a power
-    of two. An axis is a product of two such numbers in two cases, which would otherwise hide bugs: several
+    of two. In two cases an axis is a product of two such numbers, since a smaller axis would hide bugs: several
     tensor-parallel ranks share each of several key heads, or several groups of data-parallel ranks have the experts.
 
     Args:

@@ -248,7 +248,7 @@ def is_mask(item: Any) -> bool:
 
 
 def _slice_of_numbers(item: Any) -> Any:
-    """Return a slice with numbers as bounds, because a bound that is a tensor would enter cache keys by its identity."""
+    """Return a slice with numbers as bounds; a tensor as a bound would enter the cache key by its identity."""
     if type(item) is not slice:
         return item
     bounds = (item.start, item.stop, item.step)

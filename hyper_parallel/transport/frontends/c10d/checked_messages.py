@@ -1,9 +1,9 @@
 """``torch.distributed``'s own messages on checked ranks: both sides are compared, and endless waits raise an error.
 
 ``isend`` and ``irecv`` are replaced; send, recv, their forms for objects, and ``batch_isend_irecv`` call those. Over
-gloo the coordinator also transfers the values: gloo ends a process that receives more than its buffer holds, delivers
-the rest with the next receive, and does not report whether a send is complete. As over gloo, a send is complete when
-its receive is posted, so two ranks that both send first deadlock; this is reported at once.
+gloo the coordinator also transfers the values. Gloo itself ends a process that receives more than its buffer holds,
+delivers the rest with the next receive, and does not report whether a send is complete. As over gloo, a send is
+complete when its receive is posted, so two ranks that both send first deadlock; this is reported at once.
 """
 
 from __future__ import annotations

@@ -189,8 +189,9 @@ def save_device_generators() -> DeviceGenerators:
 def restore_device_generators(states: DeviceGenerators) -> None:
     """Restore the states that :func:`save_device_generators` returned.
 
-    If another rank was the first to use the devices, since this state was saved, the devices' generators are set as
-    PyTorch sets them at a first use: to the seed of the CPU's generator, which is restored before.
+    ``states`` is None if no rank had used the devices when the state was saved. If a rank has used them since, their
+    generators get the seed of the CPU's generator, as PyTorch does at the first use. The CPU's generator is restored
+    before.
     """
     module = _module_in_use()
     if module is None:

@@ -214,9 +214,9 @@ _HCCL_DTYPES = (mindspore.float16, mindspore.bfloat16, mindspore.float32, mindsp
 class HcclTransport(EngineTransport):
     """Collectives of MindSpore tensors on Ascend devices, by ``mindspore.mint.distributed``.
 
-    Written for the documented interface of MindSpore 2.10 and tested with an engine that imitates it, because it needs
-    Ascend hardware: it has never run on a real HCCL. Tensors are sent flat, so uneven and 0-d shapes work. HCCL does
-    not support bool and complex: bool is sent as uint8, and complex as its two parts.
+    This class follows the documented interface of MindSpore 2.10. It has been tested with an engine that imitates this
+    interface, and has never run on a real HCCL, which needs Ascend hardware. Tensors are sent flat, so uneven and 0-d
+    shapes work. HCCL does not support bool and complex: bool is sent as uint8, and complex as its two parts.
 
     Args:
         engine: object with the functions of ``mindspore.mint.distributed``; that module itself by default, with its
