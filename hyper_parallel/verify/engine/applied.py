@@ -1,7 +1,7 @@
 """Hypotheses about targets and masks: they are not the single device's, or ranks have unequal numbers of targets.
 
-A rank's logits or attention scores are found among those of the reference by their values. They equal the reference's,
-so everything before them is right, and targets or a mask that differ there are the first wrong values.
+A rank's logits or attention scores are found among those of the reference by their values. If they are found,
+everything before them is right, so targets or a mask that differ are the first wrong values.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _nearest(evidence: Evidence | None) -> str:
 
 
 def _rate_of_another_step(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], _evidence: Any) -> Cause | None:
-    """Test whether a learning rate equals the reference's in another step."""
+    """Test whether a learning rate is the reference's rate of a different step."""
     for other, record in runs.bounds.reference.items():
         if (
             other[:2] == key[:2]

@@ -184,7 +184,7 @@ def allowed_movement(
 
 
 def movement(reference: Any, repeats: Sequence[Any]) -> Any:
-    """Return the scale of each element: its largest movement in the repeats, and at least that of its neighbours.
+    """Return the scale of each element: its largest movement in the repeats, or that of its neighbours if larger.
 
     Args:
         reference: floating or complex array.
@@ -232,7 +232,7 @@ def seed_of(seed: int, *names: object) -> int:
 
 
 def _with_neighbours(moved: Any, magnitude: Any) -> Any:
-    """Return the scale of each element: its movement, and at least that of its neighbours.
+    """Return the scale of each element: its movement, or that of its neighbours if larger.
 
     The neighbours enter by medians over the element's tensor, row, column and vicinity, and by the median ratio of
     movement to magnitude. Each median is taken over those that moved among at most :data:`_SAMPLED` elements, whose

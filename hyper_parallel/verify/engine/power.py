@@ -61,8 +61,8 @@ def power_of(bounds: Bounds, keys: Iterable[Key]) -> Power:
 
     Args:
         bounds: tolerances of the reference.
-        keys: keys of the values that were compared. Only gradients count: for each parameter, that of the step with the
-            highest power.
+        keys: keys of the values that were compared. Only gradients count: for each parameter, the gradient of the step
+            with the highest power.
     """
     least: dict[str, float] = {}
     for key in keys:

@@ -47,7 +47,7 @@ def _losses(index: Mapping[Key, Any]) -> Counter[int]:
 
 
 def untied(runs: PairedRuns, key: Key, wrong: Mapping[Key, Difference], evidence: Evidence | None) -> Cause | None:
-    """Test whether a gradient plus that of a weight that only ranks have is right: the single device ties the two."""
+    """Test whether a gradient lacks the gradient of a weight that only ranks have: the single device ties both."""
     if evidence is None or key[0] != "gradient" or set(evidence.ranks) != set(wrong[key].ranks):
         return None
     own = {other[1] for other in runs.ranks[evidence.ranks[0]] if other[0] == "weight"} if evidence.ranks else set()

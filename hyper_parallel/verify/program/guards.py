@@ -30,7 +30,7 @@ def guarded(name: str) -> Iterator[None]:
     ``os._exit`` ends the rank like ``sys.exit``. A forked child may do separate work, such as a data loader's worker. A
     child that continues the program like a rank is ended, and so are children still alive at the end. Signal handlers
     are not installed, because only the main thread may install them. Timers that would raise a signal are not set. A
-    signal that the program sends to its own process ends its rank. Calls that start ranks, or RPC, are refused.
+    signal that the program sends to its own process ends its rank. Calls that start ranks or RPC raise an error.
 
     Args:
         name: name of the program, for messages.
