@@ -1,7 +1,7 @@
-"""Changes the case of a MindSpore program on one rank while it is recorded: weights, outputs, strides.
+"""Changes weights, outputs and strides of inputs of a MindSpore program on one rank while it is recorded.
 
-Losses are not weighted, since MindSpore differentiates functions that may reduce gradients inside. Inputs keep their
-values, since shards of a batch are copies.
+Losses are not multiplied by factors, because the function that MindSpore differentiates may reduce gradients itself.
+Inputs keep their values: on MindSpore, shards of a batch are copies, so their position in the batch is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AppliedChanges"]
 
 
 class AppliedChanges(BaseAppliedChanges):
-    """Applies the changes of a log to weights, strides of inputs, and outputs; records properties of the case.
+    """Applies the changes of a log to weights, strides of inputs, and outputs; records properties of inputs.
 
     Args:
         log: log of the rank; ``log.changes`` has the changes.
@@ -49,13 +49,12 @@ class AppliedChanges(BaseAppliedChanges):
         return output if factors is None else output * Tensor(factors, dtype=output.dtype)
 
     def inputs(self, args: Any, kwargs: Any, *, evaluates: bool = False) -> tuple[Any, Any]:
-        """Return the arguments of a model, with other strides if requested; record those of the first step.
+        """Return the arguments of a model, with changed strides if requested; record the arguments of the first step.
 
         Args:
             args: positional arguments of the call.
             kwargs: named arguments of the call.
-            evaluates: whether the call is not differentiated, for example because its arguments are gradients instead
-                of samples.
+            evaluates: whether the call is not differentiated; its arguments may then be gradients, not samples.
         """
         if self._log.changes.strided:
             args, kwargs = tree_map(_strided, (args, kwargs), CONTAINERS)
@@ -86,7 +85,7 @@ class AppliedChanges(BaseAppliedChanges):
 
 
 def _strided(value: Any) -> Any:
-    """Return a matrix with the same values and other strides; other values are returned unchanged."""
+    """Return a tensor of two or more dims with the same values and different strides; any other value unchanged."""
     if type(value) is not Tensor or value.ndim < 2:
         return value
     last = value.ndim - 1

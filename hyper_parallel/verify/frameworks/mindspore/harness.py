@@ -34,11 +34,11 @@ __all__ = ["MindSporeHarness", "build"]
 
 
 class _Seeded(Function):
-    """A scalar function whose gradient with respect to each of several tensors is exactly a seed."""
+    """A scalar function of several tensors; its gradient with respect to each is a given cotangent, the seed."""
 
     @staticmethod
     def forward(ctx: Any, seeds: list[Tensor], *outs: Tensor) -> Tensor:
-        """Return zero; the value does not matter."""
+        """Return zero; the value is not used."""
         del outs
         ctx.seeds = seeds
         return mint.zeros((), dtype=mindspore.float32)
@@ -51,7 +51,7 @@ class _Seeded(Function):
 
 
 class MindSporeHarness(HarnessPlatform):
-    """Training by MindSpore's function transform and MindSpore's optimizers."""
+    """The harness interface for MindSpore; trains with ``value_and_grad`` and MindSpore's optimizers."""
 
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
         """Record by replacing the calls of cells and optimizers."""
@@ -76,7 +76,7 @@ class MindSporeHarness(HarnessPlatform):
         seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
         wanted: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
-        """Differentiate one scalar that pulls back all seeds at once: forward and backward run once."""
+        """Run one forward and one backward of a scalar whose gradients with respect to the outputs are the seeds."""
         leaves = [ops.stop_gradient(tensor) for tensor in inputs]
         positions = tuple(index for index, want in enumerate(wanted) if want)
         outs: list[Any] = []
@@ -131,7 +131,7 @@ class MindSporeHarness(HarnessPlatform):
         return train_one_step(training)
 
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
-        """Write by ``set_data``: in-place arithmetic has no effect on MindSpore's CPU build."""
+        """Write with ``set_data``, because in-place arithmetic has no effect in MindSpore's CPU build."""
         tensors = self.platform.parameters_dict(model)
         for path, cell in self.platform.get_cells_and_names(model):
             prefix = f"{path}." if path else ""
@@ -154,15 +154,15 @@ class MindSporeHarness(HarnessPlatform):
         return mindspore.mint.nn.Linear(inputs, outputs, dtype=dtype)
 
     def parameter_with_gradient(self, gradient: Any) -> Any:
-        """Return the gradient, which is a value."""
+        """Return the gradient itself, because MindSpore's parameters do not hold gradients."""
         return gradient
 
     def kept_operators(self) -> list[Any]:
-        """Return matrix products, by the names under which MindSpore dispatches them."""
+        """Return the names under which MindSpore dispatches matrix products."""
         return ["MatMulExt", "Dense", "BatchMatMul", "MatMul"]
 
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
-        """Differentiate by ``value_and_grad`` over the parameters."""
+        """Differentiate with ``value_and_grad``, with respect to the parameters."""
         parameters = self.trainable(model)
         total: Any = None
         gradients: dict[str, Any] = {}
@@ -192,14 +192,14 @@ class MindSporeHarness(HarnessPlatform):
         return MindSporeOptimizer(engine, parameters)
 
     def clip_gradients(self, model: Any, gradients: Mapping[Any, Any], max_norm: float) -> Any:
-        """Clip gradients, which are values."""
+        """Clip the values of ``gradients``."""
         del model
         return self.platform.clip_grad_norm_(list(gradients.values()), max_norm)
 
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
-        """See :meth:`HarnessPlatform.on_device`; MindSpore has one device and one precision of products per process.
+        """See :meth:`HarnessPlatform.on_device`; a MindSpore process has one device and one precision of products.
 
-        On CPU, a process that has not computed anything keeps its device unset.
+        For ``cpu``, the device of a process that has not computed anything stays unset.
         """
         if device_type == "cpu":
             compute_on_cpu()
@@ -209,7 +209,7 @@ class MindSporeHarness(HarnessPlatform):
         return plain
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """Measure by the memory pool of ``mindspore.runtime``, after all work is complete."""
+        """Read the peak from the memory pool of ``mindspore.runtime``, after all work is complete."""
         del device_type
         mindspore.runtime.synchronize()
         mindspore.runtime.reset_peak_memory_stats()
@@ -221,13 +221,13 @@ class MindSporeHarness(HarnessPlatform):
         return most
 
     def missing_device(self, device_type: str) -> str:
-        """Diagnose by the installed packages and by the state of MindSpore's plugin for Ascend."""
+        """Diagnose from the installed packages and the state of MindSpore's plugin for Ascend."""
         if device_type == "cuda":
             return "this library uses MindSpore on cpu and npu: take --platform torch"
         return missing_ascend() or f"this process computes on {self.platform.device_type()}"
 
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
-        """Replace the calls of dropout cells, since MindSpore cannot intercept functions of plain tensors."""
+        """Replace the calls of dropout cells, because functions on plain tensors cannot be intercepted on MindSpore."""
         return indexed_draws(active_dropouts(self.platform.get_cells_and_names(model)), place)
 
     def generator_state(self) -> bytes | None:
@@ -238,13 +238,13 @@ class MindSporeHarness(HarnessPlatform):
         """Do nothing: the generator's state is not compared."""
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
-        """Watch nothing: dropout cells draw by index, and repeated runs reveal other draws."""
+        """Watch nothing: dropout cells draw by index, and repeats of the reference reveal any other random draws."""
         del model
         return lambda: None
 
 
 class _HostFingerprints:
-    """Computes fingerprints of copies on the host, like MindSpore's recorder reads tensors."""
+    """Computes fingerprints on the host, from the copies that MindSpore's recorder makes of tensors."""
 
     def of(self, tensor: Any) -> Any:
         """Return the numbers of a tensor."""
@@ -276,7 +276,7 @@ class _HostFingerprints:
         return mint.distributed.get_rank(), mint.distributed.get_world_size()
 
     def facts(self) -> dict[str, str]:
-        """Return MindSpore's version and the dtype of its numbers."""
+        """Return MindSpore's version and its default dtype."""
         return {"framework": f"mindspore {mindspore.__version__}", "dtype": "float32"}
 
 

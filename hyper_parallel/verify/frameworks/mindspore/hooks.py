@@ -1,6 +1,6 @@
-"""Connects a recorder to the cells, differentiations and optimizers of the program that runs in a context.
+"""Connects a recorder to the cells, differentiated functions and optimizers of the program that runs in a context.
 
-MindSpore's hooks belong to single cells, so the calls of cells and optimizers are replaced in their classes during the
+MindSpore has no hooks for all cells at once, so the methods that call cells and optimizers are replaced during the
 recording. A process is one rank and runs one program at a time.
 """
 
@@ -56,7 +56,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     for owner, name in places_of(serialization.save_checkpoint):
         replace(owner, name, lambda plain: _function(log, recorder.save, plain))
     replace(imperative, "run_backward", lambda plain: _function(log, recorder.imperative_backward, plain))
-    # A recorded program compiles nothing, so jit's guard, which calls these functions, never runs.
+    # A recorded program is not compiled, so the guard of jit, from which these functions are called, never runs.
     for function, served in UNCOMPILED.items():
         replace(amp, function.__name__, functools.partial(_served, served))
     if not log.limits.pretend:  # --pretend replaces these functions by correct ones
@@ -68,13 +68,13 @@ def recording(log: RecordLog) -> Iterator[None]:
     finally:
         for owner, name, plain in reversed(replaced):
             setattr(owner, name, plain)
-        context.set_context(mode=mode)  # a program may have set graph mode, and ranks are warm processes
+        context.set_context(mode=mode)  # the program may have set graph mode, and its process runs other programs later
         recorder.finish()
 
 
 @contextmanager
 def _pretended(log: RecordLog) -> Iterator[None]:
-    """Let the CPU stand in for the device in the log's limits, if any, and record the calls that it replaced."""
+    """If the log's limits name a device, let the CPU stand in for this device, and record the replaced calls."""
     if not log.limits.pretend:
         yield
         return
@@ -89,7 +89,7 @@ def _pretended(log: RecordLog) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled(log: RecordLog) -> Iterator[None]:
-    """Let MindSpore run compiled functions and cells uncompiled, in a recorded process."""
+    """Inside this context, let MindSpore run functions and cells uncompiled that the program compiles."""
     before = os.environ.get("MS_JIT")
     os.environ["MS_JIT"] = "0"
     try:

@@ -1,4 +1,4 @@
-"""Dropout cells on plain MindSpore tensors that draw like DTensors: by the global index of an element."""
+"""Lets MindSpore's dropout cells on plain tensors draw random numbers as DTensors do, by global element index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["active_dropouts", "indexed_draws"]
 
 
 def active_dropouts(cells: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the active dropout cells with their paths."""
+    """Return the dropout cells that drop elements, with their paths."""
     return [
         (path, cell)
         for path, cell in cells
@@ -24,7 +24,7 @@ def active_dropouts(cells: Iterator[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 @contextmanager
 def indexed_draws(cells: list[tuple[str, Any]], place: Callable[[Any], tuple[Any, Any, Any]]) -> Iterator[None]:
-    """Let dropout ``cells`` draw from the random stream of DTensors: their operand becomes a DTensor for the call.
+    """Let dropout ``cells`` draw from the random stream of DTensors, by making their operand a DTensor for the call.
 
     Args:
         cells: paths and cells.

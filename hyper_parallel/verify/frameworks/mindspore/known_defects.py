@@ -1,6 +1,6 @@
 """Known defects of MindSpore on the CPU: calls with silently wrong results, reported with the program's line.
 
-A new defect is one more entry of :data:`DEFECTS`.
+To add a defect, add an entry to :data:`DEFECTS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Defect(NamedTuple):
         owner: module or class that has the function.
         name: name of the function there.
         label: qualified name of the function.
-        meets: whether a call with these arguments meets the defect.
+        meets: returns whether a call with the given arguments has a wrong result.
         words: description of the error, and the function to call instead.
     """
 
@@ -81,14 +81,14 @@ DEFECTS = (
     Defect(Tensor, "__setitem__", "x[...] = y", _all_elements, _SHARED),
     *(Defect(Tensor, name, f"Tensor.{name}", _plain, _UNWRITTEN) for name in ("add_", "sub_", "mul_", "div_", "exp_")),
 )
-"""Defects measured on MindSpore 2.10. They affect only programs, since the library's own calls avoid them."""
+"""Defects found in MindSpore 2.10. Only calls by programs are affected; the library avoids these functions."""
 
 
 def reporting(log: RecordLog, defect: Defect, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``own`` with a wrapper that records a program's call that meets the defect in ``log``, with its site."""
+    """Wrap the function ``own`` to record in ``log`` each call by the program whose result is wrong, with its site."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the framework's own calls are not the program's
+        caller = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - calls by the framework itself are not reported
         by_program = not caller.startswith(_LIBRARIES)
         if by_program and args and isinstance(args[0], Tensor) and defect.meets(*args, **kwargs):
             found = log.notes.setdefault("defects of the framework", {})

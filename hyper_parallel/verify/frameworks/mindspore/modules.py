@@ -16,7 +16,7 @@ _WRAPPED = ((nn.TrainOneStepCell, "network"), (nn.WithLossCell, "_backbone"), (n
 
 
 def is_wrapper(cell: nn.Cell) -> bool:
-    """Return whether ``cell`` only trains or evaluates another one."""
+    """Return whether ``cell`` only trains or evaluates a model, which is its child."""
     return _wrapped(cell) is not None
 
 
@@ -27,7 +27,7 @@ def _wrapped(cell: nn.Cell) -> Any:
 class ModelNames(BaseModelNames):
     """Names of the cells, parameters and buffers of a program's models.
 
-    A name is the path of attributes to a value, because ``Parameter.name`` is arbitrary and not unique.
+    The name of a value is the path of attributes that leads to it, because ``Parameter.name`` need not be unique.
     """
 
     def unwrapped(self, module: nn.Cell) -> nn.Cell:

@@ -1,6 +1,6 @@
 """CPU implementations of MindSpore functions whose kernels exist only on Ascend devices, or are wrong on the CPU.
 
-They are for plain tensors; DTensors use kernels of the library.
+They are called for plain tensors; DTensors use the library's kernels.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "sub_": lambda x, y, *, alpha=1: x - y * alpha,
     "zero_": lambda x: mint.zeros(tuple(x.shape), dtype=x.dtype),
 }
-"""In-place methods by name, each with the function of the written value. MindSpore's do not write on the CPU."""
+"""In-place methods by name, each with a function that computes the new value. On the CPU, MindSpore's do not write."""
 
 
 def written(method: str) -> Callable[..., Any]:
-    """Return the method of a plain tensor that writes the value from :data:`METHODS` and returns the tensor."""
+    """Return an in-place method for plain tensors, which writes the value that :data:`METHODS` computes."""
     compute = METHODS[method]
 
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +181,7 @@ def written(method: str) -> Callable[..., Any]:
 
 
 def to_empty(self: nn.Cell, *, device: str | None = None, **options: Any) -> Any:
-    """``Cell.to_empty`` that moves from the meta device to the CPU if no device is named."""
+    """Replacement of ``Cell.to_empty`` that uses the CPU if no device is named."""
     return _TO_EMPTY(self, device=device or "CPU", **options)
 
 

@@ -15,17 +15,17 @@ from hyper_parallel.platform.mindspore.versions import op_enum
 __all__ = ["attention", "grouped_matmul", "moe_token_permute", "moe_token_unpermute", "rms_norm", "swiglu"]
 
 _HIDDEN = -1e30
-_LEFT_UP, _RIGHT_DOWN = 2, 3  # sparse modes: causal from the first position, causal up to the last
+_LEFT_UP, _RIGHT_DOWN = 2, 3  # sparse modes: causal mask aligned to the first, or to the last, query and key
 
 
 def swiglu(x: Any, dim: int = -1) -> Any:
-    """Return ``silu(gate) * linear`` of the halves of ``x`` along ``dim``."""
+    """Split ``x`` along ``dim`` into halves ``gate`` and ``linear``; return ``silu(gate) * linear``."""
     gate, linear = mint.chunk(x, 2, dim)
     return gate * mint.sigmoid(gate) * linear
 
 
 def rms_norm(x: Any, gamma: Any, epsilon: float = 1e-6) -> tuple[Any, Any]:
-    """Return ``x`` divided by its root mean square over the dims of ``gamma``, times ``gamma``, and the reciprocal."""
+    """Return ``x / rms * gamma`` and ``1 / rms``; ``rms`` is the root mean square over the dims of ``gamma``."""
     dims = tuple(range(x.ndim - gamma.ndim, x.ndim))
     reciprocal = mint.rsqrt(mint.mean(x * x, dims, keepdim=True) + epsilon)
     return x * reciprocal * gamma, reciprocal
@@ -56,12 +56,12 @@ def grouped_matmul(
 
 
 def moe_token_permute(tokens: Any, indices: Any, num_out_tokens: int | None = None, padded_mode: bool = False) -> Any:
-    """Return the rows of ``tokens`` in the order of their experts, and the position of each (token, choice).
+    """Return the rows of ``tokens`` sorted by expert, and the index that each pair (token, choice) has there.
 
     Args:
         tokens: matrix of tokens.
-        indices: expert of each token and choice.
-        num_out_tokens: number of rows to return; all by default.
+        indices: expert of each token and choice; a token may choose several experts.
+        num_out_tokens: number of rows to return; by default, all rows.
         padded_mode: not supported.
     """
     count = int(np.prod(indices.shape))
@@ -74,12 +74,12 @@ def moe_token_permute(tokens: Any, indices: Any, num_out_tokens: int | None = No
 
 
 def moe_token_unpermute(permuted: Any, went: Any, probs: Any = None, *others: Any) -> Any:
-    """Return for each token the sum of the rows of its choices, weighted by their probabilities.
+    """Return for each token the sum of the rows of its choices, weighted by the choices' probabilities.
 
     Args:
-        permuted: rows in the order of their experts.
+        permuted: rows sorted by expert.
         went: the second result of :func:`moe_token_permute`.
-        probs: probability of each token and choice; None for one choice of weight 1.
+        probs: probability of each token and choice; None if each token has one choice, of weight 1.
         others: not supported.
     """
     if any(others):
@@ -93,7 +93,7 @@ def attention(
     self: Any, query: Any, key: Any, value: Any, real_shift: Any = None, drop_mask: Any = None,
     padding_mask: Any = None, attn_mask: Any = None, prefix: Any = None, *lengths: Any, **other_lengths: Any,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Return the maxima and sums of the softmax, an empty tensor, and the attention: ``FlashAttentionScore``.
+    """Compute ``FlashAttentionScore``: return maxima and sums of the softmax, an empty tensor, and the attention.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) packed sequences, dropout, prefixes, other sparse modes.
@@ -120,7 +120,7 @@ def attention(
 
 
 def _hidden(self: Any, mask: Any, rows: int, columns: int) -> Any:
-    """Return a boolean tensor that broadcasts to the scores, True where masked; None if nothing is masked."""
+    """Return a boolean mask that broadcasts to the scores, True for scores to ignore; None if none are ignored."""
     if self.sparse_mode in (_LEFT_UP, _RIGHT_DOWN):
         offset = columns - rows if self.sparse_mode == _RIGHT_DOWN else 0
         return Tensor(np.triu(np.ones((rows, columns), bool), 1 + offset))

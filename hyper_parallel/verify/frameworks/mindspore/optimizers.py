@@ -1,4 +1,4 @@
-"""Optimizers of MindSpore with the verifier's interface."""
+"""Wraps MindSpore's optimizers in the verifier's optimizer interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MindSporeOptimizer(TrainingOptimizer):
 
     Args:
         optimizer: optimizer of MindSpore.
-        parameters: parameters that it trains, by path.
+        parameters: parameters that the optimizer trains, by path.
     """
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any]) -> None:
@@ -31,11 +31,11 @@ class MindSporeOptimizer(TrainingOptimizer):
         self._step([result.gradients[path] for path in self.parameters])
 
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
-        """Watch the gradients, which are arguments of the step."""
+        """Watch the gradients; on MindSpore they are arguments of the step."""
         self._before.append(before)
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer's own parameters; one that is named after a trained parameter is sharded like it."""
+        """Return the optimizer's own parameters; one named after a sharded parameter is returned as a DTensor."""
         trained = {parameter.name: (path, parameter) for path, parameter in self.parameters.items()}
         own = {id(parameter) for parameter in self.parameters.values()}
         values: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class MindSporeOptimizer(TrainingOptimizer):
 
 
 class _Engine:
-    """A watched optimizer, called with gradients directly or by a ``TrainOneStepCell``."""
+    """A watched optimizer; it is called with gradients, by the user's code or by a ``TrainOneStepCell``."""
 
     def __init__(self, step: Callable[[Sequence[Any]], bool], parameters: list[Any]) -> None:
         self._step = step
@@ -76,7 +76,7 @@ class _Engine:
 
 
 def _like(parameter: Any, state: Any) -> Any:
-    """Return the ``state`` of ``parameter`` as a DTensor if it is a shard of one."""
+    """Return the ``state`` of ``parameter``, as a DTensor if it has the shape of the parameter's local shard."""
     if not isinstance(parameter, DTensor) or isinstance(state, DTensor):
         return state
     if state.ndim and tuple(state.shape) == tuple(parameter.layout.local_shape):

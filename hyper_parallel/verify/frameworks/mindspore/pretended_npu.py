@@ -23,9 +23,9 @@ hide_file(__file__)
 
 @contextmanager
 def pretended_npu() -> Iterator[Counter[str]]:
-    """Run programs for Ascend devices on the CPU inside; the result counts the calls of replacements by name.
+    """Inside this context, programs for Ascend devices run on the CPU; it yields the calls of replacements by name.
 
-    Enter it before the program's imports, because modules keep functions that they import by name.
+    Enter it before the program is imported, because a module that imports a function by name keeps that function.
     """
     counts: Counter[str] = Counter()
     places = list(_stand_ins())
@@ -46,7 +46,7 @@ _INHERITED = object()
 
 
 def _stand_ins() -> Iterator[tuple[Any, str, str, Callable[..., Any]]]:
-    """Yield the owner of each function, its name there, its qualified name, and its replacement."""
+    """Yield for each function its owner, its name there, its qualified name, and its replacement."""
     for path, function in npu_functions.FUNCTIONS.items():
         home, _, name = path.rpartition(".")
         yield operator.attrgetter(home)(mint) if home else mint, name, f"mint.{path}", function

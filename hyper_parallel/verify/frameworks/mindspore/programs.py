@@ -51,15 +51,15 @@ __all__ = [
 ]
 
 MODES = ("forward", "backward", "grad")
-"""What may follow the steps of a program: nothing, ``GradOperation`` with seeds, or ``value_and_grad`` of a sum of the
-outputs times these. Nothing is differentiated twice: MindSpore 2.10 computes some second derivatives wrongly on plain
-tensors, so that a single device cannot be a reference."""
+"""How the results of a program are differentiated: not at all, by ``GradOperation`` with cotangents (seeds), or by
+``value_and_grad`` of the sum of outputs times seeds. Nothing is differentiated twice: MindSpore 2.10 computes some
+second derivatives wrongly on plain tensors, so a single device cannot be the reference."""
 
 DTYPES = ("float64", "float64", "float32", "float32", "float16")
-"""The dtypes of programs; few CPU kernels support bfloat16."""
+"""The dtypes of programs, without bfloat16, which few CPU kernels support; repeated ones are chosen more often."""
 
 FUNCTIONS = {"cat": "mint.cat", "stack": "ops.stack", "maximum": "mint.maximum"}
-"""The functions that idioms call."""
+"""Functions that idioms (fixed sequences of calls in random programs) call."""
 
 HEAD = "import mindspore, numpy, operator; from mindspore import Tensor, mint, nn, ops"
 """The imports of a program."""
@@ -108,7 +108,7 @@ _CELLS: dict[str, tuple[int, int, tuple[str, ...], tuple[Sample, ...]]] = {
 
 
 def modules() -> dict[str, tuple[Sample, ...]]:
-    """Return the samples of cells, by the name of their call: arguments, inputs, and parameters in order."""
+    """Return the samples of cells by name of the call: the constructor's arguments, inputs and parameters, in order."""
     return {name: samples for name, (_, _, _, samples) in _CELLS.items()}
 
 
@@ -120,7 +120,7 @@ def forms(
 ) -> list[tuple[str, Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]]:
     """Return the public calls of a canonical operator.
 
-    The signatures of MindSpore's functions are incomplete, so fitting calls are found by trial.
+    The signatures of MindSpore's functions are incomplete, so several ways to pass the arguments are tried.
 
     Args:
         op: canonical name.
@@ -129,10 +129,10 @@ def forms(
         writes: whether to return calls that write their first operand.
 
     Returns:
-        pairs of a name for :func:`call_named`, and a function from arguments in canonical names to those of the call.
+        pairs of a name for :func:`call_named`, and a function that maps arguments by canonical name to the call's.
     """
     if writes:
-        return []  # on CPU MindSpore has no kernel for such a call, or leaves the tensor unchanged
+        return []  # on the CPU, MindSpore has no kernel for in-place calls, or leaves the tensor unchanged
     ways = _ways(arguments, canonical)
     return [
         (f"{home}.{name}", way)
@@ -157,7 +157,7 @@ def _public_names(op: str) -> tuple[str, ...]:
 def _ways(
     arguments: Mapping[str, Any], canonical: Binder
 ) -> list[Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]:
-    """Return the ways to pass arguments: options by keyword under each possible name, or all positionally."""
+    """Return ways to pass arguments: options by keyword, under each name that MindSpore may use; or all by position."""
     parameters = canonical.parameters
     starred = canonical.starred
     passed = [name for name, value in arguments.items() if not _is_default(value, parameters[name].default)]
@@ -208,7 +208,7 @@ def _cell_call(name: str) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         cell = _cell_class(name)(*args[:made])
-        # A cell's parameters cannot be results of other computations, so the cell itself is not called.
+        # A cell's parameters cannot be results of other computations, so tensors replace them in the cell's registry.
         cell._params.update(zip(parameters, args[made + inputs :], strict=True))
         return cell.construct(*args[made : made + inputs])
 
@@ -216,7 +216,7 @@ def _cell_call(name: str) -> Callable[..., Any]:
 
 
 def settle() -> None:
-    """Wait for all calls; some of them raise their error only when a result is read."""
+    """Wait for all calls, because some raise their error only when a result is read."""
     pynative_executor.sync()
 
 
@@ -250,13 +250,13 @@ def values_of(array: Any, dtype: str) -> str:
 
 
 def leaf_source(text: str, *, requires_grad: bool) -> str:
-    """Return the source of the tensor itself: MindSpore's differentiating call names the leaves."""
+    """Return ``text`` unchanged: on MindSpore, the call that differentiates names the leaves."""
     del requires_grad
     return text
 
 
 def detached_source(text: str) -> str:
-    """Return the source of the tensor itself, which has no gradient."""
+    """Return ``text`` unchanged: on MindSpore, a tensor has no gradient to detach."""
     return text
 
 
@@ -290,7 +290,7 @@ def body_source(
 
 
 def leaf(tensor: Any, *, requires_grad: bool) -> Any:
-    """Return the tensor itself: MindSpore's differentiating call names the leaves."""
+    """Return the tensor itself: on MindSpore, the call that differentiates names the leaves."""
     del requires_grad
     return tensor
 
@@ -301,12 +301,12 @@ def copied(tensor: Any) -> Any:
 
 
 def state(tensor: Any) -> Any:
-    """Return the values of a plain tensor: MindSpore's own counter of writes misses some."""
+    """Return the values of a plain tensor, because MindSpore's write counter misses some writes."""
     return tensor.asnumpy().tobytes()
 
 
 def may_have_gradient(tensor: Any) -> bool:
-    """Whether a plain tensor is floating-point: MindSpore differentiates everything, constants with zeros."""
+    """Whether a plain tensor is floating-point; on MindSpore every such tensor has a gradient, a constant zeros."""
     return bool(tensor.dtype in (mindspore.float16, mindspore.float32, mindspore.float64))
 
 
@@ -319,7 +319,7 @@ def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
 
 
 def moved(tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
-    """Return a plain tensor plus ``array``; the result of ``gradient`` is added to the gradient that passes it."""
+    """Return a plain tensor plus ``array``; in backward, the result of ``gradient`` is added to the gradient."""
     changed = tensor + Tensor.from_numpy(np.array(array, order="C")).astype(tensor.dtype)
     if gradient is not None and requires_grad(changed):
 
@@ -367,7 +367,7 @@ def gradients(
         else:
             _, grads = mindspore.value_and_grad(weighted, tuple(range(len(by))))(*by)
     except BaseException:
-        pynative_executor.clear_res()  # leftovers of a failed run make the gradients of later runs wrong
+        pynative_executor.clear_res()  # state that a failed run leaves makes the gradients of later runs wrong
         raise
     grads = grads if isinstance(grads, tuple) else (grads,)
     return {("gradient", number): grad for number, grad in zip(differentiated, grads, strict=True)}

@@ -28,7 +28,7 @@ from hyper_parallel.verify.frameworks.mindspore.modules import ModelNames, is_wr
 __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(mindspore.__file__)).parent)
-_BEFORE = -1  # the step of weights before training
+_BEFORE = -1  # step number of weights before training
 _RECOMPUTED = "._recompute_cell"  # the child of a recomputed cell that does its computation
 _NO_PART = (nn.Identity,)  # TrainOneStepCell passes gradients through an Identity
 _Change = Callable[[Any], Any]
@@ -54,11 +54,11 @@ class Recorder:
         self._in_backward = False
         self._initial: dict[str, int] = {}
         self._perturbed: set[str] = set()
-        self._moved = 0  # the step before which weights were perturbed last
+        self._moved = 0  # number of steps that were complete when weights were last perturbed
         self._steps: dict[int, int] = {}
         self._stepped_at = ""
         self._unrecorded: int | None = None  # the step whose weights are recorded when the program continues
-        self._stepped: set[int] = set()  # optimizers that have made a step since then
+        self._stepped: set[int] = set()  # optimizers that have made a step since weights were last recorded
         self._optimizers: list[Any] = []
         self._in_step = False
         self._changed = AppliedChanges(log)
@@ -113,7 +113,7 @@ class Recorder:
         return changed
 
     def _observe_inputs(self, args: Any, kwargs: Any) -> None:
-        """Record the data that a model is called with; a cell that takes gradients gets no data."""
+        """Record the data that a model is called with, except outside of differentiation: it may then be gradients."""
         for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
             taken = read_tensor(value) if type(value) is Tensor and not self._evaluates else None
             if taken is not None:
@@ -143,9 +143,9 @@ class Recorder:
     # -- saved files ---------------------------------------------------------------------------------------------------
 
     def save(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record the floating-point tensors that the program saves if their names end with a parameter's; save them.
+        """Record floating-point tensors that the program saves under names that end with a parameter's name; save them.
 
-        Averages of weights, and other copies outside of cells and optimizers, are only visible here.
+        Only here are averages of weights, and other copies outside of cells and optimizers, visible.
         """
         known = set() if self._observes else set(self._parameters())
         for name, value in entries_of(args[0] if args else kwargs.get("save_obj")):
@@ -161,7 +161,7 @@ class Recorder:
     # -- differentiation and clipping ----------------------------------------------------------------------------------
 
     def forward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a function to differentiate, and record its loss."""
+        """Run a function that is being differentiated, and record its loss."""
         outermost = not self._differentiating and not self._in_backward
         self._differentiating += 1
         try:
@@ -178,7 +178,7 @@ class Recorder:
             self.log.add("loss", "loss", taken, site=user_site(_FRAMEWORK))
 
     def backward(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run a backward, in which cells are only recomputed."""
+        """Run a backward without recording the cells that it recomputes."""
         before, self._in_backward = self._in_backward, True
         try:
             gradients = plain(*args, **kwargs)
@@ -198,7 +198,7 @@ class Recorder:
             self._in_backward = before
 
     def _record_norm(self, gradients: Sequence[Any], largest: float) -> None:
-        """Record the norm that this rank clips by, and the clipping factor."""
+        """Record the norm of the gradients that this rank clips, and the clipping factor."""
         squares = [np.sum(np.square(taken.array.astype(np.float64))) for taken in map(read_tensor, gradients) if taken]
         total = np.sqrt(np.sum(squares))
         site = user_site(_FRAMEWORK)
@@ -211,7 +211,7 @@ class Recorder:
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
     def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Run an optimizer's step; record gradients and rates before, and state after it.
+        """Run an optimizer's step; record gradients and learning rates before it, and the optimizer's state after it.
 
         Weights and buffers are recorded later: at the program's next forward, or at its end.
 
@@ -281,8 +281,8 @@ class Recorder:
     def _names_of(self, optimizer: Any) -> list[str]:
         """Return the names of an optimizer's parameters, in its order.
 
-        A parameter that no model has any more gets the name of the current parameter with the same ``Parameter.name``.
-        Such parameters occur if the model's parameters were replaced after the optimizer was created.
+        If the model's parameters were replaced after the optimizer was created, the optimizer has parameters that are
+        not in a model any more. Each gets the name of the current parameter with the same ``Parameter.name``.
         """
         named = self._names.parameters()
         names = {id(value): name for name, value in named.items()}
@@ -322,7 +322,7 @@ class Recorder:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def _record_initial(self) -> None:
-        """Record weights and buffers before training; again, if the program has sharded the model since."""
+        """Record weights and buffers before training; record them again if the program then shards the model."""
         identities = {name: id(value) for name, value in self._parameters().items()}
         if identities != self._initial:
             self._initial = identities
@@ -361,7 +361,7 @@ class Recorder:
                 write_tensor(parameter, perturbation.perturbed_input(f"weight {name}", taken.array, taken.dtype))
 
     def _move_doubles(self) -> None:
-        """Perturb float64 weights in every step: optimizers round them to float32, which removes the perturbation."""
+        """Perturb float64 weights in every step, because optimizers round them to float32 and lose the perturbation."""
         perturbation, step = self.log.perturbation, self.log.step
         if perturbation is None or self._moved >= step:
             return
@@ -383,7 +383,7 @@ class Recorder:
         if perturbation is None or type(value) is not Tensor or not _is_perturbable(value):
             return value
         array = np.array(to_host(value))
-        # The perturbation is added instead of replacing the tensor, so that the gradient of a computed tensor is kept.
+        # The perturbation is added, not assigned, so that the gradient still reaches the call that made the tensor.
         return value + Tensor(perturbation.perturbed_input(f"input {self._inputs}", array) - array)
 
     def rewrite(self, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -394,7 +394,7 @@ class Recorder:
         return made
 
     def _half_of(self, tensor: Any) -> str:
-        """Return the half-precision dtype that the numbers of a cell's output are rounded to; empty for none."""
+        """Return the half-precision dtype to which the numbers of a cell's output were rounded; empty if none."""
         if tensor.dtype in HALF:
             return "bfloat16" if tensor.dtype == mindspore.bfloat16 else "float16"
         if not self._cast_to or type(tensor) is not Tensor or tensor.dtype != mindspore.float32:
@@ -459,9 +459,9 @@ def _changed(tensor: Any, change: _Change) -> Any:
 
 
 def _group_name(name: str, ranks: tuple[int, ...]) -> str:
-    """Return the program's name of a group without its distinguishing number: ``dp-3`` is an axis ``dp``.
+    """Return the name that the program gave a group, without the number that makes it unique: ``dp`` for ``dp-3``.
 
-    Names that ``new_group`` derives from a hash carry no information.
+    A name that ``new_group`` derived from a hash is not used.
     """
     axis = re.sub(r"([-_.]?\d+)+$", "", name)
     made_up = name.startswith(("hccl_", "mccl_")) and re.fullmatch("[0-9a-f]{40}", name.rpartition("_")[2])
@@ -473,7 +473,7 @@ def _is_perturbable(tensor: Any) -> bool:
 
 
 def _rates(optimizer: Any) -> list[float]:
-    """Return the learning rates by group."""
+    """Return the learning rate of each parameter group."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is not None:  # the optimizers of mint and of mindspore.experimental
         return [float(group["lr"]) for group in groups]

@@ -42,7 +42,7 @@ class RMSNorm(nn.Cell):
 
 
 class LayerNorm(nn.Cell):
-    """Layer norm (Ba et al., arXiv 1607.06450) of basic operators: the CPU kernel does not support float64."""
+    """Layer norm (Ba et al., arXiv 1607.06450) from basic operators, because the CPU kernel lacks float64."""
 
     def __init__(self, dim: int, eps: float, dtype: Any) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Transformer(nn.Cell):
 
 
 def loss(logits_BLV: Any, labels_BL: Any) -> Any:
-    """Return the mean cross-entropy; classes are dim 1, as MindSpore requires, so that no dims are merged."""
+    """Return the mean cross-entropy; classes are moved to dim 1 for MindSpore, so that no dims must be merged."""
     return ops.cross_entropy(mint.transpose(logits_BLV, 1, 2), labels_BL)
 
 
@@ -187,11 +187,11 @@ class _Losses(ms.Callback):
 
 
 def train_one_step(training: Any) -> Any:
-    """Run ``Model.train`` over a dataset of one batch, save the model, and evaluate another that loads the checkpoint.
+    """Run ``Model.train`` on a dataset of one batch, save the model, and evaluate a second one that loads the file.
 
     The optimizer is created before the first forward; ``TrainOneStepCell`` calls it, and a callback keeps the loss. The
-    trained model itself does not load the checkpoint: on one device MindSpore 2.10's compiled optimizers continue to
-    write to the earlier values of a parameter.
+    trained model itself does not load the checkpoint, because on one device MindSpore 2.10's compiled optimizers
+    continue to write to a parameter's previous tensor.
 
     Args:
         training: a :class:`~hyper_parallel.verify.training_loop.Training` of one batch: inputs and targets.
@@ -207,7 +207,7 @@ def train_one_step(training: Any) -> Any:
 
 
 def _restored(net: Any) -> Regression:
-    """Return a model with plain parameters from a checkpoint of ``net``."""
+    """Save a checkpoint of ``net``; return a new model with plain parameters that has loaded it."""
     other = Regression(*net.arguments)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "net.ckpt")
@@ -217,5 +217,5 @@ def _restored(net: Any) -> Regression:
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean squared error; ``nn.MSELoss`` computes float64 in float32."""
+    """Return the mean squared error; ``nn.MSELoss`` would compute float64 in float32."""
     return mint.mean(mint.square(output - target))

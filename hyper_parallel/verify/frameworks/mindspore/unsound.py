@@ -1,4 +1,4 @@
-"""Calls that random programs skip because MindSpore's own result is wrong or undefined, each with the reason."""
+"""Lists the calls that random programs skip because MindSpore's own result is wrong or undefined, with reasons."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logical_or where cat concat stack reshape view permute transpose swapaxes flatte
 narrow split getitem setitem
 """
 _SERVE_EMPTY = frozenset(_WITH_EMPTY.split())
-"""The functions that are called with empty operands: many other kernels of MindSpore 2.10 end the process then, or
-return memory that was never written. Shards are empty all the same."""
+"""Functions that random programs call with empty operands. Many other kernels of MindSpore 2.10 then end the process or
+return uninitialized memory. Shards of nonempty operands may still be empty."""
 
 _IN_FLOAT32 = "it computes in float32"
 _UNSOUND_IN_FLOAT64 = {

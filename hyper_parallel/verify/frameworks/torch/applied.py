@@ -1,7 +1,8 @@
-"""Functions of PyTorch that apply integers or booleans to numbers: targets of losses, masks of attention scores.
+"""Records the targets of losses and the masks of attention scores in a PyTorch program.
 
-Such arguments are no results of modules, but a wrong one explains why a loss or an output is wrong. They are recorded
-with the numbers that they are applied to, which tell where in the reference a rank's targets or mask belong.
+Targets and masks are not results of modules, but a wrong one explains why a loss or an output is wrong. Each is
+recorded with the logits or scores to which it is applied: these identify the part of the reference with which a rank's
+targets or mask are compared.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ FUNCTIONS = (
 """Owners and names of the functions."""
 
 _SIZE = 1 << 20
-"""Maximum number of elements that are recorded of one call."""
+"""Maximum number of elements in the recorded logits or scores of one call."""
 
 _HIDDEN = -1e4
-"""Scores that are replaced by at most this number are hidden: their exponentials are zero in every dtype."""
+"""A score that is replaced by this number or a smaller one counts as masked: its exponential is zero in every dtype."""
 
 _COLUMNS = 16
-"""Number of classes whose logits identify a row."""
+"""Maximum number of classes whose logits are recorded to identify a row."""
 
 
 def applied(name: str, record: Callable[[str, Any, Any], None], args: Any, kwargs: Any) -> None:
-    """Record the targets or the mask of a call, unless it has none, or tensors of another class.
+    """Record the targets or the mask of a call; calls without them, or on tensors of a subclass, are skipped.
 
     Args:
         name: a name in ``FUNCTIONS``.
-        record: called with the name, the numbers, and the integers or booleans of their leading dims.
+        record: called with the name, the logits or scores, and the targets or the mask.
         args: arguments of the call.
         kwargs: keyword arguments of the call.
     """
@@ -86,7 +87,7 @@ def _attention(given: Any) -> tuple[Any, Any] | None:
 
 
 def _one_head(scores: Any, hidden: Any) -> tuple[Any, Any]:
-    """Return scores and mask of the first head, if there are heads: masks rarely depend on them."""
+    """Return scores and mask of the first head if there are heads, because heads rarely have different masks."""
     return (scores[..., 0, :, :], hidden[..., 0, :, :]) if scores.dim() >= 4 else (scores, hidden)
 
 
@@ -106,4 +107,5 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[Any, Any] | Non
     "masked_fill_": _FILL,
     "scaled_dot_product_attention": (("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), _attention),
 }
-"""Names of the first parameters of each function, and what reads the numbers, and targets or mask, of a call."""
+"""For each function, the names of its first parameters, and a function that returns logits and targets, or scores and
+mask, from a call's arguments by name."""

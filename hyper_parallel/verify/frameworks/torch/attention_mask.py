@@ -11,10 +11,10 @@ __all__ = ["attention_mask", "masked_attention"]
 
 
 def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask of attention weights that a dropout kept, without changing the generator.
+    """Return the mask of the attention weights that a dropout kept; the generator's state is not changed.
 
-    The attention is computed again with the same random numbers, with zero queries and keys, so that all weights are
-    equal, and with the identity matrix as values. Its output is then the weights after the dropout.
+    The attention is computed again with the same random numbers, with zeros as queries and keys, so that all weights
+    are equal, and with the identity matrix as values. Its output is then the matrix of weights after the dropout.
 
     Args:
         attention: ``scaled_dot_product_attention`` with its dropout, as a function of query, key and value.
@@ -23,8 +23,8 @@ def attention_mask(attention: Callable[..., Any], query: Any, key: Any, state: t
         state: state of the CPU's generator before the attention was computed.
 
     Returns:
-        tensor (..., queries, keys), zero where a weight was dropped; None if the mask is unknown: on another device,
-        for tensors of another class, or if the random numbers depend on more than the shapes.
+        tensor (..., queries, keys), zero where a weight was dropped. None if the mask is unknown: on devices other than
+        the CPU, for tensors of a subclass, or if the random numbers depend on more than the shapes.
     """
     if type(query) is not torch.Tensor or type(key) is not torch.Tensor or query.device.type != "cpu":
         return None
@@ -56,7 +56,7 @@ def masked_attention(
 
     Args:
         kept: boolean array (..., queries, keys), True for weights to keep.
-        query: tensor (..., queries, width); this and the following arguments are those of PyTorch.
+        query: tensor (..., queries, width); this argument and the following ones are those of PyTorch's function.
         key: (..., keys, width).
         value: (..., keys, width of a value).
         attn_mask: booleans, True for keys that take part, or numbers that are added to the scores.

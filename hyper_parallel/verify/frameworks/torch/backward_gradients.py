@@ -1,4 +1,4 @@
-"""Gradients after backward: contributions of each backward, and gradients of steps without a PyTorch optimizer."""
+"""Reads gradients after backward: what each backward adds, and gradients of steps without a PyTorch optimizer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["StepsByHand", "noting_contributions"]
 class StepsByHand:
     """The gradients of a step without an optimizer, and the weights before it.
 
-    Gradients are read after the last backward, or later, before they are set to zero or the model is called again, so
-    that reductions by the program are included. If a program reduces them and then drops them, the gradients are each
-    rank's own.
+    Gradients are read after every backward, and again before they are set to zero or the model is called, so that
+    reductions by the program are included. If the program reduces gradients and then deletes them itself, the gradients
+    before the reduction are kept.
 
     Attributes:
         gradients: gradients of the backwards since the last step, by name.
@@ -55,7 +55,7 @@ class StepsByHand:
             self.gradients[name] = taken
 
     def remember(self, named: Mapping[str, Any]) -> None:
-        """Remember the versions of the weights, to detect changes."""
+        """Remember hashes of the weights, to detect changes."""
         self._weights = {name: _digest(value) for name, value in named.items()}
 
     def has_stepped(self, named: Mapping[str, Any]) -> bool:
@@ -72,7 +72,7 @@ def _digest(value: Any) -> bytes:
 
 @contextmanager
 def noting_contributions(log: RecordLog, parameters: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Record the change of each gradient by the backward inside, in the step that the limits name.
+    """Record how the backward inside this context changes each gradient, in the step that the limits name.
 
     Args:
         log: log of the rank.

@@ -1,4 +1,4 @@
-"""Changes the case of a PyTorch program on one rank while it is recorded: weights, inputs, outputs, losses."""
+"""Changes weights, inputs, outputs and losses of a PyTorch program on one rank while it is recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AppliedChanges(BaseAppliedChanges):
         overwrite_weight(parameter, lambda *_: array)
 
     def losses(self, tensors: Any) -> Any:
-        """Return the losses that enter a backward, multiplied by the rank's share."""
+        """Return the losses on which backward is called, multiplied by the rank's share."""
         share = self._log.changes.share
         if share == 1.0:
             return tensors
@@ -57,7 +57,7 @@ class AppliedChanges(BaseAppliedChanges):
         return output if factors is None else output * torch.from_numpy(factors).to(output)
 
     def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the changed arguments of a model; record the size of the storage that each is a view of."""
+        """Return the changed arguments of a model; record the size of the storage of each argument."""
         changes = self._log.changes
         sizes = self._log.notes.setdefault("sizes of input memory", set())
         for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
@@ -85,9 +85,9 @@ class AppliedChanges(BaseAppliedChanges):
 class OwnGradients:
     """Records the gradients of this rank's own backward, before any reduction.
 
-    Ranks with equal own gradients do the same work. Parameters that already have hooks, and DTensors, are skipped,
-    because their gradients may be reduced already. Parameters managed by ``fully_shard`` are recorded with the groups
-    of ranks that hold one copy, if all axes of their mesh are replicas or shards of ``fully_shard``.
+    Ranks whose own gradients are equal have computed the same. Parameters that already have hooks, and DTensors, are
+    skipped, because their gradients may be reduced already. For parameters of ``fully_shard``, the groups of ranks that
+    together hold one copy are recorded, if all axes of the mesh are axes of replicas or shards of ``fully_shard``.
 
     Args:
         log: log of the rank.
@@ -99,7 +99,7 @@ class OwnGradients:
         self._handles: list[Any] = []
 
     def watch(self, named: Mapping[str, Any], modules: Iterable[torch.nn.Module]) -> None:
-        """Watch the parameters of a model that are not watched yet."""
+        """Record the gradients of those parameters of a model that are not watched yet."""
         if self._log.perturbation is not None:
             return
         managed = [module for module in modules if issubclass(type(module), FSDPModule)]
@@ -132,11 +132,11 @@ class OwnGradients:
 
 
 def _copies(parameter: Any) -> tuple[tuple[int, ...], ...] | None:
-    """Return the groups of ranks that each hold one copy of a fully sharded parameter.
+    """Return the groups of ranks that together hold one copy of a parameter that ``fully_shard`` shards.
 
     Returns:
-        None if an axis of the mesh may shard the computation. With two axes, ``fully_shard`` has replicas over the
-        first only in hybrid sharding; if the second is one of tensor parallelism, the first holds shards.
+        the groups; None if an axis of the mesh may belong to tensor parallelism. On a mesh of two axes, the first one
+        replicates the parameter in hybrid sharding, but shards it if the second one belongs to tensor parallelism.
     """
     mesh: Any = getattr(parameter, "device_mesh", None)
     if mesh is None or mesh.ndim > 2 or (mesh.ndim == 2 and not parameter.placements[0].is_replicate()):
@@ -145,12 +145,12 @@ def _copies(parameter: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether an argument of a model is a plain tensor that no model computed."""
+    """Return whether an argument of a model is data: a plain tensor without a gradient."""
     return type(value) is torch.Tensor and not value.requires_grad and value.layout is torch.strided
 
 
 def _memory(value: torch.Tensor) -> int:
-    """Return the number of elements of the storage that a tensor is a view of."""
+    """Return the number of elements of a tensor's storage."""
     return value.untyped_storage().nbytes() // value.element_size()
 
 
@@ -161,7 +161,7 @@ def _in_place_of(value: torch.Tensor, memory: Any) -> torch.Tensor:
 
 
 def _selects(value: torch.Tensor) -> bool:
-    """Return whether a tensor is a mask, or labels of which some are ignored, anywhere in its storage."""
+    """Return whether a tensor is a mask, or labels some of which, anywhere in its storage, are ignored."""
     if value.dtype is torch.bool:
         return True
     if value.is_floating_point() or value.is_complex():

@@ -1,4 +1,4 @@
-"""Records a PyTorch program's random draws and choices on one rank, and replaces them by those of the reference."""
+"""Records a PyTorch program's random draws and choices (top-k); can replace them by those of the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Decided"]
 
 
 class Running(Protocol):
-    """The running module of a program."""
+    """Tells which module of a program is running."""
 
     @property
     def inside(self) -> str:
@@ -29,18 +29,18 @@ class Running(Protocol):
 
 
 class Decided:
-    """Records dropout masks, random draws, choices, and sides of thresholds into a log.
+    """Records dropout masks, random draws, choices, and on which side of a threshold numbers are, into a log.
 
     Args:
         log: log of the rank.
-        running: the running module.
+        running: tells which module is running.
     """
 
     def __init__(self, log: RecordLog, running: Running) -> None:
         self._log, self._running, self._replayed = log, running, Replayed(log)
 
     def mask(self, output: Any) -> Any | None:
-        """Record the mask of a dropout, and return its replacement; None if it is not replaced."""
+        """Record the mask of a dropout, given its output; return the mask that replaces it, or None."""
         path = self._running.inside
         if self._running.infers or not self._log.records_outputs(path or "(model)"):
             return None
@@ -56,10 +56,10 @@ class Decided:
         return mask
 
     def attention_mask(self, kept: Any) -> Any | None:
-        """Record the dropout mask inside a fused attention; None means that it cannot be determined.
+        """Record the dropout mask inside a fused attention; ``kept`` is None if the mask cannot be determined.
 
         Returns:
-            the replacement, as :meth:`mask`.
+            the mask that replaces it, or None.
         """
         if kept is not None:
             return self.mask(kept)
@@ -70,7 +70,7 @@ class Decided:
         return None
 
     def draw(self, function: str, numbers: Any) -> Any | None:
-        """Record random numbers that a module drew, and return their replacements; None if they are not replaced."""
+        """Record random numbers that a module drew; return the numbers that replace them, or None."""
         taken = read_tensor(numbers)
         if taken is None or self._log.place is not None:
             return None
@@ -83,10 +83,10 @@ class Decided:
         return other
 
     def choice(self, operator: str, scores: Any, chosen: Any, dim: int) -> Any | None:
-        """Record an operator's choice along a dim, and return the replacing indices; None if they are not replaced.
+        """Record an operator's choice along a dim; return the indices that replace the chosen ones, or None.
 
         Args:
-            operator: its name.
+            operator: name of the operator.
             scores: a plain tensor.
             chosen: chosen indices along ``dim``, with the same number of dims.
             dim: dim of ``scores`` and ``chosen``.
@@ -112,16 +112,16 @@ class Decided:
 
     @property
     def trains(self) -> bool:
-        """Whether the program runs a forward of training for the first time, and does not recompute it."""
+        """Whether a forward of training is running, and not its recomputation in backward."""
         return not self._running.infers and not recomputes()
 
     def applied(self, function: str, numbers: Any, given: Any) -> None:
-        """Record the targets or the mask that a function applies to numbers; they are not replaced.
+        """Record the targets or the mask of a function; they are not replaced.
 
         Args:
-            function: its name.
-            numbers: a plain tensor.
-            given: integers or booleans of its leading dims.
+            function: name of the function.
+            numbers: the logits or attention scores, a plain tensor.
+            given: the targets, or the mask, for the leading dims of ``numbers``.
         """
         taken, own = read_tensor(numbers), read_tensor(given)
         if taken is None or own is None:
@@ -132,10 +132,10 @@ class Decided:
         self._log.add("applied", name, own, module=path)
 
     def side(self, operator: str, distance: Any, above: Any) -> Any | None:
-        """Record on which side of a threshold each number is, and return replacements; None if they are not replaced.
+        """Record on which side of a threshold each number is; return the sides that replace these, or None.
 
         Args:
-            operator: its name.
+            operator: name of the operator.
             distance: distance of each number from the nearest threshold.
             above: True for numbers above it.
         """

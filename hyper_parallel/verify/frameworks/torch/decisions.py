@@ -1,8 +1,8 @@
-"""Operators of PyTorch that choose indices by comparing numbers: top-k, sorting, argmax and argmin, max-pooling.
+"""Records, and can replace, the indices that top-k, sorting, argmax, argmin and max-pooling of PyTorch choose.
 
-Each is replaced while a program is recorded. The chosen indices can be replaced by those of the reference; the returned
-values are then gathered with them. The result of max-pooling is continuous, but its gradient is not: it goes to one
-element of each window.
+These operators are replaced while a program is recorded. If the chosen indices are replaced by those of the reference,
+the returned values are gathered at the new indices. The result of max-pooling is a continuous function of its input,
+but its gradient is not, because it goes to one element of each window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOLS = (
     *((torch, f"max_pool{dims}d") for dims in (1, 2, 3)),
     *((nn.functional, f"{kind}max_pool{dims}d_with_indices") for kind in ("", "adaptive_") for dims in (1, 2, 3)),
 )
-"""Owners and names of the max-pooling operators; ``max_pool*`` call those with ``_with_indices``."""
+"""Owners and names of the max-pooling operators; functions such as ``max_pool2d`` call those ``_with_indices``."""
 
 _SIZE = 1 << 24
 """Maximum number of elements of a recorded choice."""
@@ -37,12 +37,12 @@ def decided(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call an operator, record its choice, and return its result, with replaced indices if ``record`` returns some.
+    """Call an operator and record its choice; return its result, with the indices that ``record`` returns, if any.
 
     Args:
         plain: the operator.
         name: a name in ``OPERATORS``.
-        record: called with the name, the scores, the indices and their dim.
+        record: called with the name, the scores, the chosen indices, and the dim along which they were chosen.
         args: arguments of the call.
         kwargs: keyword arguments of the call.
     """
@@ -84,12 +84,12 @@ def pooled(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call an operator of ``POOLS`` like :func:`decided`; it chooses one element of each window of a sample.
+    """Do the same as :func:`decided` for an operator of ``POOLS``, which chooses one element of each window.
 
     Args:
         plain: the operator.
         name: a name in ``POOLS``.
-        record: called with the name, one row of numbers per sample, the indices of the maxima in it, and dim 1.
+        record: called with the name, one row of numbers per sample, the indices of the maxima in each row, and dim 1.
         args: arguments of the call.
         kwargs: keyword arguments of the call.
     """

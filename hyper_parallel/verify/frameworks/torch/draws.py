@@ -1,4 +1,4 @@
-"""Records the samples that a PyTorch program's data loaders draw, by the indices that their samplers return."""
+"""Records which samples a PyTorch program's data loaders draw, as the indices that their samplers return."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Draws"]
 class Draws:
     """The passes of one rank over data loaders.
 
-    A pass belongs to training or evaluation, according to the first model call after its start.
+    The first call of a model after the start of a pass decides whether the pass belongs to training or evaluation.
 
     Args:
-        log: log of the rank, which gets a note of the passes.
+        log: log of the rank; its notes get the passes.
         framework: folder of PyTorch, whose stack frames are skipped.
     """
 
@@ -32,9 +32,9 @@ class Draws:
         self._unused: list[LoaderPass] = []
 
     def begin(self, loader: DataLoader[Any]) -> LoaderPass:
-        """Start a pass over a loader; samples drawn before :meth:`iterates` belong to it too."""
+        """Start a pass over a loader; samples drawn before :meth:`iterates` is called belong to this pass, too."""
         if not any(loader is each for each in self._loaders):
-            self._loaders.append(loader)  # kept alive, so that no other loader gets its number
+            self._loaders.append(loader)  # keeps the loader alive; its position in the list is its number
         number = next(index for index, each in enumerate(self._loaders) if each is loader)
         passes: list[LoaderPass] = self._log.notes.setdefault(DRAWS, [])
         samplers = [each for each in (loader.batch_sampler, loader.sampler) if each is not None]
@@ -55,20 +55,20 @@ class Draws:
         return self._current
 
     def iterates(self, iterator: Any, made: LoaderPass) -> None:
-        """Assign an iterator to the pass whose samples it draws."""
+        """Record that ``iterator`` draws the samples of a pass."""
         self._passes[iterator] = made
         self._current = None
 
     def drawn(self, iterator: Any, indices: Any) -> None:
         """Add the indices of one batch; None ends the pass."""
-        made = self._current or self._passes.get(iterator)  # persistent workers draw while a pass starts
+        made = self._current or self._passes.get(iterator)  # with persistent workers, a starting pass draws already
         if made is None:
             return
         if indices is None:
             made.complete = True
             return
         batch = list(indices) if isinstance(indices, (list, tuple)) else [indices]
-        made.indexed &= None not in batch  # samplers of datasets without indices return this
+        made.indexed &= None not in batch  # for iterable datasets, the sampler returns None
         made.indices += batch
         made.last = len(batch)
 

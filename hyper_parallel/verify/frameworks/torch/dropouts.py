@@ -22,16 +22,17 @@ def drop(
 ) -> Any:
     """Call a dropout function, record its mask, and return its output.
 
-    The rank always draws, so that its generator advances as without recording. Where the input is zero, the output does
-    not reveal the mask, so the mask is drawn again with the same random numbers.
+    Even if the mask is replaced, the function is called, so that the generator advances as it does without recording.
+    If the input has zeros, the output does not show the mask there; the mask is then drawn again with the same random
+    numbers.
 
     Args:
         plain: ``torch.nn.functional.dropout`` or one of its forms for channels.
-        record: called with an array that is zero where elements are dropped; returns a replacement mask or None.
+        record: called with an array that is zero where elements are dropped; returns the mask to use instead, or None.
         values: the input.
         p: probability with which an element is dropped.
         inplace: whether the input is overwritten.
-        redraw: whether numbers come from the CPU's generator, whose state can be restored.
+        redraw: whether random numbers come from the CPU's generator, whose state can be restored for a second draw.
         replays: whether ``record`` may return a mask.
     """
     if type(values) is not torch.Tensor or values.device.type != "cpu" or p >= 1:
@@ -50,7 +51,11 @@ def drop(
 
 
 def _drawn_again(plain: Callable[..., Any], output: Any, p: float, before: Any) -> Any:
-    """Return ones dropped by the same random numbers, without changing the generator; ``output`` if they differ."""
+    """Apply the dropout to ones with the same random numbers, and restore the generator's state.
+
+    Returns:
+        the result; ``output`` if the two masks differ.
+    """
     after = torch.get_rng_state()
     try:
         torch.set_rng_state(before)

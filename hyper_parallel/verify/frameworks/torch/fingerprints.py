@@ -26,10 +26,10 @@ class TorchFingerprints:
         self._places: dict[tuple[int, Any], Any] = {}
 
     def of(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor: a vector on its device, or a NumPy array for a host tensor.
+        """Return the fingerprint of a tensor: a vector on the tensor's device, or a NumPy array for a host tensor.
 
         Args:
-            tensor: strided, of any dtype.
+            tensor: strided tensor of any dtype.
         """
         if tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             return numbers_of(_array(tensor.reshape(-1)))
@@ -67,7 +67,7 @@ class TorchFingerprints:
         return torch.cat([first, projections, some])
 
     def numbers(self, vectors: Sequence[Any]) -> list[list[float]]:
-        """Return the numbers of vectors; all vectors of a device are copied together."""
+        """Return the results of :meth:`of` as lists; all vectors of a device are copied together."""
         found = [vector.tolist() if isinstance(vector, np.ndarray) else [] for vector in vectors]
         for device in {vector.device for vector in vectors if isinstance(vector, torch.Tensor)}:
             own = [number for number, vector in enumerate(vectors) if vector.device == device]
@@ -109,6 +109,6 @@ class TorchFingerprints:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """Return a tensor's memory by DLPack: ``numpy()`` would keep the program from resizing the storage."""
+    """Return a tensor's memory through DLPack; after ``numpy()``, the program could not resize the storage."""
     array: Any = np.from_dlpack(tensor.detach())
     return array

@@ -1,4 +1,4 @@
-"""Records half precision in a PyTorch program, and perturbs it in repeats of the reference."""
+"""Records a PyTorch program's computations in half precision; perturbs their results in repeats of the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FRAMEWORK = str(Path(str(torch.__file__)).parent)
 REDUCTIONS = {
     "all_reduce": "tensor", "reduce": "tensor", "reduce_scatter_tensor": "input", "reduce_scatter_single": "input",
 }  # fmt: skip
-"""Collectives that sum tensors, and the name of each rank's input argument; the last is new in PyTorch 2.13."""
+"""Collectives that sum tensors, each with the name of its input argument; the last one is new in PyTorch 2.13."""
 
 
 class HalfPrecision:
@@ -41,7 +41,7 @@ class HalfPrecision:
         self.of_gradients = False
 
     def output(self, path: str, output: Any) -> Any:
-        """Record half-precision tensors of a module's output, and perturb them and their gradients."""
+        """Record that a module's output has half-precision tensors; perturb these tensors and their gradients."""
         tensors = [value for _, value in named_leaves(path, output, CONTAINERS) if isinstance(value, torch.Tensor)]
         if not any(value.dtype in HALF_TYPES for value in tensors):
             return output
@@ -64,11 +64,11 @@ class HalfPrecision:
         return tree_map(change, output, CONTAINERS)
 
     def reduced(self, value: Any) -> None:
-        """Record the dtype of gradients that are about to be reduced over ranks; perturb half precision in place.
+        """Record the dtype of gradients that are about to be reduced over ranks; perturb half-precision ones in place.
 
-        Each rank rounds its own term of the sum, and the single device rounds the sum. Terms can be as large as the
-        tensor's other numbers even if the sum is small, so numbers are perturbed by one unit in the last place of their
-        root mean square.
+        Each rank rounds its own term of the sum, but the single device rounds the sum. If terms cancel, they are larger
+        than their sum, for example as large as other elements of the tensor. Therefore an element below the tensor's
+        root mean square is perturbed by the rounding error of a number of that size.
         """
         if type(value) is not torch.Tensor:
             return

@@ -36,11 +36,11 @@ _ON_META = re.compile(
     r"register_meta function for torch\.(\w+)\(\)|aten::(\w+): attempted to run this operator with Meta tensors"
     r"|Tensor\.(item)\(\) cannot be called on meta tensors"
 )
-"""Matches errors of functions on meta tensors, whose result or its size depends on values."""
+"""Matches errors of functions that need the values of meta tensors, because a result or its size depends on values."""
 
 
 class TorchHarness(HarnessPlatform):
-    """Reference training with PyTorch's autograd and ``torch.optim``."""
+    """The harness interface for PyTorch; trains with autograd and ``torch.optim``."""
 
     def recording(self, log: RecordLog) -> AbstractContextManager[None]:
         """Record by PyTorch's hooks and some replaced functions."""
@@ -80,7 +80,7 @@ class TorchHarness(HarnessPlatform):
         return traced(run, operands, requires_grad, sizes, numbers)
 
     def reading_values(self, error: Exception) -> str:
-        """Return the function whose error on meta tensors this is."""
+        """Return the name of the function from the message of its error on meta tensors."""
         found = _ON_META.search(str(error)) if isinstance(error, (RuntimeError, NotImplementedError)) else None
         return next(filter(None, found.groups())).strip("_2") if found is not None else ""
 
@@ -92,7 +92,7 @@ class TorchHarness(HarnessPlatform):
         every: Callable[..., None] | None = None,
         program: Any = None,
     ) -> Iterator[None]:
-        """Observe calls by a torch function mode, backward by replacing the functions that register hooks or run it."""
+        """Observe calls with a torch function mode; observe backward and hooks by replacing PyTorch's functions."""
         from hyper_parallel.verify.frameworks.torch.observed_backward import observed_backward
         from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls, observed_steps
 
@@ -104,7 +104,7 @@ class TorchHarness(HarnessPlatform):
         """Identify a tensor by its storage and version counter."""
         with DisableTorchFunction():  # otherwise each read would pass through the run's modes
             place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-            return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - there is no public name
+            return tensor.untyped_storage()._cdata, place, tensor._version  # noqa: SLF001 - these have no public name
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
         """Return PyTorch's own mesh."""
@@ -119,7 +119,7 @@ class TorchHarness(HarnessPlatform):
         seeds: Sequence[Any] | Callable[[Sequence[Any]], Sequence[Any]],
         wanted: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
-        """Record ``fn`` and run backward once, from all outputs that have a seed."""
+        """Run ``fn``, and one backward from all outputs that have a cotangent (seed)."""
         leaves = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs, wanted, strict=True)]
         outs = list(fn(*leaves))
         cotangents = seeds(outs) if callable(seeds) else seeds
@@ -159,7 +159,7 @@ class TorchHarness(HarnessPlatform):
         return train_one_step(training)
 
     def load_arrays(self, model: Any, arrays: Mapping[str, Any]) -> None:
-        """Copy in place, without autograd."""
+        """Copy the arrays in place, outside of autograd."""
         tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
         check_names(list(tensors), arrays, "load_arrays")
         with torch.no_grad():
@@ -172,7 +172,7 @@ class TorchHarness(HarnessPlatform):
         return first_paths({path: value for path, value in every.items() if value.requires_grad})
 
     def infers_sizes(self, model: Any) -> bool:
-        """Detect ``nn.LazyLinear`` and similar modules before their first forward."""
+        """Return whether ``model`` has modules such as ``nn.LazyLinear`` that have not run their first forward."""
         return any(map(torch.nn.parameter.is_lazy, [*model.parameters(), *model.buffers()]))
 
     def linear_layer(self, inputs: int, outputs: int, *, dtype: Any) -> Any:
@@ -191,7 +191,7 @@ class TorchHarness(HarnessPlatform):
         return [aten.mm.default, aten.addmm.default, aten.bmm.default]
 
     def training_step(self, model: Any, *compute_losses: Callable[[], Any]) -> StepResult:
-        """Clear gradients, run, ``backward()`` once per loss."""
+        """Clear gradients; compute each loss and call its ``backward()``."""
         parameters = self.trainable(model)
         for value in parameters.values():
             value.grad = None
@@ -205,7 +205,7 @@ class TorchHarness(HarnessPlatform):
     def optimizer(
         self, model: Any, optimizer: str | Callable[[list[Any]], Any], learning_rate: float
     ) -> TorchOptimizer:
-        """Return ``torch.optim.SGD``, ``torch.optim.AdamW`` or the caller's; it reads gradients from the parameters."""
+        """Return ``torch.optim.SGD``, ``torch.optim.AdamW`` or the caller's optimizer."""
         parameters = self.trainable(model)
         values = list(parameters.values())
         if optimizer == "sgd":
@@ -226,11 +226,11 @@ class TorchHarness(HarnessPlatform):
         return self.platform.clip_grad_norm_(list(self.trainable(model).values()), max_norm)
 
     def saved_for_backward(self, model: Any) -> AbstractContextManager[Callable[[], int]]:
-        """Count by autograd's hooks for saved tensors."""
+        """Count with autograd's hooks for saved tensors."""
         return counted_for_backward(model)
 
     def sharded_groups(self, model: Any) -> list[tuple[str, Any]]:
-        """Read the groups from an attribute of modules."""
+        """Read the groups of ``fully_shard`` from an attribute of modules."""
         groups = {id(group): group for module in model.modules() for group in getattr(module, FULLY_SHARDED, ())}
         owners = self.collective_owners(model)
         return [(owners[group.name], group) for group in groups.values() if group.members]
@@ -244,12 +244,12 @@ class TorchHarness(HarnessPlatform):
         return owners
 
     def indexed_draws(self, model: Any, place: Callable[[Any], tuple[Any, Any, Any]]) -> AbstractContextManager[Any]:
-        """Intercept random functions by a torch function mode."""
+        """Intercept random functions with a torch function mode."""
         del model
         return IndexedDraws(place)
 
     def on_device(self, device_type: str) -> AbstractContextManager[Any]:
-        """See :meth:`HarnessPlatform.on_device`; on CPU, factories are not changed."""
+        """See :meth:`HarnessPlatform.on_device`; nothing is changed for ``cpu``."""
         plain = super().on_device(device_type)
         return plain if device_type == "cpu" else _on_device(device_type)
 
@@ -258,11 +258,11 @@ class TorchHarness(HarnessPlatform):
         return CountersOnHost()
 
     def missing_device(self, device_type: str) -> str:
-        """Diagnose by the installed packages; a visible device of another type is reported first."""
+        """Diagnose from the installed packages; if a device of a different type is visible, report that first."""
         return missing_device(device_type) or f"this process computes on {self.platform.device_type()}"
 
     def peak_bytes(self, device_type: str) -> Callable[[], int]:
-        """Measure by the device's allocator."""
+        """Read the peak from the device's allocator."""
         engine = getattr(torch, device_type)
         engine.reset_peak_memory_stats()
         most: Callable[[], int] = engine.max_memory_allocated
@@ -270,7 +270,7 @@ class TorchHarness(HarnessPlatform):
 
     @contextmanager
     def single_threaded(self) -> Iterator[None]:
-        """Call ``set_num_threads``, which affects threads started inside too."""
+        """Call ``set_num_threads``, which also affects threads that are started inside this context."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -283,7 +283,7 @@ class TorchHarness(HarnessPlatform):
         return torch.get_rng_state().numpy().tobytes()
 
     def advance_generator(self, shape: Sequence[int]) -> None:
-        """Draw by ``rand``."""
+        """Draw the numbers with ``torch.rand``."""
         torch.rand(tuple(shape))
 
     def watch_random(self, model: Any) -> Callable[[], str | None]:
@@ -314,7 +314,7 @@ def build(platform: Platform) -> TorchHarness:
 
 @contextmanager
 def _on_device(device_type: str) -> Iterator[None]:
-    """Let factories create tensors on the device, and backward run on the rank's own thread, which has its world.
+    """Let factories create tensors on the device, and backward run on the rank's own thread, which knows its rank.
 
     Products of float32 do not use TF32 or HF32, because tolerances are measured in float32.
     """

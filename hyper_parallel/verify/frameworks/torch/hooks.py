@@ -1,8 +1,8 @@
 """Connects a recorder to the modules, backwards and optimizers of the program that runs in a context.
 
-PyTorch's hooks and the functions replaced here belong to the process. Each call finds the recorder of its own rank in a
-context variable, and without a recorder behaves like PyTorch. Calls of ``dropout`` or ``backward`` that a program
-imported by name before the recording are not recorded; clipping is recorded however it is imported.
+PyTorch's hooks and the functions replaced here are shared by all threads of the process. Each call finds the recorder
+of its own rank in a context variable; without a recorder, the call behaves as in PyTorch. If a program imported
+``dropout`` or ``backward`` by name before the recording, its calls are not recorded; clipping always is.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def recording(log: RecordLog) -> Iterator[None]:
     leave = _INSTALLATION.enter()
     try:
         if transport is not None:
-            transport.at_end(leave)  # an abandoned rank never reaches the end itself
+            transport.at_end(leave)  # a rank that is abandoned, for example in a deadlock, never leaves this context
         token = _RECORDER.set(recorder)
         try:
             with use_log(log), upcast(log.limits.upcast), lent() if log.limits.observe else nullcontext():
@@ -104,16 +104,16 @@ def _compiled() -> tuple[int, int, int]:
 
 
 def _ran_uncompiled(before: tuple[int, int, int]) -> bool:
-    """Return whether the compiler has captured no complete graph since ``before``: it breaks at recorded modules."""
+    """Return whether the compiler captured no complete graph since ``before``; recorded modules cause graph breaks."""
     frames, graphs, breaks = (now - then for now, then in zip(_compiled(), before, strict=True))
     return frames > 0 and (breaks > 0 or not graphs)
 
 
 @contextmanager
 def inherited_world() -> Iterator[None]:
-    """Let ``init_process_group`` keep the world that a launched process has joined; no effect on simulated ranks.
+    """Inside this context, ``init_process_group`` keeps the world that a launched process has joined.
 
-    The launcher's world uses gloo, even if the program names another backend.
+    This has no effect on simulated ranks. The world uses gloo, even if the program requests a different backend.
     """
     transport = active_transport()
     if transport is None or transport.backend == "simulated" or not distributed.is_initialized():
@@ -134,7 +134,7 @@ def inherited_world() -> Iterator[None]:
 
 
 class _Installation:
-    """The changes to PyTorch while at least one recording runs."""
+    """The hooks and replaced functions of PyTorch while at least one recording runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -397,7 +397,7 @@ def _dropout(plain: Any) -> Any:
         recorder = _deciding()
         if recorder is None or not training or p <= 0 or recorder.drops:
             return plain(input, p, training, inplace)
-        recorder.drops = True  # a torch function mode calls this function again
+        recorder.drops = True  # a torch function mode may call this function again inside ``plain``
         try:
             log = recorder.log
             redraw, replays = log.place is None, bool(log.limits.replay)
@@ -427,7 +427,7 @@ def _attention(plain: Any) -> Any:
 
 
 def _is_traced() -> bool:
-    """Return whether tensors are placeholders: in a compiler, or under a function transform."""
+    """Return whether tensors are placeholders without values: in a compiler, or under a function transform."""
     return bool(torch.compiler.is_compiling() or transforms_active())
 
 
@@ -473,7 +473,7 @@ def _threshold(name: str, plain: Any) -> Any:
         recorder = _deciding()
         if recorder is None or recorder.sides or _is_traced():
             return plain(*args, **kwargs)
-        recorder.sides = True  # computing thresholds makes comparisons, too
+        recorder.sides = True  # the computation of thresholds itself calls comparisons, which are not recorded
         try:
             return thresholds.sided(plain, name, recorder.decided.side, args, kwargs)
         finally:
@@ -521,7 +521,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _drawn(result: Any, name: str, record: Callable[[str, Any], Any | None]) -> Any:
-    """Record the random numbers of a function, and return its result, with replacements if ``record`` returns some.
+    """Record the random numbers of a function; return its result, or the numbers that ``record`` returns.
 
     Args:
         result: result of the function.

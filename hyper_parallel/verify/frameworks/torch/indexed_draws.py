@@ -1,4 +1,4 @@
-"""Random functions of plain PyTorch tensors that draw like DTensors: by the global index of an element."""
+"""Lets random functions on plain PyTorch tensors draw numbers as DTensors do, by global element index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DROPOUTS = frozenset(
         torch.feature_alpha_dropout,
     }
 )  # fmt: skip
-"""Functions that draw only with a probability above zero or in training mode."""
+"""Functions that draw only if their dropout probability is above zero, or only in training mode."""
 
 _SAMPLERS = frozenset(
     {
@@ -37,9 +37,9 @@ _SAMPLERS = frozenset(
 
 
 class IndexedDraws(TorchFunctionMode):
-    """Context in which random functions of plain tensors draw from the random stream of DTensors.
+    """Context in which random functions on plain tensors draw from the random stream of DTensors.
 
-    The tensors become DTensors for the call. Only the shard of this rank is drawn.
+    For the call, the tensors are made DTensors. Only the shard of this rank is drawn.
 
     Args:
         place: returns mesh, placements and global shape of a plain tensor to draw for; called before the draw.
@@ -50,7 +50,7 @@ class IndexedDraws(TorchFunctionMode):
         self._place = place
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call, with draws by index."""
+        """Run one call; if it draws random numbers, draw them by index."""
         kwargs = kwargs or {}
         func = getattr(func, RECORDED, func)
         if func in (Tensor.backward, getattr(torch.autograd.backward, RECORDED, torch.autograd.backward)):
@@ -68,7 +68,7 @@ class IndexedDraws(TorchFunctionMode):
         return args[0] if func.__name__.endswith("_") else result
 
     def _backward(self, func: Any, types: Any, args: Any, kwargs: Any) -> None:
-        """Run backward with the mode on, because a recomputed forward draws too; a mode is off inside its own calls."""
+        """Run backward with this mode enabled for recomputed forwards; PyTorch disables a mode inside its own calls."""
         values = _bound(func, args, kwargs)
         losses = values.get("tensors", values.get("self"))
         loss: Any = losses[0] if isinstance(losses, (tuple, list)) and len(losses) == 1 else losses
@@ -80,7 +80,7 @@ class IndexedDraws(TorchFunctionMode):
         gradient = values.get("grad_tensors", values.get("gradient"))
         keep = values["create_graph"] if values["retain_graph"] is None else values["retain_graph"]
         plain = isinstance(loss, Tensor) and loss.numel() == 1 and gradient is None and values["inputs"] is None
-        if not plain:  # not the backward of a training step; its recomputation draws by PyTorch's generator
+        if not plain:  # not the backward of a scalar loss: recomputed forwards then draw from PyTorch's generator
             func(*args, **kwargs)
             return
         with self:
@@ -108,7 +108,7 @@ class IndexedDraws(TorchFunctionMode):
 
 
 def _is_active(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a dropout draws."""
+    """Whether a call of a dropout function draws random numbers."""
     if func is _ATTENTION:
         return float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)) > 0
     if func is F.rrelu:

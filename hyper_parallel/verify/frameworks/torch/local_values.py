@@ -29,8 +29,9 @@ _REDUCTIONS = ("sum", "avg", "max", "min")
 def read_tensor(value: Any) -> LocalValue | None:
     """Return a copy of a rank's shard of a tensor, with its region in the global tensor.
 
-    The region is None for a plain tensor, and for a DTensor whose local tensor is not a box of the global one. Returns
-    None if ``value`` is not a tensor, if this rank is outside of its mesh, or if one of its placements is unknown.
+    The region is None for a plain tensor, and for a DTensor whose local tensor is not a box of the global tensor. The
+    function returns None if ``value`` is not a tensor, if this rank is not in the DTensor's mesh, or if a placement is
+    of an unknown class.
 
     Args:
         value: any object. bfloat16 and float16 become float32, and sparse tensors become dense.
@@ -50,7 +51,7 @@ def read_saved(path: Path) -> Any:
     """Return the tensor in a file of ``torch.save`` as a NumPy array; dtypes that NumPy lacks become float32.
 
     Raises:
-        ValueError: the file is damaged, or does not contain exactly one tensor; nothing in it was executed.
+        ValueError: the file is damaged, or does not contain exactly one tensor; no code in the file was executed.
     """
     try:
         tensor = torch.load(path, map_location="cpu", weights_only=True)
@@ -64,7 +65,7 @@ def read_saved(path: Path) -> Any:
 
 @contextmanager
 def lent() -> Iterator[None]:
-    """Context in which values are read without a copy: they share memory, so use them before the program continues."""
+    """Context in which values are read without a copy; use them before the program continues and overwrites them."""
     token = _LENT.set(True)
     try:
         yield
@@ -76,8 +77,8 @@ def read_part(parameter: Any, value: Any) -> LocalValue | None:
     """Return :func:`read_tensor` of a parameter, its gradient or state, without the padding of FSDP1.
 
     Args:
-        parameter: a shard of one of FSDP1's flat parameters ends with padding if its size does not divide evenly.
-        value: the parameter, or a tensor of its shape; other tensors are read unchanged.
+        parameter: the parameter; a shard of a flat parameter of FSDP1 may end with padding.
+        value: the parameter itself, or a tensor of its shape; tensors of different shapes are read unchanged.
     """
     taken = read_tensor(value)
     padding = getattr(parameter, "_shard_numel_padded", 0)
@@ -111,7 +112,7 @@ def _array(tensor: torch.Tensor) -> Any:
         if _LENT.get():
             return plain
         copied = plain.float() if plain.dtype in HALF_TYPES else plain.clone()
-        return to_host(copied)  # FSDP resizes its storages, which is impossible once NumPy shares them
+        return to_host(copied)  # FSDP resizes its storages, which PyTorch forbids while NumPy shares the memory
 
 
 def _is_known(placement: Any) -> bool:
@@ -125,7 +126,7 @@ def _is_strided(placement: Any) -> bool:
 
 
 def _region(value: TorchDTensor) -> Region | None:
-    """Return the box of this rank, a member of the mesh; None if its shard is not a box."""
+    """Return the region of this rank's shard; None if the shard is not a box. The rank must be in the mesh."""
     coordinate: Any = value.device_mesh.get_coordinate()
     starts = [_start(value, dim, coordinate) for dim in range(value.ndim)]
     if None in starts:
@@ -146,7 +147,7 @@ def _start(value: TorchDTensor, dim: int, coordinate: Sequence[int]) -> int | No
         if not (isinstance(placed, Shard) or _is_strided(placed)) or placed.dim % value.ndim != dim:
             continue
         along: Any = type(placed)(0, split_factor=placed.split_factor) if _is_strided(placed) else Shard(0)
-        split = along._split_tensor  # noqa: SLF001 - how PyTorch itself splits, uneven and strided
+        split = along._split_tensor  # noqa: SLF001 - PyTorch's own splitting, for uneven and strided shards
         parts = split(indices, value.device_mesh.size(axis), with_padding=False, contiguous=True)[0]
         indices = parts[coordinate[axis]]
     if not len(indices):

@@ -1,4 +1,4 @@
-"""Names of the modules of a PyTorch program without wrappers, and the purpose of their calls."""
+"""Names of the modules of a PyTorch program without wrappers, and why modules are called, such as recomputation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _HIDDEN = (*_WRAPPERS, "module")
 
 _LIBRARIES = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[3]))
-_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # methods of pipeline stages, by release
+_SHAPE_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # in pipeline stages of different releases
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Return whether ``module`` only wraps another one: a wrapper of PyTorch, or one with a sole child ``module``."""
+    """Return whether ``module`` only wraps a module: as a wrapper of PyTorch, or with a single child ``module``."""
     return _wrapped(module, dict(module.named_children())) is not None
 
 
@@ -82,7 +82,7 @@ class ModelNames(BaseModelNames):
 
 
 def _walk(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with their paths, without path components of wrappers."""
+    """Yield modules with their paths; the paths have no components for wrappers."""
     if module in seen:
         return
     seen.add(module)

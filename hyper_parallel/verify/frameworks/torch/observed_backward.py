@@ -1,6 +1,6 @@
-"""Observes what a torch function mode does not, for ``prove plan``.
+"""Observes backward, hooks of gradients, ``autograd.Function`` and methods of DTensors, for ``prove plan``.
 
-These are backward, the hooks of gradients, functions with a backward of their own, and the methods of DTensors.
+A torch function mode does not observe these calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["observed_backward"]
 
 _LIBRARY = str(Path(__file__).parents[3])
 _IDENTITY = "torch.nn.modules._functions"
-"""Module of the functions that only carry hooks of modules."""
+"""Module with the ``autograd.Function`` classes that PyTorch inserts to run hooks of modules; they change no value."""
 
 _HOOKS = {
     (Tensor, "register_hook"): "hooked",
@@ -31,7 +31,7 @@ _HOOKS = {
     (nn.Module, "register_full_backward_hook"): "hooked_module",
     (nn.Module, "register_full_backward_pre_hook"): "hooked_module",
 }
-"""Functions that register a hook, and the method of the program that makes the hook observed."""
+"""Functions that register a hook, each with the method of ``Program`` that wraps the hook."""
 
 
 def _by_library() -> bool:
@@ -41,7 +41,7 @@ def _by_library() -> bool:
 
 @contextmanager
 def observed_backward(program: Any, calls: Any) -> Iterator[None]:
-    """Let ``program`` observe backward.
+    """Inside this context, report backward and the other calls of this module to ``program``.
 
     Args:
         program: a ``verify.prove.program.Program``.
@@ -58,9 +58,9 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
     running: list[Any] = []
 
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        again = bool(running) and running[-1] is tensors  # by a torch function mode
+        again = bool(running) and running[-1] is tensors  # a torch function mode repeats the call
         by_library = _by_library()
-        own = again or (by_library and not seeds)  # the library reduces a deferred gradient
+        own = again or (by_library and not seeds)  # the library runs backward to reduce a deferred gradient
         given = seeds.pop() if seeds and by_library and not own else grad_tensors
         roots, cotangents = ([each] if isinstance(each, Tensor) or each is None else list(each)
                              for each in (tensors, given))  # fmt: skip
@@ -108,7 +108,7 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
 
 
 def _methods() -> dict[tuple[Any, str], Any]:
-    """Return PyTorch's methods in place of those of DTensors that skip its argument parser, and with it the mode."""
+    """Return PyTorch's methods, to replace those DTensor methods that a torch function mode would not see."""
     entries, found = interception().functions, {}
     for name in ("detach", *dir(Tensor)):
         func = getattr(Tensor, name, None)
@@ -130,7 +130,7 @@ def _registering(
     register: Callable[..., Any], hooked: Callable[..., Any], calls: Any, running: list[Any]
 ) -> Callable[..., Any]:
     def call(owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-        if running or _by_library():  # it is part of another call, which a torch function mode may repeat
+        if running or _by_library():  # a registration by another registering function, or by the library
             return register(owner, hook, *args, **kwargs)
         running.append(owner)
         try:

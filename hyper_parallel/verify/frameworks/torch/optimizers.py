@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch with the verifier's interface."""
+"""Wraps PyTorch's optimizers in the verifier's optimizer interface."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _OF_THREAD = threading.local()
 
 
 class CountersOnHost(TorchFunctionMode):
-    """Creates an optimizer's step counters on the CPU, although other tensors are created on meta.
+    """Creates an optimizer's step counters on the CPU, although other new tensors are on the meta device.
 
-    A step reads its counter. PyTorch's Adam asks for the CPU since 2.13; before, and in NAdam and RAdam, it does not.
+    An optimizer reads the value of its counter. Adam of PyTorch 2.13 creates its counter on the CPU; earlier versions,
+    NAdam and RAdam do not.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function."""
+        """Call the function; if it creates a step counter, create it on the CPU."""
         del types
         named = kwargs or {}
         if func is torch.tensor and getattr(_OF_THREAD, "steps", False) and isinstance(args[0], Number):
@@ -40,7 +41,7 @@ class TorchOptimizer(TrainingOptimizer):
 
     Args:
         engine: the optimizer.
-        parameters: parameters that it trains, by path.
+        parameters: parameters that the optimizer trains, by path.
     """
 
     def __init__(self, engine: torch.optim.Optimizer, parameters: Mapping[str, Any]) -> None:
@@ -56,7 +57,7 @@ class TorchOptimizer(TrainingOptimizer):
             _OF_THREAD.steps = False
 
     def watch(self, before: Callable[[dict[str, Any]], None]) -> None:
-        """Watch by a hook of the optimizer."""
+        """Call ``before`` from a hook of the optimizer."""
 
         def hook(*_: Any) -> None:
             before({path: value.grad for path, value in self.parameters.items()})
@@ -64,7 +65,7 @@ class TorchOptimizer(TrainingOptimizer):
         self.engine.register_step_pre_hook(hook)
 
     def state(self) -> dict[str, Any]:
-        """Return the ``state`` of every parameter; a plain tensor of a shard's shape is sharded like its parameter."""
+        """Return the ``state`` of every parameter; a plain tensor of a shard's shape is returned as a DTensor."""
         values: dict[str, Any] = {}
         for path, parameter in self.parameters.items():
             for name, value in self.engine.state.get(parameter, {}).items():
@@ -74,7 +75,7 @@ class TorchOptimizer(TrainingOptimizer):
 
 
 def _like(parameter: Any, value: Any) -> Any:
-    """Return the state ``value`` of ``parameter`` as a DTensor if it is a shard of one."""
+    """Return the state ``value`` of ``parameter``, as a DTensor if it has the shape of the parameter's local shard."""
     if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
         return value
     if value.ndim and tuple(value.shape) == tuple(parameter.layout.local_shape):

@@ -1,8 +1,8 @@
-"""Positions of parameters in the flat tensors that a training stack's optimizer trains instead of them.
+"""Finds a model's parameters in the flat tensors that the optimizer of DeepSpeed or Megatron trains instead.
 
-DeepSpeed's ZeRO trains float32 copies of concatenated pieces of parameters, and stores the position of its piece on
-each parameter; its third stage keeps only this piece of the parameter itself. Megatron's distributed optimizer trains
-views of pieces of the parameters' own storage, or float32 copies of them.
+DeepSpeed's ZeRO trains float32 copies of concatenated pieces of parameters; each parameter has an attribute with the
+position of its piece. In ZeRO's third stage, a rank has only its piece of the parameter itself. Megatron's distributed
+optimizer trains views of pieces of the parameters' storage, or float32 copies of such pieces.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Pieces", "is_partitioned", "overwrite", "overwrite_weight", "pieces_
 
 
 _PARTITIONED = ("_hp_mapping", "ds_id", "main_param")
-"""Attributes by which DeepSpeed's and Megatron's parameters reference the partitions that their optimizers train."""
+"""Attributes of DeepSpeed's and Megatron's parameters that refer to the flat tensors that their optimizers train."""
 
 
 class Piece(NamedTuple):
-    """Consecutive elements of a flattened parameter inside a tensor that an optimizer has.
+    """A range of a flattened parameter that is part of a tensor that an optimizer trains.
 
     Attributes:
         start: index of the first element in the parameter.
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     offset: int
 
     def of(self, tensor: Any) -> Any:
-        """Return the flat view of the piece in a tensor of the holder's shape."""
+        """Return the elements of the piece in a tensor of the holder's shape, as a flat view."""
         return tensor.detach().reshape(-1)[self.offset : self.offset + self.size]
 
 
@@ -47,8 +47,8 @@ class Pieces(NamedTuple):
 
     Attributes:
         shape: local shape of the parameter, or the global shape in ZeRO's third stage.
-        parts: pieces in the order of their elements; empty if other ranks train all of it.
-        holders: holders of the pieces, and tensors of the same storage without elements of it, such as padding.
+        parts: pieces in the order of their elements; empty if only other ranks train the parameter.
+        holders: holders of the pieces, and tensors in the same storage that have none of its elements, such as padding.
     """
 
     shape: tuple[int, ...]
@@ -56,10 +56,10 @@ class Pieces(NamedTuple):
     holders: tuple[Any, ...] = ()
 
     def read(self, tensors: Callable[[Any], Any]) -> LocalValue | None:
-        """Return the pieces of tensors in the holders' shapes; other values, such as a step count, are unchanged.
+        """Return the parameter's pieces of tensors in the holders' shapes; a number, such as a step count, unchanged.
 
         Args:
-            tensors: returns the tensor of a holder; None if it has none.
+            tensors: returns the tensor for a holder, such as its gradient; None if there is none.
         """
         found = [(part, value) for part in self.parts if (value := tensors(part.holder)) is not None]
         if not found:
@@ -72,12 +72,12 @@ class Pieces(NamedTuple):
 
 
 def is_partitioned(parameter: Any) -> bool:
-    """Return whether a training stack trains flat partitions of a parameter instead of the parameter."""
+    """Return whether DeepSpeed or Megatron trains pieces of the parameter in flat tensors instead of the parameter."""
     return any(hasattr(parameter, name) for name in _PARTITIONED)
 
 
 def pieces_in(held: Iterable[Any], named: Mapping[str, Any]) -> dict[str, Pieces]:
-    """Return pieces of parameters that an optimizer trains instead of the parameters themselves.
+    """Return for each parameter that an optimizer trains in flat tensors its pieces in these tensors.
 
     Args:
         held: tensors that the optimizer has.
@@ -97,7 +97,7 @@ def _shape_of(parameter: Any) -> tuple[int, ...]:
 
 
 def _pieces_of(parameter: Any, held: Sequence[Any]) -> Pieces | None:
-    """Return the pieces of a parameter in an optimizer's tensors; None if it is not trained by pieces.
+    """Return the pieces of a parameter in an optimizer's tensors; None if the optimizer does not train it in pieces.
 
     Args:
         parameter: parameter of a model.
@@ -141,7 +141,7 @@ def read_weight(parameter: Any) -> LocalValue | None:
 
 
 def overwrite(tensor: Any, change: Callable[[Any, str], Any]) -> None:
-    """Replace the local values of ``tensor`` by the result of ``change``, called with them and their dtype's name."""
+    """Replace the local values of ``tensor`` by ``change(values, name of their dtype)``."""
     taken = read_tensor(tensor)
     if taken is not None:
         with torch.no_grad():
@@ -173,10 +173,10 @@ def _copies(parameter: Any, taken: LocalValue) -> Iterator[tuple[Any, int]]:
 
 
 def _master(parameter: Any) -> tuple[Any, int] | None:
-    """Return the copy of a parameter's piece that a training stack trains, and its start; None without a copy.
+    """Return the copy of a parameter's piece that the optimizer trains, and the piece's first index in the parameter.
 
     Returns:
-        None instead of the copy if other ranks have all of the parameter.
+        the pair; None if the optimizer trains no copy; ``(None, 0)`` if only other ranks train the parameter.
     """
     if hasattr(parameter, "main_param"):
         return _main_of_megatron(parameter)
@@ -191,10 +191,10 @@ def _master(parameter: Any) -> tuple[Any, int] | None:
 
 
 def _main_of_megatron(parameter: Any) -> tuple[Any, int] | None:
-    """Return the float32 copy of a half-precision parameter, or of a piece of it, and its start.
+    """Return the float32 copy of a half-precision parameter, or of a piece of it, and the piece's first index.
 
-    The start of a piece is known from its gradient, which is a piece of the parameter's gradient; without a gradient it
-    is unknown.
+    The index follows from the copy's gradient, if that shares memory with the parameter's gradient; else the result is
+    None.
     """
     main = parameter.main_param
     if main is None or main.numel() == parameter.numel():
@@ -221,7 +221,7 @@ def _share_memory(view: Any, holder: Any) -> bool:
 
 
 def _read_flat(values: Any, shape: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> LocalValue | None:
-    """Return elements of a flattened parameter with their region; a complete parameter in its own shape."""
+    """Return elements of a flattened parameter with their region; a complete parameter is returned in its shape."""
     if values.numel() == _size(shape):
         return read_tensor(values.reshape(shape))
     taken = read_tensor(values)

@@ -1,6 +1,7 @@
-"""ATen functions that read or write by index, as primitives; the primitive table has the other functions.
+"""Describes ATen functions that read or write by index as primitives; ``primitive_table`` describes the others.
 
-The dims that they index depend on values of an operand, so the labels of these dims may not be split.
+Which elements of an indexed dim are read or written depends on values of an operand, so the label of an indexed dim
+must not be split.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hyper_parallel.verify.frameworks.torch.primitive_labels import (
 __all__ = ["INDEXED", "SCATTERED"]
 
 INDEXED: dict[str, Describe] = {}
-"""Descriptions by the name of the function."""
+"""Functions that return the description, by name of the ATen function."""
 SCATTERED = ("scatter_add", "scatter", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_reduce")
 _PARTS = ("slice_scatter", "select_scatter", "diagonal_scatter")
 _LOOKED_UP = ("bucketize", "searchsorted")
@@ -82,7 +83,11 @@ def _taken(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 
 @_of("index", "index_put")
 def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe reads and writes by index tensors; their common dims replace adjacent dims or come first."""
+    """Describe reads and writes by index tensors.
+
+    In the result, the broadcast dims of the indices replace the indexed dims if these are adjacent, else they come
+    first.
+    """
     del kwargs, index
     ids = [dim for dim, each in enumerate(args[1]) if each is not None]
     indices = operands[1 : 1 + len(ids)]
@@ -110,13 +115,13 @@ def _indexed(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 
 
 def _written(inputs: tuple[Labels, ...], ids: Sequence[int], dims: Sequence[int], *, adds: bool) -> Primitive:
-    """Return the description of a write of the last operand to the first, at indices along ``dims``.
+    """Return the description of a write of the last operand into the first, at indices along ``dims``.
 
     Args:
-        inputs: labels of the operands; the result has those of the first.
+        inputs: labels of the operands; the result has the labels of the first operand.
         ids: labels of the written values.
         dims: labels that are written to.
-        adds: whether values are added to the first operand; shards of the values can then be added separately.
+        adds: whether values are added to the first operand, so that each rank can add its shard of the values.
     """
     whole = frozenset(dims) if adds else frozenset((*dims, *ids))
     return Primitive(inputs, inputs[0], whole=whole, reduce="sum" if adds else "", joint=(0, len(inputs) - 1))
@@ -173,7 +178,7 @@ def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sha
 
 @_of(*_LOOKED_UP)
 def _located(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the positions of values in sorted tables: one table for all values, or one per row."""
+    """Describe a search of values in sorted tables, as ``searchsorted`` does: in one table, or in one per row."""
     del args, kwargs, index
     if len(operands) != 2:
         raise LookupError("no table, or one that is not sorted")

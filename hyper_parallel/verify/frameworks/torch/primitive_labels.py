@@ -1,4 +1,4 @@
-"""Sizes of traced tensors, and labels of dims that broadcast, for the tables of ATen functions."""
+"""Returns sizes of traced tensors, and labels of dims that broadcast, for the descriptions of ATen functions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Describe", "Labels", "argument", "broadcast", "in_words", "numbers_o
 
 Labels = tuple[int | None, ...]
 Describe = Callable[[str, Any, Any, Sequence[Tensor], Sequence[Any], Sequence[Size], int], Any]
-"""Describes a function: its name, arguments, named arguments, operands and their shapes, the result's shape and index.
-"""
+"""A function that describes a call, given name, arguments, named arguments, operands and their shapes, and the result's
+shape and index."""
 
 
 def shape_of(value: Any) -> tuple[Size, ...]:
@@ -24,13 +24,13 @@ def shape_of(value: Any) -> tuple[Size, ...]:
 
 
 def sizes_of(value: Tensor) -> tuple[int, ...]:
-    """Return the sizes of a tensor for the hints of symbols."""
+    """Return the sizes of a tensor, with the example value (hint) of each symbol."""
     sizes: Sequence[Any] = value.shape  # numbers or symbols, although PyTorch declares them as numbers
     return tuple(int(size.node.hint) if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
 def numbers_of(value: Any) -> str:
-    """Return what a tensor consists of, as NumPy's letter; empty for other arguments."""
+    """Return the kind of a tensor's dtype as NumPy's letter, such as ``f``; empty for other arguments."""
     if not isinstance(value, Tensor):
         return ""
     if value.dtype.is_floating_point or value.dtype.is_complex:
@@ -39,7 +39,7 @@ def numbers_of(value: Any) -> str:
 
 
 def size_of(value: Any) -> Size:
-    """Return a size, given as a number, a symbol or its node in the graph."""
+    """Return a size that is given as a number, as a symbol, or as the node of a symbol in the graph."""
     if isinstance(value, torch.fx.Node):
         value = value.meta["val"]
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
@@ -60,7 +60,7 @@ def _of_expression(expression: Any) -> Size:
 
 
 def broadcast(shape: Sequence[Size], out: Sequence[Size]) -> Labels:
-    """Return the labels of an operand that broadcasts to ``out``, whose labels are the indices of its dims."""
+    """Return the labels of an operand that broadcasts to ``out``; the label of a dim of ``out`` is its index."""
     first = len(out) - len(shape)
     labels: list[int | None] = []
     for dim, size in enumerate(shape):
@@ -85,11 +85,11 @@ _WORDS = (
     ("SymIntArrayRef", "PyTorch computes its shapes only from numbers"),
     ("customized tensor", "PyTorch computes its shapes only from numbers"),
 )
-"""Texts in errors of a trace, and the reasons that they mean."""
+"""Parts of PyTorch's error messages, each with the reason that is reported instead."""
 
 
 def in_words(error: Exception) -> str:
-    """Return in one line why a trace failed."""
+    """Return the reason why a trace failed, as one line of text."""
     text = (str(error) or type(error).__name__).splitlines()[0]
     if text.startswith("aten.") and " " not in text:
         return f"PyTorch has no shapes of {text}"

@@ -1,4 +1,4 @@
-"""Functions that ask for sizes as numbers in PyTorch's C++, in terms of functions that do not; for traces of proofs."""
+"""Rewrites functions whose C++ code reads sizes as numbers in terms of functions that accept symbolic sizes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _sgn(x: Tensor) -> Tensor:
 
 
 def _cat(tensors: list[Tensor] | tuple[Tensor, ...], dim: int = 0) -> Tensor:
-    """Join tensors; a vector without elements joins tensors of any number of dims."""
+    """Concatenate tensors; as in PyTorch, empty vectors are ignored."""
     return torch.cat([each for each in tensors if each.ndim != 1 or not _is_zero(each.shape[0])] or tensors, dim)
 
 
@@ -83,11 +83,11 @@ SYMBOLIC: dict[Any, Callable[..., Any]] = {
 
 
 class SymbolicCalls(TorchFunctionMode):
-    """Calls functions that keep sizes symbolic instead of those that need numbers."""
+    """Replaces calls of functions that need sizes as numbers by calls of functions that accept symbolic sizes."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, or the one in its place."""
+        """Call the function, or its replacement."""
         del types
         return SYMBOLIC.get(func, func)(*args, **(kwargs or {}))

@@ -1,9 +1,9 @@
-"""Symbolic sizes of a trace, without the conditions on sizes that decide only memory layouts, or only broadcasting.
+"""Records the conditions on symbolic sizes of a trace, except those that affect only strides, or only broadcasting.
 
-A tensor may have any stride along a dim of size 1, and any strides if it has no elements. The layouts that a trace
-assumes at larger sizes are therefore possible at these sizes too, and the traced steps are those of the operator on
-tensors with these layouts. An operand that broadcasts along a dim of size 1 is read at the same elements as one that
-has this size there.
+A tensor may have any stride along a dim of size 1, and any strides if it has no elements. Strides that a trace assumes
+for larger sizes are therefore possible at sizes 0 and 1, too, and the operator takes the traced steps on tensors with
+these strides. Whether a dim of size 1 broadcasts to size 1 or is an ordinary dim makes no difference: the same elements
+are read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["TraceSizes"]
 
 
 def _codes(module: Any, *names: str) -> frozenset[CodeType]:
-    """Return the code of functions; of a function that a version of PyTorch lacks, conditions are recorded."""
+    """Return the code objects of those functions in ``module`` that this version of PyTorch has."""
     found = [getattr(getattr(module, name, None), "__code__", None) for name in names]
     return frozenset(code for code in found if code is not None)
 
@@ -31,23 +31,23 @@ _LAYOUTS = _codes(
     "is_non_overlapping_and_dense_or_false", "compute_elementwise_output_logical_to_physical_perm",
     "compute_elementwise_output_strides", "suggest_memory_format", "clone_preserve_strides",
 ) | _codes(view_layouts, "_reshape_view_helper_core_alg")  # fmt: skip
-"""Functions that compute the strides of a result, whose sizes are given."""
+"""Functions that compute only the strides of a result."""
 _METADATA = _codes(node_metadata, "_extract_tensor_metadata") | _codes(view_layouts, "contiguous")
-"""Functions that describe a tensor in a node of the trace, or that return its elements in their order."""
+"""Functions that read sizes and strides without computing: for a node of the trace, or for ``contiguous``."""
 _BROADCASTING = _codes(view_layouts, "_broadcast_shapes", "_maybe_broadcast") | _codes(broadcasting, "infer_size")
 _REQUIRED = _codes(layouts, "infer_size")
-"""Functions that reject all other sizes, such as a view with another number of elements."""
+"""Functions that raise an error unless the condition is true, such as a view with a different number of elements."""
 _DISPATCH = _codes(FakeTensorMode, "dispatch")
-"""What computes sizes and strides of the result of one step of the trace."""
+"""The function that computes sizes and strides of the result of one step of the trace."""
 _DEPTH = 40
-"""Number of callers that are looked at: more than there are between a step of the trace and a condition of its."""
+"""Number of stack frames that are searched for the function that evaluates a condition."""
 
 
 _RELATIONS = ("Equality", "Unequality", "LessThan", "StrictLessThan", "GreaterThan", "StrictGreaterThan")
 
 
 class TraceSizes(ShapeEnv):
-    """Records the conditions on sizes under which a trace is the operator.
+    """Records the conditions on sizes under which a trace is valid.
 
     Attributes:
         small: symbols whose values are 0 or 1; every condition on them is recorded.
@@ -58,7 +58,7 @@ class TraceSizes(ShapeEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.required = set[str]()
-        """Conditions without which PyTorch rejects the call."""
+        """Conditions on sizes without which PyTorch raises an error."""
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """Return whether a condition is true; record it unless it is an inequality about layouts or broadcasting."""
@@ -75,7 +75,7 @@ class TraceSizes(ShapeEnv):
 
 
 def _is_asked_by(codes: frozenset[CodeType]) -> bool:
-    frame: Any = sys._getframe(2)  # noqa: SLF001 - the only way to find who asks
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - only the stack shows which function evaluates the condition
     for _ in range(_DEPTH):
         if frame is None or frame.f_code in codes:
             return frame is not None
@@ -86,8 +86,8 @@ def _is_asked_by(codes: frozenset[CodeType]) -> bool:
 
 
 def _changes_no_value(relation: Any) -> bool:
-    """Whether a relation is evaluated for the layout of a step's result, or to find dims of size 1 that broadcast."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001 - the only way to find who asks
+    """Whether a relation is evaluated for the strides of a step's result, or to find dims of size 1 that broadcast."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - only the stack shows which function evaluates the condition
     layout = False
     for _ in range(_DEPTH):
         if frame is None:

@@ -1,7 +1,7 @@
-"""Table of ATen functions as primitives.
+"""Table that describes ATen functions as primitives.
 
-Proofs assume that the table is right, as they assume the laws: ``tests_unit/verify/prove/test_primitives.py`` compares
-it with the functions on small tensors.
+Proofs assume that the table is right, as they assume the laws. ``tests_unit/verify/prove/test_primitives.py`` compares
+the descriptions with the functions on small tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hyper_parallel.verify.frameworks.torch.primitive_labels import (
 
 __all__ = ["REWRITTEN", "SIZED", "describe", "is_kept", "name_of", "unread"]
 
-# Functions whose numeric arguments are sizes of the result, and are compared as sizes.
+# Functions whose numeric arguments are sizes of the result; proofs compare these with local sizes.
 SIZED = ("expand", "broadcast_in_dim", "slice_backward", "select_backward", "embedding_dense_backward")
 _ELEMENTWISE = ("_to_copy", "add", "sub", "mul", "div", "neg", "exp", "where", "convert_element_type", "_conj",
                 "_conj_physical", "complex", "polar", "copy")  # fmt: skip
@@ -48,7 +48,7 @@ _WHOLE_REDUCED = ("argmax", "argmin", "var", "std", "var_mean", "std_mean", "med
                   "logsumexp", "linalg_vector_norm", "max", "min", "aminmax", "hash_tensor")  # fmt: skip
 # Functions along one dim, given by the argument after the operand; all other dims are independent.
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "flip", "roll", "slice")
-# Functions of the last dims of every operand, such as matrices; the dims before them are independent.
+# Functions of the last dims of every operand, such as matrices; the batch dims before them are independent.
 _BATCHED = ("linalg_cholesky_ex", "linalg_inv_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu_factor_ex",
             "linalg_lu", "_linalg_det", "_linalg_slogdet", "linalg_eig", "linalg_matrix_exp", "tril", "triu",
             "linalg_householder_product", "cholesky_inverse", "geqrf", "lu_unpack", "linalg_lu_solve",
@@ -66,7 +66,7 @@ _LEADING = ("avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_w
             "fractional_max_pool3d_backward")  # fmt: skip
 # Image functions whose operand and result differ in number of dims: number of the operand's ``whole`` dims.
 _RESHAPING = {"im2col": 3, "col2im": 2, "affine_grid_generator": 2}
-# The operand in which the first result of such a function is linear.
+# Functions of the last dims whose first result is linear in one operand, by index of this operand.
 _LINEAR_INNER = {
     **dict.fromkeys(("tril", "triu", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
                      "max_unpool2d", "max_unpool3d", "cholesky_solve", "triangular_solve", *_RESHAPING,
@@ -83,16 +83,16 @@ _UNREAD: dict[str, tuple[tuple[int, ...], ...]] = {
                      "fractional_max_pool3d_backward"), ((1,),)),
     "copy": ((0,),),
     "convolution_backward": ((1,), (2,), (1, 2)),
-    "_linalg_solve_ex": ((), (1,), (1,), (1,)),  # the factors of the matrices, and their error numbers
+    "_linalg_solve_ex": ((), (1,), (1,), (1,)),  # results 1 to 3 (factors, pivots, error codes) need only the matrix
     "grid_sampler_2d_backward": ((1,), ()),
     "grid_sampler_3d_backward": ((1,), ()),
 }  # fmt: skip
 _TRANSFORMED = ("_fft_c2c", "_fft_r2c", "_fft_c2r")
-# Functions whose numeric arguments determine values: if one of them is a size, the result depends on that size.
+# Functions whose numeric arguments affect values: if such an argument is a size, the result depends on that size.
 _VALUED = ("select", "roll", "tril", "triu", "diagonal", "kthvalue", "topk", "select_backward", "slice_scatter",
            "select_scatter", "diagonal_scatter", "constant_pad_nd", "histc", "linalg_vector_norm", "var", "std",
            "var_mean", "std_mean", "renorm", "_cdist_forward", "_cdist_backward", *SCATTERED)  # fmt: skip
-# Elementwise functions that are decomposed nevertheless: the decompositions reveal in which operands they are linear.
+# Elementwise functions that are decomposed although they are elementwise, to find in which operands they are linear.
 _DECOMPOSED_POINTWISE = ("lerp", "addcmul", "addcdiv", "threshold_backward", "rsub", "masked_fill", "tanh_backward",
                 "sigmoid_backward", "gelu_backward", "silu_backward", "elu_backward", "leaky_relu_backward",
                 "hardtanh_backward", "softplus_backward", "logit_backward", "hardswish_backward", "xlogy",
@@ -111,7 +111,7 @@ _KEPT = frozenset((
 
 @cache
 def is_kept(function: Any) -> bool:
-    """Whether this table describes a function, so that it is not decomposed."""
+    """Whether this table describes the function, so that the trace keeps it instead of its decomposition."""
     name = name_of(function)
     if name in {"softmax", "mean", "addmm", "logsumexp"}:
         return False
@@ -140,7 +140,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
         function: an ATen operator.
         args: positional arguments; tensors and symbolic sizes are nodes of the graph.
         kwargs: named arguments.
-        operands: the tensor arguments whose values it reads.
+        operands: the tensor arguments whose values the function reads.
         out: the result.
         index: index of the result.
 
@@ -161,7 +161,7 @@ def describe(function: Any, args: Any, kwargs: Any, operands: Sequence[Tensor], 
     described = _DESCRIBED.get(name)
     if described is not None:
         does = described(name, args, kwargs, operands, shapes, shape, index)
-        numbers = args[3:] if name == "select_backward" else args  # the arguments before are sizes of the result
+        numbers = args[3:] if name == "select_backward" else args  # earlier arguments are sizes of the result
         places = tuple(map(size_of, _sizes_in([*numbers, *kwargs.values()]))) if name in _VALUED else ()
         return replace(does, values=places) if places else does
     if torch.Tag.pointwise in function.tags or name in _ELEMENTWISE:
@@ -194,7 +194,7 @@ def _elementwise(
     if name in {"_to_copy", "copy"}:
         source, target = operands[0].dtype, out.dtype
         numbers_only = all(dtype.is_floating_point or dtype.is_complex for dtype in (source, target))
-        # Not every conversion is increasing: as bool, -1 is greater than 0; large integers wrap in a narrow dtype.
+        # Not every conversion is increasing: -1 becomes True but 0 False, and large integers wrap in a narrow dtype.
         increasing = not source.is_complex and (target.is_floating_point or source in {torch.bool, target})
         moves = name == "copy" and source == target
         return replace(plain, joint=(0,) if numbers_only or moves else (), increasing=increasing or moves, moves=moves)
@@ -266,7 +266,7 @@ def _reduction(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 
 
 def _sums(x: Tensor, kwargs: Any) -> bool:
-    """Whether sums of ``x`` are linear in it: nothing is rounded to an integer, and integers are not converted."""
+    """Whether sums of ``x`` are linear in ``x``: neither are results rounded to integers, nor integers converted."""
     dtypes = {x.dtype, kwargs.get("dtype") or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)}
     return dtypes == {torch.int64} or all(each.is_floating_point or each.is_complex for each in dtypes)
 
@@ -396,7 +396,7 @@ def _windows(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shap
 
 @_of("unbind", "stack")
 def _pieces(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe a tensor and its slices along one dim, which slices lack; each slice has its own index."""
+    """Describe ``unbind`` and ``stack``: each slice is at one index of a dim, and lacks this dim."""
     del operands, index
     labels = tuple(range(max(len(shapes[0]), len(shape))))
     dim = argument(args, kwargs, 1, "dim", 0) % len(labels)
@@ -446,7 +446,7 @@ def _inner(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape:
 
 @_of("_cdist_forward", "_cdist_backward")
 def _distances(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe the distance of each row of one operand to each row of another, and the gradient of the first."""
+    """Describe the distance of each row of one operand from each row of another, and the gradient of the first one."""
     del args, kwargs, operands, index
     batch = tuple(range(len(shape) - 2))
     if any(each[:-2] != shape[:-2] for each in shapes):
@@ -462,7 +462,10 @@ def _distances(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 
 @_of("convolution", "convolution_backward")
 def _convolved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe ``nc…, oc… -> no…``, bilinear, and its gradients; grouped channels are ``whole``."""
+    """Describe a convolution ``nc…, oc… -> no…``, which is bilinear, and its gradients.
+
+    If channels are grouped, they are ``whole``.
+    """
     del kwargs, operands, shape
     transposed, groups = (args[6], args[8]) if name == "convolution" else (args[7], args[9])
     ndim = len(shapes[0])
@@ -483,7 +486,7 @@ def _convolved(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 
 @_of("grid_sampler_2d", "grid_sampler_3d", "grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def _sampled(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe ``nc[…], np[2] -> ncp``, linear in the image, and its gradients."""
+    """Describe sampling of an image at points, ``nc[…], np[2] -> ncp``, linear in the image, and its gradients."""
     del args, kwargs, operands, shape
     count = len(shapes[0]) - 2
     inner, points = tuple(range(100, 100 + count)), tuple(range(2, 2 + count))
@@ -535,4 +538,4 @@ REWRITTEN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.addbmm.default: _summed_products,
     trilinear.default: _three_factors,
 }
-"""Decompositions that PyTorch's table lacks."""
+"""Decompositions of functions for which PyTorch has none."""

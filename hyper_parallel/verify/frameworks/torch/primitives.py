@@ -1,4 +1,4 @@
-"""Traces PyTorch's operators and their backward as primitives over symbolic sizes."""
+"""Traces PyTorch's operators and their backward as graphs of primitives over symbolic sizes."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ __all__ = ["ObservedCalls", "observed_steps", "traced"]
 
 _LIBRARY = str(Path(__file__).parents[3])
 _FACTS = (bool, int, torch.Size, torch.dtype, torch.device)
-"""Types of attributes of tensors. Most calls read these; they are not recorded, because recording takes time."""
+"""Types of results whose calls are not recorded: most such calls read an attribute of a tensor, and are frequent."""
 _PLAIN = (Tensor, torch.nn.Parameter)
 _PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/clip.py"
 
 
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    """Return the decompositions of functions that the primitive table lacks."""
+    """Return the decompositions of functions that the table of primitives does not describe."""
     return {function: run for function, run in decompositions.items() if not is_kept(function)} | REWRITTEN
 
 
@@ -86,18 +86,18 @@ class ObservedCalls(TorchFunctionMode):
     def __init__(self, observe: Callable[..., None], every: Callable[..., None] | None = None) -> None:
         super().__init__()
         self._observe, self._every = observe, every
-        self._inside = False  # whether a function is running, whose own calls are parts of it
+        self._inside = False  # whether a function is running; calls inside it are parts of its call
         self._outside: list[bool] = []
 
     def __enter__(self) -> Self:
-        """Observe from now on, also where a function such as backward runs the program's own code."""
+        """Start to observe calls, also those of program code that PyTorch runs, for example hooks in backward."""
         self._outside.append(self._inside)
         self._inside = False
         super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Observe as before."""
+        """Stop to observe calls."""
         super().__exit__(*error)
         self._inside = self._outside.pop()
 
@@ -110,7 +110,7 @@ class ObservedCalls(TorchFunctionMode):
         part, self._inside = self._inside, True
         try:
             if getattr(func, "__name__", "") == "__get__" and type(args[0]) in _PLAIN:
-                with DisableTorchFunction():  # the other modes of the run change no property
+                with DisableTorchFunction():  # no other mode of the run changes attributes, and this is faster
                     result = func(*args)
             else:
                 result = func(*args, **named)
@@ -125,7 +125,7 @@ class ObservedCalls(TorchFunctionMode):
         clips = file.startswith(_PLATFORM) and caller.f_back.f_code.co_filename == _CLIP
         by_program = clips or file == _CLIP or not file.startswith(_LIBRARY)
         if by_program or (self._every is not None and not part):
-            with DisableTorchFunction():  # reads of tensors would pass the other modes
+            with DisableTorchFunction():  # otherwise reads of tensors would pass through the run's other modes
                 if by_program:
                     self._observe(func, args, named, result, recomputes())
                 if self._every is not None and not part:
@@ -161,15 +161,17 @@ def traced(
     sizes: Callable[[Sequence[Any]], Any] = lambda _: None,
     numbers: Collection[int] = (),
 ) -> Graph:
-    """Return an operator and its backward as primitives.
+    """Return an operator and its backward as a graph of primitives.
 
-    It is first traced unchanged. If steps remain undescribed, it is traced with writes as new values, then also with
-    equal sizes of operands as one symbol. The trace with the fewest undescribed steps is returned.
+    The operator is first traced unchanged. If the graph has gaps, such as steps without description, the operator is
+    traced with each write as a new value, and then also with equal sizes of operands as one symbol. The graph with the
+    fewest gaps is returned.
 
     Args:
         run: ``run(tensors, sizes)`` calls the operator.
-        operands: tensors whose sizes are the values of symbols; dims that may differ have different sizes. Or pairs of
-            a shape and a dtype, whose sizes stay numbers. The dims of the last operand have their own symbols.
+        operands: tensors; each size becomes a symbol with this example value. Dims that may have different sizes must
+            have different ones here. Or pairs of a shape and a dtype, whose sizes stay numbers. The dims of the last
+            operand have their own symbols.
         requires_grad: per operand, whether its gradient is traced.
         sizes: computes the second argument of ``run`` from the operands' symbolic sizes.
         numbers: sizes of dims that stay numbers if the operator reads them, such as 1 in a dim that broadcasts.
@@ -218,7 +220,7 @@ def _retraced(
 
 
 class _FixedSizesError(ValueError):
-    """A call reads sizes as numbers.
+    """Raised if a call reads sizes as numbers.
 
     Args:
         sizes: the sizes, by operand and dim.
@@ -231,7 +233,7 @@ class _FixedSizesError(ValueError):
 
 
 def _keep_fixed_sizes(numbers: Collection[int], kept: set[tuple[int, int]], run: Callable[[], Graph]) -> Graph:
-    """Return the result of ``run``; sizes among ``numbers`` that it reads are added to ``kept`` for a new trace."""
+    """Return the result of ``run``; if it reads sizes among ``numbers``, add these to ``kept`` and run it again."""
     try:
         return run()
     except _FixedSizesError as error:
@@ -243,16 +245,16 @@ def _keep_fixed_sizes(numbers: Collection[int], kept: set[tuple[int, int]], run:
 
 @dataclass(frozen=True)
 class _Drawn(RecordedNumbers):
-    """Random numbers of a rank in a trace: they depend on the global index, so they are sharded like constants."""
+    """A rank's random numbers in a trace; each depends on the global index, so shards are like shards of a constant."""
 
     def array(self) -> Any:
-        """The placeholder of the numbers as an array."""
+        """Return a placeholder for the numbers, in the form of an array."""
         array = np.zeros(0).view(RecordedArray)
         array.numbers = self
         return array
 
     def tensor(self, device: Any = None) -> Tensor:
-        """The numbers as a tensor whose elements are undefined."""
+        """Return a tensor of the numbers' shape and dtype with undefined elements."""
         words = self.distribution.words_per_element
         dtype = self.distribution.transform(np.zeros((0, 8 // words), f"<u{4 * words}")).dtype
         return torch.empty(self.shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, device=device)
@@ -267,8 +269,8 @@ def _gap_count(graph: Graph, *, symbolic: bool, kept: int) -> int:
 
     Args:
         graph: the graph.
-        symbolic: whether sizes are symbols, except ``kept`` of them.
-        kept: number of sizes that are numbers.
+        symbolic: whether sizes should be symbols, except ``kept`` of them.
+        kept: number of sizes that may be numbers.
     """
     steps = [step for step in graph.steps if isinstance(step.does, Opaque)]
     fixed = [size for number in graph.inputs for size in graph.steps[number].shape if not size.symbols]
@@ -290,7 +292,7 @@ def _traced(
     mode = FakeTensorMode(shape_env=env if symbolic else None, allow_non_fake_inputs=True)
     fakes = [_fake(mode, tensor, index, kept, alike=alike and index < len(operands) - 1)
              for index, tensor in enumerate(operands)]  # fmt: skip
-    made = len(env.guards)  # conditions on operands' strides, which no value depends on
+    made = len(env.guards)  # the conditions so far are on operands' strides, which do not affect values
     env.small = frozenset(size.node.expr for fake in fakes for size in _sizes(fake)
                           if isinstance(size, torch.SymInt) and size.node.hint < 2)  # fmt: skip
     given = sizes([tuple(fake.shape) for fake in fakes])
@@ -331,7 +333,7 @@ def _traced(
 
 @contextmanager
 def _failures_not_logged() -> Iterator[None]:
-    """Keep PyTorch from logging a traceback where shapes cannot be symbolic: the row's reason says so."""
+    """Prevent PyTorch from logging a traceback if shapes cannot be symbolic; the error is reported as a reason."""
     logger, thread = logging.getLogger(FakeTensorMode.__module__), threading.get_ident()
 
     def is_of_another(record: logging.LogRecord) -> bool:
@@ -345,7 +347,7 @@ def _failures_not_logged() -> Iterator[None]:
 
 
 def _sizes(tensor: Any) -> Sequence[Any]:
-    """Return the sizes of a fake tensor, which are numbers or symbols although PyTorch declares them as numbers."""
+    """Return the sizes of a fake tensor; they may be symbols, although PyTorch's type annotation says numbers."""
     return tuple(tensor.shape)
 
 

@@ -49,13 +49,13 @@ MODES = ("forward", "backward", "grad", "double")
 """Differentiation after the steps of a program: none, ``backward()``, ``autograd.grad``, or ``autograd.grad`` twice."""
 
 DTYPES = ("float64", "float64", "float32", "float32", "bfloat16")
-"""The dtypes of programs."""
+"""The dtypes of programs; repeated ones are chosen more often."""
 
 FUNCTIONS = {"cat": "torch.cat", "stack": "torch.stack", "maximum": "torch.maximum"}
-"""The functions that idioms call."""
+"""Functions that idioms (fixed sequences of calls in random programs) call."""
 
 LEFT_OUT: Mapping[str, str] = {}
-"""Idioms that are skipped, with the reason; ``write add`` is the idiom ``add`` among the writes."""
+"""Idioms that are skipped, with the reason; ``write add`` is the key of the idiom ``add`` among the in-place writes."""
 
 HEAD = "import operator, torch"
 """The imports of a program."""
@@ -133,7 +133,7 @@ def unsound(name: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
 
 
 def modules() -> dict[str, tuple[Sample, ...]]:
-    """Return the samples of modules, by the name of their call: arguments, inputs, and parameters in order."""
+    """Return the samples of modules by name of the call: the constructor's arguments, inputs, parameters, in order."""
     return {f"torch.nn.{name}": samples for name, (_, _, _, samples) in _MODULES.items()}
 
 
@@ -149,7 +149,7 @@ def forms(
         writes: whether to return calls that write their first operand.
 
     Returns:
-        pairs of a name for :func:`call_named`, and a function from arguments in canonical names to those of the call.
+        pairs of a name for :func:`call_named`, and a function that maps arguments by canonical name to the call's.
     """
     found: list[tuple[str, Callable[[Mapping[str, Any]], tuple[list[Any], dict[str, Any]]]]] = []
     for _, form in public_calls(op, arguments, canonical, writes=writes):
@@ -193,7 +193,7 @@ def _module_call(name: str) -> Callable[..., Any]:
 
 
 def _options(parameters: Sequence[str]) -> dict[str, Any]:
-    return {"device": "meta"} if parameters else {}  # its own parameters are replaced and need no values
+    return {"device": "meta"} if parameters else {}  # the module's parameters are replaced and need no values
 
 
 def settle() -> None:
@@ -225,7 +225,7 @@ def values_of(array: Any, dtype: str) -> str:
 
 
 def leaf(tensor: Any, *, requires_grad: bool) -> Any:
-    """Return a tensor as a leaf to differentiate by."""
+    """Return a tensor as a leaf with respect to which the program is differentiated."""
     return tensor.requires_grad_() if requires_grad else tensor
 
 
@@ -261,7 +261,7 @@ def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
 
 
 def moved(tensor: Any, array: Any, gradient: Callable[[Any], Any] | None) -> Any:
-    """Return a plain tensor plus ``array``; the result of ``gradient`` is added to the gradient that passes it."""
+    """Return a plain tensor plus ``array``; in backward, the result of ``gradient`` is added to the gradient."""
     changed = tensor + torch.from_numpy(array).to(tensor.dtype)
     if gradient is not None and changed.requires_grad:
         wide = torch.complex128 if changed.is_complex() else torch.float64

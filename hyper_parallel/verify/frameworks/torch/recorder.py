@@ -39,8 +39,8 @@ __all__ = ["Recorder"]
 
 _FRAMEWORK = str(Path(str(torch.__file__)).parent)
 _WITHOUT = "parameters without a gradient"
-_BEFORE = -1  # the step of weights before training
-_HAND = 0  # the number of an optimizer that is not PyTorch's
+_BEFORE = -1  # step number of weights before training
+_HAND = 0  # stands for the optimizer's id in steps that the program makes without a PyTorch optimizer
 
 
 class Recorder:
@@ -49,11 +49,11 @@ class Recorder:
     Attributes:
         log: log of the rank.
         inner: the module whose forward just returned a DTensor, and that DTensor, before the module's own hooks.
-        drops: whether a dropout runs.
-        sides: whether an operator with a threshold runs.
+        drops: whether a dropout is running.
+        sides: whether an operator with a threshold is running.
         decided: records the program's random draws and choices.
         half: records computations and reductions in half precision.
-        draws: the samples that its data loaders draw; None if they are not noted.
+        draws: records the samples that the program's data loaders draw; None if they are not recorded.
     """
 
     def __init__(self, log: RecordLog) -> None:
@@ -143,13 +143,13 @@ class Recorder:
             self.log.add("input", name, taken)
 
     def observe_collective(self, name: str, value: Any) -> None:
-        """Record the tensor that this rank gives a collective."""
+        """Record the tensor that this rank passes to a collective."""
         taken = read_tensor(value) if type(value) is torch.Tensor else None
         if taken is not None:
             self.log.add("collective", name, taken, module=self.inside, site=user_site(_FRAMEWORK))
 
     def _note_inputs(self, args: Any, kwargs: Any) -> None:
-        """Record the data that models are called with in the first step, before any computation."""
+        """Record the data with which models are called in the first step, before the model computes anything."""
         if self.log.step or self._evaluates:
             return
         for name, value, taken in _samples(args, kwargs):
@@ -194,7 +194,7 @@ class Recorder:
     # -- backward and clipping -----------------------------------------------------------------------------------------
 
     def backward(self, plain: Callable[..., Any], tensors: Any, args: Any, kwargs: Any) -> Any:
-        """Record the losses that enter a backward, and run it."""
+        """Record the losses on which backward is called, and run backward."""
         if self._in_backward or recomputes():
             return plain(tensors, *args, **kwargs)
         site, self.half.of_gradients = user_site(_FRAMEWORK), True
@@ -216,7 +216,7 @@ class Recorder:
         return result
 
     def before_zero(self) -> None:
-        """Keep the gradients of a step without an optimizer, which are about to be set to zero."""
+        """Read the gradients of a step without an optimizer before the program sets them to zero."""
         if not self._optimizers and not self._observes:
             self._by_hand.take(self._names.parameters())
 
@@ -225,9 +225,9 @@ class Recorder:
 
         Args:
             parameters: parameters whose gradients are clipped.
-            clip: function that clips them; its inner calls are not recorded again.
-            largest: the norm to clip to.
-            total: the norm; None if ``clip`` returns it.
+            clip: function that clips the gradients; clipping functions that it calls are not recorded again.
+            largest: maximum norm.
+            total: norm of the gradients; None if ``clip`` returns it.
 
         Returns:
             the result of ``clip``.
@@ -235,8 +235,8 @@ class Recorder:
         if self._clips:
             return clip()
         self._stepped_at = user_site(_FRAMEWORK)
-        step = self._unrecorded  # not None while the last step continues: see before_step
-        # A recording has the gradients that an optimizer reads, and the norm.
+        step = self._unrecorded  # not None while an optimizer makes its step in several calls: see before_step
+        # A recording gets its gradients when an optimizer reads them; of clipping it records only the norm.
         if not self._observes or not self._optimizers:
             self._record_clipped(list(parameters), step)
         if total is not None:
@@ -263,7 +263,7 @@ class Recorder:
 
     def _record_norm(self, total: Any, largest: float, step: int | None) -> None:
         taken = read_tensor(total)
-        if taken is None:  # PyTorch's DTensor of a norm whose parts are not reduced yet
+        if taken is None:  # a DTensor of PyTorch for a norm that is not reduced yet
             self._note("norms that were not reduced", "gradient norm")
             return
         site = user_site(_FRAMEWORK)
@@ -276,10 +276,10 @@ class Recorder:
     # -- what the program saves ----------------------------------------------------------------------------------------
 
     def record_saved(self, state: Any) -> None:
-        """Record the floating tensors of a state that the program saves, if their names end with a parameter's.
+        """Record floating-point tensors that the program saves under names that end with a parameter's name.
 
-        Averages of weights, and other copies outside of modules and optimizers, are only visible here. Other tensors
-        may be specific to a rank: random states, local metrics.
+        Only here are averages of weights, and other copies outside of modules and optimizers, visible. Tensors with
+        different names are skipped, because they may be specific to a rank, such as random states or local metrics.
         """
         parameters = {} if self._observes else self._names.parameters()
         for path, value in paths(state, CONTAINERS):
@@ -294,15 +294,16 @@ class Recorder:
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """Remember an optimizer when it is made, for its number."""
+        """Remember an optimizer when it is created; optimizers are numbered in this order."""
         if not any(known is optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Record gradients and learning rates that an optimizer sees.
+        """Record gradients and learning rates at the start of an optimizer's step.
 
         Returns:
-            the step's arguments with a closure that records the gradients of each of its calls; None without one.
+            for a step with a closure, the step's arguments with a closure that records gradients after each call; else
+            None.
         """
         self._in_step += 1
         if self._in_step > 1:
@@ -338,7 +339,7 @@ class Recorder:
         return ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
 
     def _goes_on(self, optimizer: Any) -> bool:
-        """Return whether an optimizer continues a step that it makes in several calls, as DeepSpeed does."""
+        """Return whether this call continues a step that an optimizer makes in several calls, as in DeepSpeed."""
         held = {id(value) for value in _held(optimizer)}
         stepped = self._stepped.setdefault(id(optimizer), set())
         goes_on = bool(stepped) and self._unrecorded is not None and not held & stepped
@@ -373,7 +374,7 @@ class Recorder:
     def after_step(self, optimizer: Any) -> None:
         """Record the optimizer's state after its step."""
         self._in_step -= 1
-        if self._in_step:  # another optimizer calls it, such as ZeroRedundancyOptimizer
+        if self._in_step:  # a wrapping optimizer, such as ZeroRedundancyOptimizer, calls this one
             self._record_state(optimizer, max(self._steps.values()))
             return
         self.half.of_gradients = False
@@ -443,11 +444,11 @@ class Recorder:
         self._end_step()
 
     def _seen_by(self, optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Pieces]]:
-        """Return the parameters whose gradients belong to this optimizer's step, and the pieces that it trains instead.
+        """Return the parameters whose gradients belong to this optimizer's step, and pieces that it trains instead.
 
-        These are its own parameters, and the models' parameters that no optimizer has: an optimizer created before the
-        model was sharded has parameters that are no longer in a model. If parameters outside of all models get
-        gradients, they are float32 weights that a program keeps in addition to the model's.
+        The parameters are the optimizer's own ones, and the models' parameters that no optimizer has: an optimizer that
+        was created before the model was sharded has parameters that are no longer in a model. If parameters outside of
+        all models get gradients, they are float32 weights that a program keeps in addition to the model's weights.
 
         Args:
             optimizer: optimizer that makes a step.
@@ -490,7 +491,7 @@ class Recorder:
         return named
 
     def _record_initial(self) -> None:
-        """Record weights and buffers before training; again, if the program has sharded the model since."""
+        """Record weights and buffers before training; record them again if the program then shards the model."""
         named = self._trained()
         if any(isinstance(value, UninitializedTensorMixin) for value in named.values()):
             return
@@ -579,7 +580,7 @@ class Recorder:
 
 
 def _samples(args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, LocalValue]]:
-    """Yield name, tensor and value of the plain tensors without a gradient that a model is called with: its data."""
+    """Yield the data that a model is called with, plain tensors without a gradient, as name, tensor and value."""
     for name, value in named_leaves("", {**dict(enumerate(args)), **kwargs}, CONTAINERS):
         taken = read_tensor(value) if type(value) is torch.Tensor and not value.requires_grad else None
         if taken is not None:
@@ -595,13 +596,13 @@ def _region_of_alias(inner: Any, value: torch.Tensor) -> Region | None:
 
 
 def _address(tensor: Any) -> int:
-    """Return the address of a tensor's values; for a collective in flight, that of the tensor that it wraps."""
+    """Return the address of a tensor's values; for the result of a pending collective, of the tensor inside it."""
     address: int = getattr(tensor, "elem", tensor).untyped_storage().data_ptr()
     return address
 
 
 def _held(optimizer: Any) -> list[Any]:
-    """Return the tensors that an optimizer has."""
+    """Return the tensors in an optimizer's parameter groups."""
     return [value for group in optimizer.param_groups for value in group["params"]]
 
 
@@ -610,7 +611,7 @@ def _gradient(holder: Any) -> Any:
 
 
 def _state(optimizer: Any, key: str, holder: Any) -> Any:
-    """Return an entry of the state of a tensor that an optimizer has; None if it has none."""
+    """Return an entry of an optimizer's state for one of its tensors; None if there is none."""
     return optimizer.state.get(holder, {}).get(key)
 
 

@@ -117,7 +117,7 @@ class Transformer(nn.Module):
 
 
 def loss(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    """Mean cross-entropy; dim 1 has the classes, as PyTorch requires, so that no dims are merged."""
+    """Return the mean cross-entropy; classes are moved to dim 1 for PyTorch, so that no dims must be merged."""
     return F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL)
 
 
@@ -154,7 +154,7 @@ class Regression(nn.Module):
 
 
 def train_one_step(training: Any) -> Any:
-    """Run forward, backward and the optimizer, save the model and load what was saved.
+    """Run forward, backward and the optimizer; save the model and load the checkpoint.
 
     Args:
         training: a :class:`~hyper_parallel.verify.training_loop.Training` of one batch: inputs and targets.

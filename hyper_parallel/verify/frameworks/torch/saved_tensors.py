@@ -18,9 +18,9 @@ FULLY_SHARDED = "_hyper_parallel_fully_sharded"
 
 @contextmanager
 def counted_for_backward(model: Any) -> Iterator[Callable[[], int]]:
-    """Count storages that autograd saves inside the block, each once, except those of parameters of ``model``.
+    """Inside this context, count storages that autograd saves, each once, except those of parameters of ``model``.
 
-    Tensors of checkpointed regions are not saved by autograd, so they are not counted.
+    Autograd does not save tensors inside checkpointed regions, so these are not counted.
 
     Yields:
         a function that returns the largest number of bytes that were saved at one time.
@@ -51,7 +51,7 @@ class _Kept:
         return _Saved(self, tensor, key, size)
 
     def release(self, key: int, size: int) -> None:
-        """Note that a saved tensor is not needed any more."""
+        """Record that a saved tensor is not needed any more."""
         self._users[key] -= 1
         if not self._users[key] and key not in self._weights:
             self._bytes -= size
@@ -73,6 +73,6 @@ class _Saved:
 
 
 def _storage(tensor: Any) -> tuple[int, int]:
-    """Return a key and the size in bytes of the storage of a tensor, of a DTensor that of the local one."""
+    """Return a key of a tensor's storage and its size in bytes; for a DTensor, of the local tensor's storage."""
     local = getattr(tensor, "_local", tensor)
     return storage_number(local), local.untyped_storage().nbytes()

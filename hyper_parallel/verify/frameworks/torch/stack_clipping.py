@@ -1,4 +1,4 @@
-"""Functions of DeepSpeed and Megatron that clip gradients; they receive the tensors that their optimizers train."""
+"""Lists DeepSpeed's and Megatron's functions that clip the gradients of the tensors that their optimizers train."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Clipping", "imported_clippings"]
 
 
 class Clipping(NamedTuple):
-    """A function that clips gradients by a given norm.
+    """A function that clips gradients whose norm has been computed.
 
     Attributes:
-        owner: the module or class that has it.
-        name: its name there.
-        parameters: parameters of the function, by name: DeepSpeed's decorators hide its signature.
-        read: returns, from a call's arguments by name, the tensors whose gradients are clipped, the largest norm (0 if
+        owner: module or class that contains the function.
+        name: name of the function in ``owner``.
+        parameters: names of the function's parameters, because DeepSpeed's decorators hide the signature.
+        read: from a call's arguments by name, returns the tensors whose gradients are clipped, the maximum norm (0 if
             nothing is clipped) and the norm.
     """
 
@@ -31,7 +31,7 @@ class Clipping(NamedTuple):
 
         Args:
             plain: the function.
-            record: called with tensors, the call to make, the largest norm, and the norm.
+            record: called with the tensors, a function that makes the call, the maximum norm, and the norm.
         """
 
         def clip(*args: Any, **kwargs: Any) -> Any:
@@ -86,4 +86,4 @@ _FUNCTIONS = (
         ("self", "sub_group_id", "total_norm"), _by_zero_3,
     ),
 )  # fmt: skip
-"""Module, class, name and parameters of each function, and the function that reads its calls."""
+"""For each function: module, class, name, parameters, and the function that reads its calls."""

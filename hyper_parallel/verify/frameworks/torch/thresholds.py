@@ -1,7 +1,8 @@
-"""Operators of PyTorch whose result or gradient jumps at a threshold: ReLU, comparisons, signs, clamps, buckets.
+"""Records on which side of a threshold numbers are, for operators such as ReLU, comparisons, signs, clamps and buckets.
 
-Each is replaced while a program is recorded. Numbers that are on the other side of the nearest threshold in the
-reference, due to rounding, can be mirrored to that side; the change is smaller than the rounding error.
+The result or gradient of these operators of PyTorch jumps at a threshold. They are replaced while a program is
+recorded. If rounding moved a number across its nearest threshold, compared with the reference, the number can be
+mirrored at the threshold; this change has the size of a rounding error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["OPERATORS", "sided"]
 
 _COMPARISONS = ("gt", "ge", "lt", "le", "__gt__", "__ge__", "__lt__", "__le__")
 _JUMPS = (*_COMPARISONS, "sign", "bucketize")
-"""Operators whose results are discontinuous; for all others only the gradient is."""
+"""Operators whose results are discontinuous; for all others, only the gradient is discontinuous."""
 
 _AT_ZERO = ("relu", "relu_", "leaky_relu", "abs", "sign")
 _BETWEEN = ("clamp", "hardtanh", "relu6")
@@ -41,12 +42,15 @@ def sided(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Record the sides of an operator's numbers, mirror those whose side ``record`` changes, and call the operator.
+    """Record on which side of a threshold an operator's numbers are, and call the operator.
+
+    Numbers for which ``record`` returns the opposite side are first mirrored at the threshold.
 
     Args:
         plain: the operator.
         name: a name in ``OPERATORS``.
-        record: gets the name, the distances from the nearest threshold, and which numbers are above it.
+        record: called with the name, the distances from the nearest threshold, and a mask of the numbers above it;
+            returns the mask to use instead, or None.
         args: arguments of the call.
         kwargs: keyword arguments of the call.
     """
@@ -79,7 +83,7 @@ def sided(
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is a dense floating-point tensor with values, and not of a subclass."""
+    """Return whether a value is a dense floating-point tensor, neither on the meta device nor of a subclass."""
     return (
         type(value) in (torch.Tensor, nn.Parameter)
         and value.is_floating_point()

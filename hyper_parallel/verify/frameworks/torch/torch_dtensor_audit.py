@@ -1,4 +1,4 @@
-"""PyTorch's own DTensor as a target of the operator audit: public calls, wrapping, differentiation, global values."""
+"""Makes PyTorch's DTensor a target of the operator audit: public calls, wrapping, differentiation, global values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _HOMES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "t
 
 @dataclass(frozen=True)
 class Form:
-    """One public call of an operator; it is called with the operator's arguments by canonical name.
+    """One public call of an operator; it takes the operator's arguments by canonical name.
 
     Attributes:
         function: function of PyTorch.
-        binder: its parameters, in canonical names.
-        positional: the arguments that are passed in order.
-        named: arguments that are passed by name.
+        binder: parameters of the function, in canonical names.
+        positional: names of the arguments that are passed by position.
+        named: names of the arguments that are passed by name.
     """
 
     function: Callable[..., Any]
@@ -58,17 +58,17 @@ class Form:
 def public_calls(
     op: str, arguments: Mapping[str, Any], canonical: Binder, *, writes: bool
 ) -> list[tuple[str, Callable[..., Any]]]:
-    """Return the public spellings of an operator that take ``arguments``, functions before methods.
+    """Return PyTorch's public functions and methods for an operator that take ``arguments``, functions first.
 
     Args:
         op: canonical name.
-        arguments: arguments of the call, in canonical names, defaults included.
+        arguments: arguments of the call by canonical name, including defaults.
         canonical: the operator's parameters.
-        writes: spellings that write their first operand.
+        writes: whether to return functions that write their first operand.
 
     Returns:
-        pairs of a name and a function that takes the canonical arguments by keyword; some may not fit PyTorch's own
-        signature. The last one is the operator's kernel, for operators that only ``aten`` has.
+        pairs of a name and a function that takes the canonical arguments by keyword; PyTorch may reject some of these
+        calls. The last one is the operator's kernel, for operators that exist only in ``aten``.
     """
     defaults = {name: parameter.default for name, parameter in canonical.parameters.items()}
     passed = [name for name, value in arguments.items() if not _is_default(value, defaults[name])]
@@ -112,7 +112,7 @@ def _takes(binder: Binder, passed: Sequence[str]) -> bool:
 
 @cache
 def _spellings() -> dict[str, list[OpEntry]]:
-    """PyTorch's public calls by canonical operator: functions before methods."""
+    """Return PyTorch's public functions and methods by canonical operator, functions first."""
     entries: dict[str, list[OpEntry]] = {}
     for call, entry in functions().items():
         home = getattr(call, "__module__", None)
@@ -126,7 +126,8 @@ def _spellings() -> dict[str, list[OpEntry]]:
 def _forms(function: Callable[..., Any], binder: Binder, passed: Sequence[str]) -> list[Form]:
     """Return several forms of a call with the arguments ``passed``, because PyTorch names some parameters differently.
 
-    The forms: all positional, with the defaults in between; options by keyword; all positional, without those defaults.
+    The forms are: all arguments by position, including defaults between them; options by keyword; all arguments by
+    position, without these defaults.
     """
     kinds = inspect.Parameter
     parameters = [p for p in binder.parameters.values() if p.kind is not kinds.KEYWORD_ONLY]
@@ -152,7 +153,7 @@ class Peer:
         self.mesh = init_device_mesh("cpu", (world,))
 
     def wrap(self, local: Any, placement: Placement, shape: Sequence[int], *, differentiated: bool = False) -> Any:
-        """Return a leaf of global ``shape`` whose local array on this rank is ``local``."""
+        """Return a DTensor of global ``shape`` whose local tensor on this rank is ``local``, as a leaf of autograd."""
         theirs: Any = peer.Replicate()
         if isinstance(placement, Shard):
             theirs = peer.Shard(placement.dim)
@@ -176,7 +177,7 @@ class Peer:
 
     @staticmethod
     def backward(outs: Sequence[Any], seeds: Sequence[Any]) -> None:
-        """Differentiate outputs that have a seed and a gradient."""
+        """Run backward from those outputs that have a cotangent (seed) and need a gradient."""
         pairs = [(out, seed) for out, seed in zip(outs, seeds, strict=True) if seed is not None and out.requires_grad]
         if pairs:
             torch.autograd.backward([out for out, _ in pairs], [seed for _, seed in pairs])

@@ -1,11 +1,11 @@
-"""Writes a wrong result of PyTorch's DTensor as a program that needs only PyTorch, and runs it to confirm the result.
+"""Writes programs that reproduce wrong results of PyTorch's DTensor with PyTorch alone, and runs such programs.
 
-The calls that an operator of this library makes on plain tensors are recorded one by one, and written as source.
+To write a program, the PyTorch calls that an operator makes on plain tensors are recorded one by one.
 
-``python -m hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer`` answers each line of standard input, a
-JSON object ``{"programs", "world", "error"}``, with a line: ``{"index", "printed"}`` of the first program that fails
-with that error, or ``null``. Each runs in ``world`` new processes that communicate over gloo. PyTorch is imported once;
-the processes are forked, so that each starts from the same state, whatever the program before it did.
+``python -m hyper_parallel.verify.frameworks.torch.torch_dtensor_reproducer`` runs programs. Each line of standard input
+is a JSON object ``{"programs", "world", "error"}``. The answer is a line with ``{"index", "printed"}`` of the first
+program that fails with this error, or ``null``. Each program runs in ``world`` new processes that communicate over
+gloo. PyTorch is imported once, and the processes are forked, so that every program starts from the same state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ mesh = dist.init_device_mesh("cpu", ({world},))"""
 
 
 _OPERAND = re.compile(r"\bx(\d+)\b")
-_LONG = 24  # elements; longer tensors are written as the expression that draws them
+_LONG = 24  # number of elements; longer tensors are written as an expression that draws their values
 _SEEDS = 64
 _DRAWS = (
     "torch.randn({shape}, generator=torch.Generator().manual_seed({seed}), dtype=torch.float64)",
@@ -54,11 +54,11 @@ _DRAWS = (
     "torch.randint(-3, 4, {shape}, generator=torch.Generator().manual_seed({seed}))",
 )
 _BOUNDS = (None, (-4, 5), (-3, 4))
-"""Bounds of the expressions that draw long values: reals, integers of operands, integers of cotangents."""
+"""Bounds of expressions that draw long tensors: None for real numbers, then for integer operands and cotangents."""
 
 
 class Draws:
-    """Draws values like a generator of NumPy; a short expression of PyTorch can draw the long ones again.
+    """Draws values as a generator of NumPy does; a short expression of PyTorch can draw those of long tensors again.
 
     Args:
         seed: seed of the values.
@@ -89,7 +89,7 @@ def _is_long(shape: Any) -> bool:
 
 
 def _drawn(kind: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return the values that the expression of this kind draws with this seed."""
+    """Return the values that an expression of kind ``kind``, an index of ``_BOUNDS``, draws with ``seed``."""
     generator, bounds = torch.Generator().manual_seed(seed), _BOUNDS[kind]
     if bounds is None:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -97,10 +97,10 @@ def _drawn(kind: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 class RecordedCall(NamedTuple):
-    """An operator and its operands.
+    """A call of an operator, with its operands.
 
     Attributes:
-        run: the operator, as a function of its operands.
+        run: the operator as a function of its operands.
         arrays: the operands' values.
         shards: per operand, each rank's local array.
         placements: the operands' placements.
@@ -120,9 +120,9 @@ class Finding(NamedTuple):
     Attributes:
         call: the call.
         kind: ``wrong`` (a value), ``plain`` (a result is not a DTensor) or ``crash`` (an exception).
-        gradient: whether it happened in backward or is in a gradient.
+        gradient: whether the failure occurred in backward, or a gradient is wrong.
         which: index of the wrong output, or of the operand with the wrong gradient.
-        seeds: cotangent per output, None where it has none.
+        seeds: cotangent per output; None for an output without one.
         right: the expected value.
     """
 
@@ -143,11 +143,11 @@ class _Written(NamedTuple):
 
 
 def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
-    """Return a program that fails with an exception, or on a wrong value that it prints next to the right one.
+    """Return a program that reproduces a failure: it raises the exception, or prints the wrong value and the right one.
 
     Args:
-        finding: the failure to show.
-        before: a call to make first.
+        finding: the failure to reproduce.
+        before: a call that the program makes first.
 
     Returns:
         The program, or None if it would be too long or cannot be expressed as source.
@@ -166,7 +166,7 @@ def program(finding: Finding, before: RecordedCall | None = None) -> str | None:
 
 
 def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
-    """The call as source; names of operands and results are ``operand`` and ``result`` with a number."""
+    """Return a call as source; variables for operands and results are named ``operand`` or ``result`` and a number."""
     leaves = [
         torch.from_numpy(array).detach().requires_grad_(want)
         for array, want in zip(call.arrays, call.requires_grad, strict=True)
@@ -182,7 +182,7 @@ def _written(call: RecordedCall, operand: str, result: str) -> _Written | None:
 
 
 def _operand(call: RecordedCall, index: int) -> str:
-    """Return the source of an operand; partial values of a long tensor are written as multiples of it, to be short."""
+    """Return the source of an operand; to be short, partial values of a long tensor are written as multiples of it."""
     placement, leaf = call.placements[index], ".requires_grad_()" if call.requires_grad[index] else ""
     if isinstance(placement, Partial) and placement.reduce_op == "sum" and _is_long(call.arrays[index].shape):
         world = len(call.shards[index])
@@ -199,7 +199,7 @@ def _literals(finding: Finding) -> list[str]:
 
 
 def _computed(finding: Finding, call: _Written) -> list[str]:
-    """Return lines that compute a long expected value by the same call on plain tensors, or contain its literal."""
+    """Return lines with the expected value: for a long one, the same call on plain tensors; else a literal."""
     calls = [line.partition(" = ") for line in call.lines[len(finding.call.arrays) :]]
     if finding.right is None or not _is_long(finding.right.shape) or [target for target, _, _ in calls] != call.names:
         return _literals(finding)
@@ -217,7 +217,7 @@ def _computed(finding: Finding, call: _Written) -> list[str]:
 
 
 def _shown(finding: Finding, call: _Written, expected: Sequence[str]) -> list[str]:
-    """Return the lines after the call: they compute the result and check it."""
+    """Return the lines after the call, which compute the result and check it."""
     lines = _backward(finding, call) if finding.gradient else []
     tensor = f"x{finding.which}.grad" if finding.gradient else call.names[finding.which]
     if finding.kind == "crash":
@@ -249,7 +249,7 @@ def _literal(tensor: torch.Tensor) -> str:
 
 
 def _expression(tensor: torch.Tensor) -> str:
-    """Return the expression that draws exactly this tensor; empty if it is short or no expression draws it."""
+    """Return an expression that draws exactly this tensor; empty for a short tensor, or if there is no expression."""
     if not _is_long(tensor.shape) or tensor.dtype not in (torch.float64, torch.float32, torch.int64):
         return ""
     values = tensor.numpy().tobytes()
@@ -281,7 +281,7 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call, and record it."""
+        """Make the call, and record it."""
         del types
         named = kwargs or {}
         out = func(*args, **named)
@@ -355,9 +355,9 @@ def main() -> None:
 
 
 def _printed(text: str, world: int, error: str) -> str | None:
-    """Return the wrong value or the error that a program prints when it fails with ``error`` on a rank; else None.
+    """Run a program; return the wrong value or error that it prints if it fails with ``error`` on a rank, else None.
 
-    With an empty ``error``, for ranks that act differently, any failure counts, and so do ranks that never end.
+    An empty ``error`` stands for ranks that call different collectives: then any failure counts, and also a deadlock.
     """
     with tempfile.TemporaryDirectory() as folder:
         code = compile(text, "reproducer.py", "exec")
@@ -393,7 +393,7 @@ def _forked(code: CodeType, rank: int, port: int, world: int, folder: Path) -> i
 
 
 def _wait(children: list[int]) -> bool:
-    """Wait until all have ended; return False if ranks that waited for each other were killed."""
+    """Wait until all processes have ended; return False if some had to be killed because they did not end."""
     until = time.monotonic() + _SECONDS
     left = set(children)
     failed = False
@@ -403,7 +403,7 @@ def _wait(children: list[int]) -> bool:
             if ended:
                 left.discard(child)
                 failed = failed or status != 0
-        if left and failed:  # the others would wait for it until gloo's timeout
+        if left and failed:  # the remaining ranks may wait for the failed one until gloo's timeout
             until = min(until, time.monotonic() + _GRACE_SECONDS)
             failed = False
         if left and time.monotonic() > until:

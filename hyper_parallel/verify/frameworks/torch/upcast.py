@@ -1,9 +1,9 @@
-"""Runs a PyTorch program in a wider dtype: half precision in float32, or all that is narrower in float64.
+"""Runs a PyTorch program in a wider dtype: half precision in float32, or all narrower dtypes in float64.
 
-The rounding errors of half precision hide errors of a few percent, and so do those of float32 if a program amplifies
-them. The same program in a wider dtype exposes such errors. Dtypes are replaced where a program names them: in calls of
-tensors and factories, by autocast, and in policies of mixed precision. Tensors that are loaded from a file, or made
-from arrays, keep their dtype until the program casts them, or computes with them and tensors of float64.
+Rounding errors of half precision hide wrong values of a few percent; so do those of float32 in a program that amplifies
+them. The same program in a wider dtype exposes such wrong values. Dtypes are replaced where a program names them: in
+calls of functions and methods, in autocast, and in policies of mixed precision. Tensors that are loaded from a file, or
+made from arrays, keep their dtype until the program casts them, or computes with them and with tensors of float64.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDER = {
     "float32": dict.fromkeys(_HALF, torch.float32),
     "float64": dict.fromkeys((*_HALF, torch.float32), torch.float64),
 }
-"""Replacement of each dtype, by the name of the widest dtype."""
+"""Replacement of each dtype, by the name of the wider dtype that was requested."""
 
 _UPCAST: ContextVar[str] = ContextVar("hyper_parallel_upcast", default="")
 
@@ -58,7 +58,7 @@ class _Wider(TorchFunctionMode):
     """Replaces dtypes in the arguments of PyTorch's functions.
 
     Args:
-        dtype: the widest.
+        dtype: ``float32`` or ``float64``.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -66,7 +66,7 @@ class _Wider(TorchFunctionMode):
         self._widest: torch.dtype = getattr(torch, dtype)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` with wider dtypes, and in float64 with tensors of one dtype."""
+        """Call ``func`` with wider dtypes; for ``float64``, also convert its tensors to one dtype."""
         if func in _CASTS:
             return args[0].to(self._widest)
         wider = {name: _wider(value) for name, value in (kwargs or {}).items()}
@@ -91,12 +91,12 @@ def _doubled(value: Any) -> Any:
 
 
 def widened(value: Any) -> Any:
-    """Return an input of the program's model in the dtype in which it computes."""
+    """Return an input of the program's model, converted to the dtype in which the model computes."""
     return _doubled(value) if _UPCAST.get() == "float64" else value
 
 
 def without_autocast(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of ``torch.autocast``, which is switched off in a wider dtype."""
+    """Return a constructor of ``torch.autocast`` that disables autocast while the program runs in a wider dtype."""
 
     def constructor(
         autocast: Any, device_type: str, dtype: Any = None, enabled: bool = True, *args: Any, **kwargs: Any
@@ -108,7 +108,7 @@ def without_autocast(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def without_half_precision(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor of a frozen policy of mixed precision, whose dtypes are wider."""
+    """Return a constructor of a (frozen) policy of mixed precision that replaces the policy's dtypes by wider ones."""
 
     def constructor(policy: Any, *args: Any, **kwargs: Any) -> None:
         plain(policy, *args, **kwargs)

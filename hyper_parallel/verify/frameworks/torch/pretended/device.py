@@ -1,4 +1,4 @@
-"""Replacements of ``torch.cuda``, ``torch.npu`` and ``torch.accelerator`` if the CPU stands in for a device."""
+"""Replaces functions of ``torch.cuda``, ``torch.npu`` and ``torch.accelerator`` if the CPU stands in for a device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["ASKED", "PARTS", "Event", "Lacked", "PretendedDevice", "Stream", "an
 ASKED: Counter[str] = Counter()
 """Number of a program's requests to the device, by kind."""
 
-_CAPABILITY = (8, 0)  # computes in bfloat16
-_NCCL = (2, 27, 3)  # reduces bfloat16
+_CAPABILITY = (8, 0)  # a capability with bfloat16
+_NCCL = (2, 27, 3)  # a version that reduces bfloat16
 _MOST = 1024
-"""Devices with a generator; it is the host's."""
+"""Number of entries in the tuple of the devices' default generators; all are the host's generator."""
 
 PARTS = ("graphs", "memory", "random", "streams")
-"""Submodules of a device's module that have the same functions."""
+"""Submodules of a device's module, such as ``torch.cuda.memory``; their functions are replaced too."""
 
 _LACKED = {
     "CUDAGraph": "run without graphs of the device",
@@ -39,17 +39,17 @@ _LACKED = {
     "caching_allocator_alloc": "allocate with torch.empty",
     "current_blas_handle": "multiply with torch.matmul",
 }
-"""Names in device modules without a CPU replacement, and the alternative for programs."""
+"""Names in device modules for which there is no CPU replacement, with the alternative for programs."""
 
 
 def lacking(what: str, instead: str) -> UnsupportedOnBackend:
-    """Return the error for a call of a function that only the device has."""
+    """Return the error for a call of a function that only the device supports."""
     msg = f"{what} was called, which does not exist when the CPU replaces the device: {instead} (docs/stacks.md)"
     return UnsupportedOnBackend(msg)
 
 
 class Stream:
-    """A queue of the device; work is complete when its call returns.
+    """A stream of the device; work in it is complete when the call returns.
 
     Args:
         device: ignored, like all other arguments.
@@ -75,10 +75,10 @@ class Stream:
         """Wait for an event."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Wait for another stream."""
+        """Wait for a stream; its work is already complete."""
 
     def record_event(self, event: Any = None) -> Event:
-        """Record an event in the queue."""
+        """Record an event in the stream."""
         return Event() if event is None else event
 
     def __enter__(self) -> Stream:  # noqa: PYI034 - Self is in typing from Python 3.11 on
@@ -90,7 +90,7 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream; everything before it is complete."""
+    """An event in a stream; all work before it is complete."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Count the event as a request."""
@@ -107,7 +107,7 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the event."""
 
     def elapsed_time(self, other: Any) -> float:
         """Return zero: no time is measured."""
@@ -116,7 +116,7 @@ class Event:
 
 
 class _Zeros(dict[str, int]):
-    """Statistics of memory, all of them 0."""
+    """Statistics of memory, all 0; also for missing keys."""
 
     def __missing__(self, key: str) -> int:
         return 0
@@ -127,7 +127,7 @@ class Lacked:
 
     Args:
         what: name of the class or function.
-        instead: the alternative.
+        instead: the alternative that the error names.
     """
 
     def __init__(self, what: str, instead: str) -> None:
@@ -197,7 +197,7 @@ class PretendedDevice:
         return self._current
 
     def set_device(self, device: Any) -> None:
-        """Choose the rank's device.
+        """Make a device the rank's current device.
 
         Raises:
             ValueError: there is no such device.
@@ -209,11 +209,11 @@ class PretendedDevice:
         self.choose(max(index, 0))
 
     def choose(self, index: int) -> None:
-        """Make a device, given by its number, the rank's."""
+        """Make the device with this number the rank's current device."""
         self._current = index
 
     def index(self, device: Any) -> int:
-        """Return the number of a device given as number, name or ``torch.device``; by default the current one's."""
+        """Return the number of a device given as number, name or ``torch.device``; None is the current device."""
         if device is None:
             return self._current
         if isinstance(device, int):
@@ -223,7 +223,7 @@ class PretendedDevice:
 
     @contextmanager
     def device_of(self, value: Any) -> Iterator[None]:
-        """Context in which the device of a tensor is the rank's."""
+        """Context in which the device of a tensor is the rank's current device."""
         del value
         yield
 
@@ -386,7 +386,7 @@ class PretendedDevice:
         return f"memory of {self.get_device_name()} is the host's"
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return the free bytes and all bytes."""
+        """Return the number of free bytes and of all bytes."""
         del device
         return _memory(), _memory()
 
@@ -411,10 +411,10 @@ class PretendedDevice:
 
 
 def _context_of(pretended: PretendedDevice) -> type:
-    """Return the class of contexts in which another device is the rank's; PyTorch asks for its instances."""
+    """Return a class in place of ``torch.cuda.device``: contexts in which a given device is the rank's current one."""
 
     class device:  # noqa: N801 - PyTorch's name
-        """Context in which another device is the rank's.
+        """Context in which a given device is the rank's current device.
 
         Args:
             device: number, name or ``torch.device``.
@@ -425,12 +425,12 @@ def _context_of(pretended: PretendedDevice) -> type:
             self.prev_idx = -1
 
         def __enter__(self) -> None:
-            """Choose the device."""
+            """Make the device the current one."""
             self.prev_idx = pretended.current_device()
             pretended.choose(self.idx)
 
         def __exit__(self, *_: object) -> None:
-            """Choose the previous device."""
+            """Make the previous device the current one."""
             pretended.choose(self.prev_idx)
 
     return device
@@ -441,7 +441,7 @@ def _memory() -> int:
 
 
 def _nothing(*_: Any, **__: Any) -> int:
-    """Return 0, the number of a range or the status of success."""
+    """Do nothing; return 0, the status of success."""
     return 0
 
 

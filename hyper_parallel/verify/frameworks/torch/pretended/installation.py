@@ -1,8 +1,8 @@
 """Makes the CPU of this process stand in for an accelerator, until the process ends.
 
-Functions of the device (its number, streams, memory, generators) are replaced, and data for it stays in host memory:
-tensors and meshes are on ``cpu``, so that PyTorch uses its CPU code paths. Requests to the device are counted for the
-report.
+The functions of the device's module (for device numbers, streams, memory, generators) are replaced. Data for the device
+stays in host memory: tensors and meshes are on ``cpu``, so that PyTorch uses its CPU code paths. The program's requests
+to the device are counted for the report.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PRETENDED: list[tuple[PretendedDevice, Placement]] = []
 
 
 class ProcessGroupNCCL:
-    """The options of an engine of communication, which groups over the CPU's backend ignore."""
+    """Stands for the class of NCCL's process groups; programs pass its ``Options``, which are ignored."""
 
     class Options:
         """Options of a process group, given by name."""
@@ -57,7 +57,7 @@ def install(name: str) -> None:
         return
     _INSTALLED.append(name)
     module = torch.cuda if name == "cuda" else _npu()
-    if _PRETENDED:  # another name of the same device
+    if _PRETENDED:  # a second name, such as ``cuda`` for a pretended ``npu``
         device, placed = _PRETENDED[0]
         answer_for(device, module)
         placed.offer(name)
@@ -82,7 +82,7 @@ def _npu() -> ModuleType:
     if not hasattr(torch, "npu"):
         engine.utils.rename_privateuse1_backend("npu")
         module: Any = ModuleType("torch.npu")
-        engine._C._get_accelerator = lambda *_: torch.device("cpu")  # noqa: SLF001 - C++ has no hooks of the renamed device
+        engine._C._get_accelerator = lambda *_: torch.device("cpu")  # noqa: SLF001 - C++ has no such device
         for part in PARTS:
             inner = ModuleType(f"torch.npu.{part}")
             vars(inner).update(
@@ -122,7 +122,7 @@ def _function_of_npu(name: str) -> Any:
     """Return a placeholder for a fused function of ``torch_npu``; calling it is an error.
 
     Raises:
-        AttributeError: the name is not that of such a function.
+        AttributeError: ``torch_npu`` has no fused function of this name.
     """
     if name.startswith("npu_"):
         return Lacked(f"torch_npu.{name}", "call PyTorch's own functions, such as scaled_dot_product_attention")
@@ -131,7 +131,7 @@ def _function_of_npu(name: str) -> Any:
 
 
 class _Transfer:
-    """Finds ``torch_npu.contrib.transfer_to_npu``, whose import gives a script's ``cuda`` to the NPU."""
+    """Finds ``torch_npu.contrib.transfer_to_npu``, whose import makes ``cuda`` mean the NPU in a script."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the module's spec, or None for another name."""
@@ -148,9 +148,9 @@ class _Transfer:
 
 
 def _replace_engines() -> None:
-    """Permanently replace the functions of ``torch.distributed`` that take a device or its backend in this process.
+    """Replace the functions of ``torch.distributed`` that take a device or its backend, until this process ends.
 
-    Split sizes that a program computes on the device and copies to the host are on the host already.
+    Split sizes that a program passes as a tensor become a list.
     """
     for name in ("init_process_group", "new_group", "split_group", "barrier", "all_to_all_single"):
         _replace_engine_of(name)

@@ -1,4 +1,4 @@
-"""Keeps a program's device tensors on the CPU: device arguments of PyTorch's functions are translated."""
+"""Keeps a program's device tensors on the CPU: replaces device arguments of PyTorch's functions by ``cpu``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Torch: Any = torch
 
 
 def replace_placement(device: PretendedDevice) -> Placement:
-    """Permanently replace PyTorch's functions and methods that take a device in this process."""
+    """Replace PyTorch's functions and methods that take a device, until this process ends."""
     placed = Placement(device.name)
     for plain in device_constructors():  # the factories that set_default_device affects
         owner, name = _place_of(plain)
@@ -54,7 +54,7 @@ def replace_placement(device: PretendedDevice) -> Placement:
 
 
 class Placement:
-    """Replacements of functions by the kind of their arguments.
+    """Makes replacements of functions; one method per way in which functions take a device.
 
     Args:
         name: name of the device.
@@ -72,7 +72,7 @@ class Placement:
             setattr(_Tensor, f"is_{name}", False)  # as ``is_cuda`` of tensors in host memory
 
     def here(self, device: Any, *, numbers: bool = True) -> Any:
-        """Return ``cpu`` for a device that the CPU stands in for, and any other argument unchanged."""
+        """Return ``cpu`` for the pretended device, and any other argument unchanged."""
         if isinstance(device, torch.device):
             pretended = device.type in self._names
         elif isinstance(device, str):
@@ -97,12 +97,12 @@ class Placement:
         return make
 
     def type(self, plain: Any) -> Any:
-        """Replace ``Tensor.type``: type names contain the device, as on the device."""
+        """Replace ``Tensor.type``, so that type names contain the device, such as ``torch.cuda.FloatTensor``."""
 
         @functools.wraps(plain)
         def named(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
             if dtype is None:
-                name: str = plain(tensor)  # calls this function again in a torch function mode
+                name: str = plain(tensor)  # in a torch function mode, this calls the replacement again
                 prefix = f"torch.{self._name}."
                 return name if name.startswith(prefix) else name.replace("torch.", prefix, 1)
             if isinstance(dtype, str):
@@ -125,7 +125,7 @@ class Placement:
         return call
 
     def autocast(self, plain: Any) -> Any:
-        """Replace ``autocast``'s constructor: the CPU casts to the device's default dtype."""
+        """Replace the constructor of ``autocast``, so that the CPU casts to the device's default dtype."""
 
         @functools.wraps(plain)
         def __init__(self_: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
@@ -137,7 +137,7 @@ class Placement:
         return __init__
 
     def asked(self, plain: Any) -> Any:
-        """Replace a query about autocast on a device, by default the accelerator."""
+        """Replace a query about autocast on a device; its default is the pretended device."""
 
         @functools.wraps(plain)
         def ask(device_type: str = self._name) -> Any:
@@ -146,7 +146,7 @@ class Placement:
         return ask
 
     def loaded(self, plain: Any) -> Any:
-        """Replace ``torch.load``: what was saved on a device is loaded into host memory."""
+        """Replace ``torch.load``, so that tensors that were saved on a device are loaded into host memory."""
 
         @functools.wraps(plain)
         def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +155,7 @@ class Placement:
         return load
 
     def location(self, given: Any) -> Any:
-        """Return ``map_location`` of ``torch.load`` without the device; by default everything is in host memory."""
+        """Return a ``map_location`` for ``torch.load`` with the host in place of the device; by default, the host."""
         if given is None:
             return "cpu"
         if callable(given):
@@ -201,7 +201,7 @@ def _without(*names: str) -> Callable[[Any], Any]:
 
 
 def _profiled(plain: Any) -> Any:
-    """Replace the profiler's constructor: what the device does is done by the CPU."""
+    """Replace the profiler's constructor, so that it profiles the CPU, which does the device's work."""
 
     @functools.wraps(plain)
     def __init__(self: Any, *, activities: Any = None, **kwargs: Any) -> None:  # noqa: N807 - it stands for that method
@@ -218,7 +218,7 @@ def _generator(placed: Placement) -> Any:
             return isinstance(value, plain)
 
     class Generator(plain, metaclass=_Kind):  # type: ignore[misc]
-        """A generator of random numbers; the device's generator is a CPU generator."""
+        """A generator of random numbers, on the CPU also if it is created for the device."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
             """Create a CPU generator for the device."""
@@ -228,7 +228,7 @@ def _generator(placed: Placement) -> Any:
 
 
 def _of_device(placed: Placement, plain: Any, substitute: Any) -> Any:
-    """Return a class in place of ``torch.Stream`` or ``torch.Event``, which makes ``substitute`` for the device."""
+    """Return a class in place of ``torch.Stream`` or ``torch.Event``; for the device it creates a ``substitute``."""
 
     class _Kind(type):
         def __instancecheck__(cls, value: Any) -> bool:
@@ -242,14 +242,14 @@ def _of_device(placed: Placement, plain: Any, substitute: Any) -> Any:
 
 
 def _moved(value: Any, device: Any = None, **_: Any) -> Any:
-    """``Tensor.cuda`` and ``Module.cuda``: return the object without moving it."""
+    """Replacement of ``Tensor.cuda`` and ``Module.cuda``: return the object without moving it."""
     del device
     ASKED["tensors on the device" if isinstance(value, torch.Tensor) else "modules on the device"] += 1
     return value
 
 
 def _pinned(tensor: Any, device: Any = None) -> Any:
-    """``Tensor.pin_memory``."""
+    """Replacement of ``Tensor.pin_memory``."""
     del device
     ASKED["pinned tensors"] += 1
     return tensor
@@ -273,7 +273,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _replace_function(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a PyTorch function, which TorchScript continues to treat as the operator."""
+    """Replace a PyTorch function; TorchScript treats the replacement as the operator."""
     plain = getattr(owner, name)
     _replace(owner, name, make)
     stand_in(getattr(owner, name), plain)

@@ -26,7 +26,7 @@ _SEQUENCE = 2
 
 def offer_ring_attention() -> None:
     """Let attention of DTensors run on the CPU if the program has enabled context parallelism."""
-    op_dispatcher._custom_op_handlers |= {_FORWARD: _forward, _BACKWARD: _backward}  # noqa: SLF001 - where PyTorch enters its own
+    op_dispatcher._custom_op_handlers |= {_FORWARD: _forward, _BACKWARD: _backward}  # noqa: SLF001 - as PyTorch does
 
 
 def _ring() -> Any:
@@ -75,7 +75,7 @@ def _backward(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _like(tensor: Any, local: Any) -> Any:
-    """Return a DTensor with the layout of another one."""
+    """Return a DTensor with the placements of ``tensor`` and the local tensor ``local``."""
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )

@@ -1,7 +1,7 @@
-"""Stubs for kernel packages that a program imports without using them: calling anything in them is an error.
+"""Stubs for kernel packages that are not installed: a program can import them, but a call of anything in them fails.
 
-Installed packages are not replaced. An import inside a ``try`` that catches ImportError, and a search for the package,
-find nothing, so the program uses its own fallback.
+Installed packages are not replaced. If the import is inside a ``try`` that catches ImportError, or the program only
+searches for the package, the package is not found, so that the program uses its own fallback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SWITCHES = {
     "transformer_engine": "--transformer-impl local in Megatron, get_gpt_layer_local_spec() in megatron.core",
     "apex": "torch.optim for its optimizers; --no-gradient-accumulation-fusion and --no-persist-layer-norm in Megatron",
 }
-"""Kernel packages, and the option by which training stacks avoid them."""
+"""Kernel packages, each with the option with which training stacks avoid the package."""
 
 STUBBED: dict[str, str] = {}
 """Packages that were replaced by stubs, with file and line of their first import."""
@@ -66,7 +66,7 @@ class _Name:
         return _Name(f"{self._path}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Act as a decorator, whose result raises when called; any other call raises now."""
+        """Act as a decorator, whose result raises an error when called; any other call raises the error now."""
         if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Name):
             return _Name(f"{self._path} of {getattr(args[0], '__qualname__', args[0])}")
         if self._path.rpartition(".")[2] in ("jit", "autotune", "heuristics", "Config") and not _runs_kernel(args):
@@ -77,7 +77,7 @@ class _Name:
         return lacking(self._path, SWITCHES[self._path.partition(".")[0]])
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the kernel on a grid, or a subscripted type."""
+        """Return the placeholder, which stands for a kernel with a grid or for a subscripted type."""
         del key
         return self
 
@@ -98,7 +98,7 @@ def _runs_kernel(args: Sequence[Any]) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds stubs for imports that require the package."""
+    """Finds a stub for an import that requires a package which is not installed."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """Return the specification of a stub for a package or for a module in a stub."""
@@ -123,8 +123,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _importing_site() -> str:
-    """Return ``file:line`` of the import statement of a package that the program requires; otherwise empty."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001 - who imports
+    """Return ``file:line`` of the running import if the program requires the package; otherwise an empty text."""
+    frame: Any = sys._getframe(2)  # noqa: SLF001 - only the stack shows the importing line
     site = ""
     while frame is not None:
         file = frame.f_code.co_filename
@@ -134,14 +134,14 @@ def _importing_site() -> str:
                 return ""
             site = site or f"{file}:{frame.f_lineno}"
         elif file == importlib.util.__file__:
-            return ""  # a search
+            return ""  # the program only searches for the package
         frame = frame.f_back
     return site
 
 
 @functools.lru_cache(maxsize=256)
 def _imports(file: str) -> dict[int, str]:
-    """Return for each line with an import whether it is ``guarded`` by a ``try`` or ``plain``."""
+    """Return for each line with an import ``guarded`` if a ``try`` catches its ImportError, else ``plain``."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""``nn.SyncBatchNorm`` where the CPU stands in for another device: its own kernels exist for that device only."""
+"""Computes ``nn.SyncBatchNorm`` on the CPU if the CPU stands in for a device; PyTorch has no CPU kernels for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def offer_sync_batchnorm() -> None:
     normalization: Any = SyncBatchNorm
     data_parallel: Any = DistributedDataParallel
     normalization.forward = _forward
-    data_parallel._passing_sync_batchnorm_handle = _nothing  # noqa: SLF001 - all that it does is to refuse the CPU
+    data_parallel._passing_sync_batchnorm_handle = _nothing  # noqa: SLF001 - PyTorch's function only rejects the CPU
 
 
 def _nothing(*_: Any) -> None:
@@ -27,7 +27,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return the normalized input; in training with the mean and variance of the batches of all ranks of its group."""
+    """Return the normalized input; in training, with mean and variance over the batches of all ranks in the group."""
     layer._check_input_dim(x)  # noqa: SLF001 - as the replaced method does
     layer._check_non_zero_input_channels(x)  # noqa: SLF001 - as above
     trains = layer.training or layer.running_mean is None
@@ -52,7 +52,7 @@ def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _track(layer: Any, mean: torch.Tensor, variance: torch.Tensor) -> None:
-    """Move the running mean and variance of a layer that has them towards those of a batch."""
+    """Update the running mean and variance of a layer, if it has them, with those of a batch."""
     if not layer.training or not layer.track_running_stats:
         return
     with torch.no_grad():
