@@ -133,7 +133,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     if arguments.platform is None:
         frameworks = [framework for framework in frameworks if framework in LANGUAGES] or frameworks
     for framework in frameworks:
-        platform_named(framework)  # refuses a framework that cannot be imported
+        platform_named(framework)  # raises if the framework cannot be imported
         language_of(framework)
     count = _DEFAULT_COUNT if arguments.count is None and arguments.minutes is None else arguments.count
     seconds = None if arguments.minutes is None else 60 * arguments.minutes

@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
                 progress.start(name)
                 done.append(job())
                 if done[-1].error:
-                    platform_named(done[-1].platform)  # refuses a framework that cannot be imported
+                    platform_named(done[-1].platform)  # raises if the framework cannot be imported
                 progress.finish()
                 if not arguments.json:
                     print(coloured(done[-1].text()), end="\n\n", flush=True)

@@ -208,7 +208,7 @@ def _results(tasks: Sequence[dict[str, Any]], progress: Progress) -> Iterator[Op
 
     for report in run_tasks(OperatorReport, tasks, started, seconds=_SECONDS):
         if not report.holds:
-            platform_named(report.platform)  # refuses a framework that cannot be imported
+            platform_named(report.platform)  # raises if the framework cannot be imported
         yield report
 
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             with progress.running(f"{'x'.join(map(str, mesh))} on {platform}"):
                 done.append(verify_redistribution(platform, mesh, shape, seed=arguments.seed, device=arguments.device))
             if not done[-1].ok:
-                platform_named(platform)  # refuses a framework that cannot be imported
+                platform_named(platform)  # raises if the framework cannot be imported
             if not arguments.json:
                 print(coloured(done[-1].text()), flush=True)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Names that programs of an earlier release import: functions on gradients and parameters, and refused names.
+"""Names that programs of an earlier release import: functions on gradients and parameters, and unsupported names.
 
 That release had its own sharded data parallelism, ``hsdp``, and checkpoints per rank. Both are gone: the names can be
 imported, but calls raise an error with the replacement.

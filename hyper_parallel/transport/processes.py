@@ -78,7 +78,7 @@ def local_environment() -> dict[str, str]:
 
 
 def torchrun_environment(rank: int, world_size: int, port: str) -> dict[str, str]:
-    """The variables that torchrun sets on a rank of one machine; the ranks meet at ``port``."""
+    """The variables that torchrun sets on a rank of one machine; ``port`` is the port of the rendezvous."""
     own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size))
     group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}

@@ -35,7 +35,7 @@ def positive_seconds(seconds: object, description: str) -> float:
         ValueError: ``seconds`` is not a positive number, or is longer than a machine can wait.
     """
     try:
-        value = float(seconds)  # type: ignore[arg-type]  # anything else is refused below
+        value = float(seconds)  # type: ignore[arg-type]  # anything else is rejected below
     except (TypeError, ValueError):
         value = math.nan
     if not 0 < value <= threading.TIMEOUT_MAX:

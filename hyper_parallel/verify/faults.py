@@ -96,7 +96,7 @@ class Fault:
             yield
 
     def must_have_hit(self) -> None:
-        """Refuse a run in which the fault changed nothing, because such a run proves nothing.
+        """Raise an error if the fault changed nothing, because such a run proves nothing.
 
         Raises:
             InputError: (a ValueError) the fault changed nothing.

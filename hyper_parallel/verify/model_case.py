@@ -67,7 +67,7 @@ class ModelCase:
     context: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a case that cannot be trained."""
+        """Raise an error for a case that cannot be trained."""
         _check_callable("ModelCase", "loss", self.loss, needed=True)
         object.__setattr__(self, "build", _builder(self.build))
         _check_batches(self.batches)
@@ -136,7 +136,7 @@ class ParallelPlan:
     hooks: Callable[[Any], None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a plan that cannot be run."""
+        """Raise an error for a plan that cannot be run."""
         styles: Any = self.styles
         if not isinstance(styles, Mapping) and not callable(styles):
             msg = (

@@ -74,7 +74,7 @@ class _Recorder:
         self._inside = False  # blocking collectives of an engine call a start and a wait themselves
 
     def blocking(self, name: str) -> Callable[..., Any]:
-        """Return a method that records a blocking call and carries it out."""
+        """Return a method that records a blocking call and runs it."""
         method = self._methods[name]
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -106,7 +106,7 @@ class GlooAgreement:
     """Agreement of ``ranks`` on one collective.
 
     Args:
-        transport: carries labels and collectives.
+        transport: transfers labels, and runs the collectives.
         tensors: tensor operations of the framework.
         ranks: the members.
     """

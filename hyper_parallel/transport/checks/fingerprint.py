@@ -122,7 +122,7 @@ class MessageFingerprint:
 
 
 class TransportFingerprints:
-    """Makes the fingerprints of the methods of :class:`Transport`, and refuses invalid arguments.
+    """Makes the fingerprints of the methods of :class:`Transport`, and rejects invalid arguments.
 
     Args:
         rank: rank of the caller.

@@ -179,7 +179,7 @@ def _problem(content: object, needed: dict[str, Any]) -> str | None:
 
 
 def _refuse(name: str) -> float:
-    """Refuse NaN and infinities, which JSON lacks and readers of the trace would reject."""
+    """Reject NaN and infinities, which JSON does not have and readers of the trace do not accept."""
     msg = f"{name} is not a number"
     raise ValueError(msg)
 

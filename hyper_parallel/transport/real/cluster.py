@@ -23,7 +23,7 @@ _TOPOLOGY_SECONDS = 300
 
 
 def meets_in_cluster(framework: str, device: str) -> bool:
-    """Return whether ranks meet in MindSpore's cluster: on devices they do, on CPU they meet over gloo."""
+    """Return whether ranks join a world through MindSpore's cluster: on devices they do, on CPU they use gloo."""
     return framework == "mindspore" and device != "cpu"
 
 
@@ -50,7 +50,7 @@ def _cluster(world_size: int, port: str) -> dict[str, str]:
 
 
 class RankStart:
-    """The fork server for the processes of a world's ranks, and the scheduler if they meet in MindSpore's cluster.
+    """The fork server for the processes of a world's ranks, and the scheduler if the ranks use MindSpore's cluster.
 
     A scheduler whose workers have died ends by itself, after 30 s measured with MindSpore 2.10.
 

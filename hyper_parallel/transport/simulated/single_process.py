@@ -101,15 +101,15 @@ class _NoPeers:
         self._instead = f": {instead}" if instead else ""
 
     def exchange(self, contribution: Contribution) -> list[Any]:
-        """Refuse: the result depends on data of other ranks."""
+        """Raise an error: the result depends on data of other ranks."""
         raise self._unknown(contribution.fingerprint)
 
     def start(self, contribution: Contribution) -> None:
-        """Refuse: the frameworks' own asynchronous collectives are not supported."""
+        """Raise an error: the frameworks' own asynchronous collectives are not supported."""
         raise self._unknown(contribution.fingerprint)
 
     def wait(self, ticket: int) -> list[Any]:
-        """Refuse: nothing was started."""
+        """Raise an error: nothing was started."""
         raise self._unknown(ticket)
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
@@ -117,7 +117,7 @@ class _NoPeers:
         del message, payload
 
     def receive(self, posted: MessageFingerprint) -> Any:
-        """Refuse: there is no sender."""
+        """Raise an error: there is no sender."""
         raise self._unknown(posted.text(sending=False))
 
     def _unknown(self, what: object) -> UnsupportedOnBackend:
@@ -133,26 +133,26 @@ class _Alone:
     own_process = False
 
     def exchange(self, contribution: Contribution) -> list[Any]:
-        """Refuse: there is no other rank."""
+        """Raise an error: there is no other rank."""
         msg = f"{contribution.fingerprint} needs ranks {contribution.fingerprint.ranks}; this world has one rank"
         raise CollectiveMismatchError(msg)
 
     def start(self, contribution: Contribution) -> None:
-        """Refuse: there is no other rank."""
+        """Raise an error: there is no other rank."""
         self.exchange(contribution)
 
     def wait(self, ticket: int) -> list[Any]:
-        """Refuse: nothing was started."""
+        """Raise an error: nothing was started."""
         raise CollectiveMismatchError(f"ticket {ticket} does not exist")
 
     def send(self, message: MessageFingerprint, payload: Any) -> None:
-        """Refuse: there is no other rank."""
+        """Raise an error: there is no other rank."""
         del payload
         msg = f"rank {message.destination} does not exist; this world has one rank"
         raise CollectiveMismatchError(msg)
 
     def receive(self, posted: MessageFingerprint) -> Any:
-        """Refuse: there is no other rank."""
+        """Raise an error: there is no other rank."""
         msg = f"rank {posted.source} does not exist; this world has one rank"
         raise CollectiveMismatchError(msg)
 

@@ -86,8 +86,8 @@ class SimulatedTransport(Transport):
     Every method raises :class:`CollectiveMismatchError` at once when members call it differently.
 
     Attributes:
-        refused: error of a call that was refused in a thread of the rank. It is raised at the rank's end, since in the
-            thread it would end only that thread.
+        refused: error of a call that was rejected in a second thread of the rank. It is raised at the rank's end, since
+            in the second thread it would end only that thread.
         count: called with the name of each collective, for the framework's tools that count them; or None.
 
     Args:

@@ -151,7 +151,7 @@ OUTCOMES = ("equal", "refused", "refused by both", "accepted", "wrong", "interna
 - ``refused by both``: the single device and the library reject the program.
 - ``accepted``: only the single device rejects the program, so there is no reference.
 - ``wrong``: a value differs.
-- ``internal error``: an error that is not a refusal.
+- ``internal error``: an error that is not one of the library's own types.
 - ``hang``: ranks wait for each other, call different collectives, or do not end.
 """
 

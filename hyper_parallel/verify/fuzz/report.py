@@ -89,7 +89,7 @@ class Counts:
         compared: number of compared results, over all ranks.
         gradients: number of gradients among them.
         steps: number of calls by name, over all programs.
-        refusals: number of refused programs by the beginning of the message.
+        refusals: number of programs that the library rejected, by the beginning of the message.
         modes: number of programs by kind of differentiation.
         processor_seconds: processor time of the processes that generate and compare programs, without ranks that are
             processes.

@@ -121,7 +121,7 @@ def _anchor(operator: dict[str, Any]) -> str:
 
 
 def _detail(operator: dict[str, Any]) -> dict[str, Any]:
-    """Return the details of an operator: rule, samples, refusals, gaps, and checks per placement."""
+    """Return the details of an operator: rule, samples, rejected calls, gaps, and checks per placement."""
     samples = [f"{name}: {count:,} checks" for name, count in operator.get("by_sample", {}).items()]
     lists = {
         "Rule": [operator["rule"]] if operator.get("rule") else [],

@@ -74,7 +74,7 @@ class _DescribedGroup(EngineLimitedGroup):
         """Does nothing: the coordinator counts collectives."""
 
     def merge_remote_group(self, *arguments: Any) -> None:
-        """Refuse to merge groups.
+        """Raise an error, because simulated groups cannot be merged.
 
         Raises:
             UnsupportedOnBackend: always.

@@ -110,7 +110,7 @@ def require_unwritten(x: torch.Tensor, sent: bytes | torch.Tensor, site: Site) -
     """Raise a HandleError if a tensor that is being sent has changed since the send started.
 
     Args:
-        x: the tensor when the program waits for its send; a subclass is not read, since the receiver may refuse its
+        x: the tensor when the program waits for its send; a subclass is not read, since the receiver may reject its
             type.
         sent: a copy of it, or of its bytes, from when the send started.
         site: site of the send.

@@ -348,4 +348,4 @@ OPERATORS: dict[type, Callable[..., Any]] = {
     generated.InnerCommIsend: _isend,
     generated.InnerCommIrecv: _irecv,
 }
-"""Handlers by operator."""
+"""Functions that run an operator, by operator."""

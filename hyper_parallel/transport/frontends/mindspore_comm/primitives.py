@@ -409,7 +409,7 @@ CARRIED: dict[type, Callable[[World, Group, Any, Any], Started]] = {
     comm_ops.BatchISendIRecv: _batch,
     comm_ops.NeighborExchange: _neighbor_exchange,
 }
-"""Handlers by primitive."""
+"""Functions that start a primitive, by primitive."""
 
 # Their gradient broadcasts the root's cotangent to members whose output, and therefore cotangent, has shape [1].
 _FROM_MEMBERS_WITHOUT = (comm_ops.Reduce, comm_ops.CollectiveGather)
@@ -433,4 +433,4 @@ _REFUSED = {
 REFUSED: dict[type, str] = {
     getattr(comm_ops, name): instead for name, instead in _REFUSED.items() if hasattr(comm_ops, name)
 }
-"""Primitives that are refused, with the alternative."""
+"""Primitives that are not supported, with the alternative."""

@@ -113,7 +113,7 @@ class ChunkedReceiver:
         if count == expected:
             chunks += [self._next() for _ in range(count - 1)]
         else:
-            with suppress(RuntimeError):  # the message is refused anyway, so its lost remainder is irrelevant
+            with suppress(RuntimeError):  # the message is rejected anyway, so its lost remainder is irrelevant
                 for _ in range(count - 1):
                     self._next()
         with self._lock:

@@ -14,7 +14,7 @@ from hyper_parallel.platform.torch.versions import creating_groups
 
 __all__ = ["TorchrunProcesses", "torchrun_world"]
 
-_CHUNK = 4 << 20  # the store refuses values of 8 MiB and more
+_CHUNK = 4 << 20  # the store rejects values of 8 MiB and more
 
 
 def torchrun_world() -> tuple[int, int] | None:

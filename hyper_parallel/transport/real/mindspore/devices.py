@@ -157,9 +157,9 @@ def start_world(device: str, rank: int, world_size: int, port: str, store: str) 
         device: ``npu``, with MindSpore's visible device i for rank i, or ``cpu``.
         rank: number of this rank.
         world_size: number of ranks.
-        port: port of the scheduler of MindSpore's cluster, in which ranks meet first; empty in rehearsals, which have
+        port: port of the scheduler of MindSpore's cluster, which the ranks join first; empty in rehearsals, which have
             no scheduler.
-        store: file where the ranks of a rehearsal meet.
+        store: file for the rendezvous of the ranks of a rehearsal.
 
     Raises:
         UnsupportedOnBackend: MindSpore cannot compute on Ascend here.

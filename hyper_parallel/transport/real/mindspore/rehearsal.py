@@ -36,7 +36,7 @@ class RehearsedHccl:
         carrier: transport of MindSpore tensors between the same ranks.
 
     Raises:
-        UnsupportedOnBackend: (each function) HCCL would refuse the call.
+        UnsupportedOnBackend: (each function) HCCL would reject the call.
         TypeError: (each function) the call does not match the signature of MindSpore's function.
     """
 

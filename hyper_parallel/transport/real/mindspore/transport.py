@@ -480,7 +480,7 @@ def _flat(x: Tensor) -> Tensor:
     if x.dtype == mindspore.bool_:
         return x.astype(mindspore.uint8).reshape(-1)
     if x.dtype in _COMPLEX:
-        if 0 in x.shape:  # real and imag refuse empty tensors
+        if 0 in x.shape:  # real and imag reject empty tensors
             return mint.zeros((0,), dtype=mindspore.float32 if x.dtype == mindspore.complex64 else mindspore.float64)
         return mint.cat([mint.real(x).reshape(-1, 1), mint.imag(x).reshape(-1, 1)], 1).reshape(-1)
     return x.reshape(-1)
