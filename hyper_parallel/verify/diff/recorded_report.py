@@ -67,8 +67,8 @@ class RecordedReport(DiffReport):
 
     Attributes:
         measured: whether tolerances were measured by repeats of a program.
-        grown: description of the first value that was not judged, because rounding may explain half of it; empty if all
-            values were judged.
+        grown: description of the first value that was not judged, usually because rounding may explain half of it;
+            empty if all values were judged.
         untrained: whether no gradient and no updated parameter was compared, although a recording has some.
         contradicted: description of values that contradict their declared placements; empty if there are none.
         blind: sentences about errors that the recorded numbers cannot expose.

@@ -44,8 +44,8 @@ ROUNDED = "half-precision outputs in the last place"
 _KIND_OF: dict[str | None, MovementKind] = {DISPLACED: "displaced", ROUNDED: "rounded"}
 
 _SHARE = 4.0
-"""Divisor of the multiple of an element's movement that is allowed, for a complete tensor: rounding may reach the
-tolerance in one element of a million, but not in all of them.
+"""For a complete tensor, the allowed multiple of its movement is this many times smaller than for an element: rounding
+may reach the tolerance in one element of a million, but not in all of them.
 """
 
 _NUMBERS = ("value", "rate", "norm", "loss")
@@ -106,7 +106,7 @@ class Bounds:
         """Check that at least one repeat was perturbed by one ULP.
 
         Raises:
-            ValueError: there was none.
+            ValueError: there was no such repeat.
         """
         if not any(self.movements.folded("moved", key) for key in self.reference):
             raise ValueError(

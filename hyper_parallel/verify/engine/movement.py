@@ -77,7 +77,7 @@ class WholeMovement:
     norm: float = 0.0
 
     def merged(self, other: WholeMovement) -> WholeMovement:
-        """Return the larger of both, separately for each number."""
+        """Return the larger of both movements, separately for each of the two numbers."""
         return WholeMovement(max(abs(self.scale), abs(other.scale)), max(self.norm, other.norm))
 
 

@@ -1,4 +1,4 @@
-"""Sinks of recorded values: arrays of the reference and of ranks go to disk, those of a repeat into the tolerances.
+"""Sinks of recorded values: arrays of the reference and of ranks go to disk, those of a repeat only widen tolerances.
 
 A sink can be sent to the process of a rank. The results from that process come back with the rank's notes
 (:meth:`finish`, :func:`merge_notes`).

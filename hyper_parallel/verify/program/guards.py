@@ -97,7 +97,7 @@ class _Forks:
         self._tell = tell
 
     def leave(self, status: int) -> None:
-        """End a child, or this thread's rank."""
+        """End this process if it is a forked child, otherwise this thread's rank."""
         if os.getpid() != self._owner:
             self._exit(status)
         sys.exit(status)

@@ -301,8 +301,8 @@ def replaying(
         progress: called with the name of the run before it starts.
 
     Returns:
-        None if replays are not possible: MindSpore's recorder does not support them, and processes of torchrun run
-            once.
+        None if replays are not possible, because MindSpore's recorder does not support them and processes of torchrun
+            run once.
     """
     if world.platform != "torch" or world.launch == "torchrun":
         return None
