@@ -88,7 +88,7 @@ def check_function(
     Args:
         fn: function of one tensor per array of ``arrays``; returns a tensor or a sequence of tensors.
         arrays: global values; a gradient is checked for floating ones.
-        mesh_shape: sizes of the mesh's axes; the world size is their product.
+        mesh_shape: sizes of the mesh's axes; their product is the number of ranks.
         platform: ``torch`` or ``mindspore``.
         placements: tuples of placements to try per operand, each with one placement per axis; all by default.
         partial: reductions to try as Partial operands (floating operands only): sum, avg, max, min.
@@ -180,7 +180,7 @@ class _PlainRuns:
         """Return outputs, cotangents and gradients, with the magnitudes to which their tolerances are relative.
 
         Raises:
-            ValueError: an output is on another device, or all of them are zero or not finite.
+            ValueError: an output is on a different device, or all outputs are zero or not finite.
         """
         plain = self.call([self.platform.from_numpy(array) for array in self.arrays])
         if elsewhere := on_other_device(plain, device):

@@ -38,7 +38,7 @@ class RedistributionReport(Report):
 
     Attributes:
         platform: the framework.
-        mesh: sizes of its axes.
+        mesh: sizes of the mesh's axes.
         shape: global shape of the tensor.
         transitions: number of pairs of placements that were run.
         gradients: number of gradients that were compared.
@@ -97,7 +97,7 @@ def verify_redistribution(
 
     Args:
         platform: ``torch`` or ``mindspore``.
-        mesh: sizes of its axes.
+        mesh: sizes of the mesh's axes.
         shape: global shape of the tensor.
         seed: seed of the values, partial values and cotangents.
         device: device that all ranks share: ``cpu``, ``cuda`` or ``npu``.
@@ -136,7 +136,7 @@ def first_wrong(
 
     Args:
         platform: ``torch`` or ``mindspore``.
-        mesh: sizes of its axes.
+        mesh: sizes of the mesh's axes.
         shape: global shape of the tensor.
         seed: seed of the values and of the order of the targets.
         targets: maximum number of target placements, each reached from every placement; None for all.

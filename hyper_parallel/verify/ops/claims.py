@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SampleCall:
-    """A filled sample as a call of its rule on one mesh, all operands replicated.
+    """A sample with values, as a call of its rule on one mesh with all operands replicated.
 
     Attributes:
         rule: the operator's rule.

@@ -104,7 +104,7 @@ def check_one(
         sizes: sizes of the sample's letters.
         mesh: shape of the mesh.
         places: one placement per axis, for each operand.
-        integral: use small integers instead of real numbers.
+        integral: whether values are small integers instead of real numbers.
         dtype: floating dtype.
         file: a user's file.
         device: device that the reference and the ranks compute on.

@@ -105,7 +105,7 @@ def fill(
         sizes: sizes of the letters in the sample's shapes.
         dtype: NumPy's name of the floating dtype.
         seed: seed of the values.
-        integral: small integers instead of real numbers.
+        integral: whether values are small integers instead of real numbers.
         to_dtype: converts the name of a dtype to the framework's dtype.
         rng: generator to use instead of ``seed``, with the methods of NumPy's generators.
     """

@@ -64,13 +64,13 @@ class _Event:
     """One event on plain tensors.
 
     Attributes:
-        kind: ``call``; ``given``: a parameter or an array of the batch; ``leaves``: the program takes the local tensor
-            of a DTensor; ``enters``: a tensor becomes the local tensor of a DTensor; ``loss``; ``reduces``: an
-            all-reduce; ``written``: a parameter, a gradient or the local tensor of a DTensor has a new value, whose
-            number is the operand; ``dispatched``: an operator on DTensors has written a parameter.
+        kind: ``call``: a function call; ``given``: a parameter or an array of the batch; ``leaves``: the program takes
+            the local tensor of a DTensor; ``enters``: a tensor becomes the local tensor of a DTensor; ``loss``: a loss;
+            ``reduces``: an all-reduce; ``written``: a parameter, a gradient or the local tensor of a DTensor has a new
+            value, whose number is the operand; ``dispatched``: an operator on DTensors has written a parameter.
         module: path of the running module.
-        results: numbers of the values that result.
-        operands: numbers of the values that are operands.
+        results: numbers of the result values.
+        operands: numbers of the operand values.
         func: function that is called.
         args: positional and named arguments, with None in place of tensors.
         layout: layout of the DTensor.
@@ -102,10 +102,10 @@ class _Border:
 
     Attributes:
         tensor: the tensor.
-        name: its name.
+        name: name of the tensor.
         layout: layout of the DTensor; None for a plain tensor, which is replicated.
-        place: its position in its storage.
-        version: version of its storage when it was last seen.
+        place: position of the tensor in its storage.
+        version: write count of the storage when the tensor was last used.
     """
 
     tensor: Any
@@ -117,7 +117,7 @@ class _Border:
 
 @dataclass
 class PlainCalls:
-    """Records the events on plain tensors of one run, up to its last loss and after backward.
+    """Records the events on plain tensors of one run, up to the last loss and after the last backward.
 
     Attributes:
         platform: the framework.
@@ -127,7 +127,7 @@ class PlainCalls:
         batch: arrays that the model is called with.
         model: the parallel model, once it is built.
         events: the events in order.
-        values: facts of the tensors, by number.
+        values: shape, dtype and need of a gradient of each value, by number.
         after: number of events up to the last loss.
         trained: paths of the parameters that have a gradient.
     """
@@ -473,11 +473,11 @@ class PlainProof:
 
     Attributes:
         proven: number of calls whose placements and gradients are proven.
-        followed: whether every call is proven.
+        followed: whether every call up to the loss is proven, so that there are no gaps.
         wrong: missing reductions, and layouts that differ from the declared ones, with the module.
         open: calls that no law proves, with the module.
-        written: parameters whose new values are proven.
-        step: the reason why the part after backward is not proven, or empty.
+        written: names of tensors, such as parameters, whose new values are proven.
+        step: the reason why clipping and the optimizer's step are not proven, or empty.
     """
 
     proven: int = 0
@@ -536,7 +536,7 @@ class _Walk:
         self.name, self.ranks = name, ranks
         self.found = PlainProof()
         self.places: dict[int, Placement | None] = {}
-        self.shares: set[int] = set()  # values whose gradient on a rank is only its term of the sum
+        self.shares: set[int] = set()  # values whose gradient on a rank is only that rank's term of a sum
         self.differs: set[int] = set()  # calls whose operands are not all replicated
         self.reasons: dict[int, str] = {}
         self.refused: set[int] = set()  # values that, by a law, differ from those of one device

@@ -37,7 +37,7 @@ INPUT_SPREAD = 0.5
 """Standard deviation of the noise that is added to floating-point inputs."""
 
 KEPT_SHARES = (0.4, 1.0)
-"""Probability that a mask keeps an element at the start and at the end of its storage; they differ, so shards do."""
+"""Probability that a mask keeps an element, at the start and at the end of its storage; it differs between shards."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Primitive:
         inputs: labels of the dims of each operand; None for a dim of one element that is broadcast.
         output: labels of the dims of the result.
         copies: labels of the result that no operand has, along which all elements are equal.
-        whole: labels along which each element of the result depends on all elements.
+        whole: labels along which each element of the result depends on all elements of the operands.
         reduce: reduction over the labels that the result lacks, such as ``sum``; empty if these labels are ``whole``.
         each: operands in each of which the function is linear while the others are fixed, as in a product.
         joint: operands in which the function is linear jointly, as in a sum.

@@ -66,7 +66,7 @@ program may reduce them later."""
 
 
 class RecordingError(HyperParallelError, ValueError):
-    """A program whose values cannot be recorded: too many bytes, or a value that is not a tensor."""
+    """The values of a program cannot be recorded: they have too many bytes, or one is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Region:
 
     Attributes:
         shape: shape of the global tensor.
-        start: first index of the box in each dim; its sizes are those of the value.
+        start: first index of the box in each dim; the sizes of the box are the sizes of the value.
         pending: reductions that the value still needs.
         spans: first element and size of each piece, if the value consists of several pieces of the flattened tensor;
             empty for a box.

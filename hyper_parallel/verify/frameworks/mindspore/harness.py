@@ -64,7 +64,7 @@ class MindSporeHarness(HarnessPlatform):
         return _HostFingerprints()
 
     def program_mesh(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """Return this library's mesh, since MindSpore has none."""
+        """Return this library's mesh, because MindSpore has no mesh."""
         from hyper_parallel.core.dtensor.mesh import init_device_mesh
 
         return init_device_mesh(self.platform.device_type(), tuple(sizes), mesh_dim_names=tuple(names))

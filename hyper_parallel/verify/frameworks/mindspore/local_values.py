@@ -19,7 +19,7 @@ def read_tensor(value: Any) -> LocalValue | None:
     """Return a copy of a rank's shard of a tensor; None if ``value`` is not a tensor.
 
     Args:
-        value: any object. A DTensor has a region, a plain tensor none; bfloat16 and float16 become float32.
+        value: any object. The result for a DTensor has a region; bfloat16 and float16 become float32.
     """
     if isinstance(value, DTensor):
         return _read(value._local, region_of(value))

@@ -34,7 +34,7 @@ def rms_norm(x: Any, gamma: Any, epsilon: float = 1e-6) -> tuple[Any, Any]:
 def grouped_matmul(
     self: Any, x: Sequence[Any], weight: Sequence[Any], bias: Any = None, *others: Any, group_list: Any = None
 ) -> tuple[Any]:
-    """Multiply each group of rows of one matrix by its own matrix; ``group_list`` has the ends of the groups.
+    """Multiply each group of rows of a matrix by the group's weight matrix; ``group_list`` has the ends of the groups.
 
     Raises:
         UnsupportedOnBackend: (a NotImplementedError) other forms of the operator.

@@ -311,7 +311,7 @@ def may_have_gradient(tensor: Any) -> bool:
 
 
 def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
-    """Whether a plain tensor shares memory with another."""
+    """Whether a plain tensor shares memory with one of ``others``."""
     if tensor.numel() == 0:
         return any(other is tensor for other in others)
     start = tensor.untyped_storage().data_ptr()

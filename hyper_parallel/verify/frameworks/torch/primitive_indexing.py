@@ -160,7 +160,7 @@ def _scattered(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, sh
 
 @_of(*_PARTS)
 def _replaced(name: str, args: Any, kwargs: Any, operands: Any, shapes: Any, shape: Any, index: int) -> Primitive:
-    """Describe a tensor in which a slice along some dims is replaced by another tensor."""
+    """Describe a write of a tensor into a slice of a tensor, as ``slice_scatter`` does."""
     del operands, index
     ndim = len(shape)
     labels = tuple(range(ndim))

@@ -46,7 +46,8 @@ __all__ = [
 ]
 
 MODES = ("forward", "backward", "grad", "double")
-"""Differentiation after the steps of a program: none, ``backward()``, ``autograd.grad``, or ``autograd.grad`` twice."""
+"""How the results of a program are differentiated: not at all, by ``backward()``, by ``autograd.grad``, or by it twice.
+"""
 
 DTYPES = ("float64", "float64", "float32", "float32", "bfloat16")
 """The dtypes of programs; repeated ones are chosen more often."""
@@ -255,7 +256,7 @@ def may_have_gradient(tensor: Any) -> bool:
 
 
 def shares_memory(tensor: Any, others: Sequence[Any]) -> bool:
-    """Whether a plain tensor shares memory with another."""
+    """Whether a plain tensor shares memory with one of ``others``."""
     start = tensor.untyped_storage().data_ptr()
     return any(other is tensor or (start and other.untyped_storage().data_ptr() == start) for other in others)
 

@@ -56,7 +56,7 @@ def _by_megatron(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
 
 
 def _by_zero(call: dict[str, Any]) -> tuple[list[Any], float, Any]:
-    """ZeRO 1 and 2: each group has one flat gradient; the norm is that of gradients multiplied by the loss scale."""
+    """Read a call of ZeRO 1 or 2: each group has one flat gradient; the norm is multiplied by the loss scale."""
     optimizer = call["self"]
     clipped = {id(gradient) for gradient in call["grad_groups_flat"]}
     held = [part for part in optimizer.single_partition_of_fp32_groups if id(part.grad) in clipped]

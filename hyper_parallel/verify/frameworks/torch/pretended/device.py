@@ -147,7 +147,7 @@ class Lacked:
 
 
 class PretendedDevice:
-    """The replacements; its public methods and attributes become those of the device's module.
+    """A device that the CPU stands in for; the methods and attributes of this class replace those of its module.
 
     Args:
         name: ``cuda`` or ``npu``.
@@ -246,7 +246,7 @@ class PretendedDevice:
         )  # fmt: skip
 
     def get_arch_list(self) -> list[str]:
-        """Return the architectures that kernels were compiled for: none."""
+        """Return an empty list: no kernels were compiled for any architecture."""
         return []
 
     def is_bf16_supported(self, *_: Any, **__: Any) -> bool:
@@ -365,7 +365,7 @@ class PretendedDevice:
     memory_stats_as_nested_dict = host_memory_stats = memory_stats
 
     def memory_snapshot(self, *_: Any, **__: Any) -> list[Any]:
-        """Return the allocated segments: none."""
+        """Return an empty list: no segments are allocated."""
         ASKED["questions about memory"] += 1
         return []
 

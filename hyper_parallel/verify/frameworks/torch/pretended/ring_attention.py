@@ -1,4 +1,4 @@
-"""Context-parallel attention: runs PyTorch's ring attention with CPU kernels instead of a device's."""
+"""Runs PyTorch's ring attention, which context parallelism uses, with CPU kernels instead of a device's kernels."""
 
 from __future__ import annotations
 
