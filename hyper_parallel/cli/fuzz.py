@@ -99,7 +99,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the programs; 0 if some were compared and nothing was found."""
+    """Run the programs; return 0 if programs of every framework were compared and no defect was found."""
     for option, path in (("--report", arguments.report), ("--html", arguments.html)):
         can_be_written(option, path)
     from hyper_parallel.verify.fuzz.campaign import run_campaign

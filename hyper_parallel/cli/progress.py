@@ -22,7 +22,7 @@ FIRST_SECONDS = 2.0
 """Seconds before the first progress line without a terminal."""
 
 NEXT_SECONDS = 10.0
-"""Seconds between two such lines."""
+"""Minimum number of seconds between two progress lines without a terminal."""
 
 _LINES = "HP_PROGRESS_LINES"  # 0 writes none
 _MINUTE = 60

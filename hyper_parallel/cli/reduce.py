@@ -89,7 +89,7 @@ def _axes(mesh: str | None) -> dict[str, int]:
     """Return the axes of ``--mesh``.
 
     Raises:
-        InputError: (a ValueError) it is not a mesh, or has an axis of an unknown name.
+        InputError: (a ValueError) ``mesh`` is not a mesh, or has an axis with an unknown name.
     """
     from hyper_parallel.verify.reduce.keys import AXES
     from hyper_parallel.verify.run_arguments import parse_mesh

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["MOST_RANKS", "add_parser", "mesh_sizes", "meshes_of", "operators", "run"]
 
 _SECONDS = 540.0
-"""Wall time in seconds that is divided among operators; a full sweep takes about ten minutes, since each has a minimum.
-"""
+"""Wall time in seconds that is divided among operators.
+
+A full sweep takes about ten minutes, because every operator is checked with its first sizes even after that time."""
 
 MOST_RANKS = 16
 """Maximum number of ranks of a mesh for rules and redistributions: more ranks mean more placements to check."""
@@ -93,7 +94,7 @@ def add_parser(subcommands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the sweep; 0 if all passed."""
+    """Run the sweep; return 0 if all operators passed."""
     if arguments.list:
         return _list(arguments)
     if arguments.target is not None:
@@ -160,7 +161,7 @@ def _has_kernel(platform: Platform, name: str) -> bool:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    """Audit another library's distributed tensors; 0 if everything was exercised and nothing was wrong."""
+    """Audit another library's distributed tensors; return 0 if every operator was exercised and nothing was wrong."""
     from hyper_parallel.verify.ops.audit import TARGETS, OperatorAudit, confirm, summary
     from hyper_parallel.verify.ops.tasks import audit_tasks
     from hyper_parallel.verify.ops.worker_pool import run_tasks

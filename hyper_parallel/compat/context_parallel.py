@@ -1,8 +1,8 @@
 """Context-parallel styles: hooks on an attention module of plain tensors, with one sequence shard per rank.
 
-Queries, keys and values are sharded along the sequence. Over ``ulysses_degree`` ranks an all-to-all exchanges them for
-the complete sequence of some heads (Ulysses; Jacobs et al., 2023). Keys and values are all-gathered over the other
-ranks.
+Queries, keys and values are sharded along the sequence. In groups of ``ulysses_degree`` ranks, an all-to-all replaces
+the sequence shards of all heads by the group's complete sequence of some heads (Ulysses; Jacobs et al., 2023). Keys and
+values are all-gathered across the groups.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _Exchange:
         return [query, *others]
 
     def _kernels(self) -> list[Any]:
-        """Return the fused kernels of the module, which have both attributes; its configuration may have one."""
+        """Return the fused kernels of the module, which are its attributes with ``sparse_mode`` and ``head_num``."""
         values = vars(self.module).values()
         return [value for value in values if hasattr(value, "sparse_mode") and hasattr(value, "head_num")]
 

@@ -131,7 +131,7 @@ def get_current_layout(cell: Any) -> Report:
     and ``tensor_map``.
 
     Args:
-        cell: a module, or several modules without a common name of a parameter.
+        cell: a module, or several modules whose parameters all have different names.
     """
     cells = cell if isinstance(cell, (list, tuple)) else [cell]
     facts: dict[str, dict[str, Any]] = {}

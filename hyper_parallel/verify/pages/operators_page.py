@@ -121,7 +121,7 @@ def _anchor(operator: dict[str, Any]) -> str:
 
 
 def _detail(operator: dict[str, Any]) -> dict[str, Any]:
-    """Return the details of an operator: rule, samples, rejected calls, gaps, and checks per placement."""
+    """Return the details of an operator: rule, samples, rejected calls, gaps, and the checks of its placements."""
     samples = [f"{name}: {count:,} checks" for name, count in operator.get("by_sample", {}).items()]
     lists = {
         "Rule": [operator["rule"]] if operator.get("rule") else [],
@@ -141,7 +141,7 @@ def _detail(operator: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placements(operator: dict[str, Any]) -> Markup | str:
-    """Return the number of checks per placements, in ascending order."""
+    """Return the number of checks for each combination of placements, in ascending order."""
     counts = sorted(operator.get("by_placement", {}).items(), key=lambda pair: pair[1])
     rows: list[list[Value]] = [[places, Cell(f"{count:,}", key=count)] for places, count in counts]
     if not rows:
