@@ -43,9 +43,10 @@ _MOST_RANKS = 65536
 
 _OPS = """\
 Prove every row of every sharding rule for all sizes and numbers of ranks; a row is one combination of placements of the
-operands and results. An operator and its backward are decomposed into primitives over symbolic sizes (PyTorch's
-decompositions; the rows are those of both frameworks), and a row is proven if the laws of the primitives lead from the
-placements of the operands to those of the results and gradients, with no conditions on sizes other than the row's own.
+operands and results. PyTorch's decompositions split an operator and its backward into primitives over symbolic sizes. A
+row is proven if the laws of the primitives lead from the placements of the operands to those of the results and
+gradients. Local sizes that a proof does not cover are printed. The rows are those of both frameworks.
+
 A row that no law proves is tested on small sizes; a row that cannot be tested either is assumed, and the reason is
 printed.
 

@@ -89,13 +89,13 @@ def _line(table: Expressions, one: int, own: int, where: str, name: str) -> str:
     """Return a difference as text."""
     first, second = table.items[one], table.items[own]
     if own and _is_call(second) and one in second.operands:
-        return f"{where}: the parallel run also calls {table.told(own)}, which one device does not"
+        return f"{where}: the parallel run also calls {table.text_of(own)}, which one device does not"
     if one and _is_call(first) and own in first.operands:
-        return f"{where}: the parallel run does not call {table.told(one)}, which one device calls"
+        return f"{where}: the parallel run does not call {table.text_of(one)}, which one device calls"
     if not own or not one:
         has, lacks = ("one device", "the parallel run") if one else ("the parallel run", "one device")
-        return f"{where}: {name} is {table.told(one or own)} on {has}, and {lacks} has none"
-    texts = [table.told(each) for each in (own, one)]
+        return f"{where}: {name} is {table.text_of(one or own)} on {has}, and {lacks} has none"
+    texts = [table.text_of(each) for each in (own, one)]
     if texts[0] == texts[1] and first.dtype != second.dtype:
         texts = [f"{text} of {table.items[each].notation}" for text, each in zip(texts, (own, one), strict=True)]
     calls = "calls" if _is_call(second) else "has"

@@ -79,7 +79,7 @@ class Expressions:
         own = None if shape is None else tuple(map(int, shape))
         return self.number(Expression(name, own, dtype), repr(own))
 
-    def told(self, number: int) -> str:
+    def text_of(self, number: int) -> str:
         """Return a call as text."""
         item = self.items[number]
         if item.func is None:

@@ -569,4 +569,4 @@ class Program:
         local = _local(tensor)
         stored = self._stored().items() if self._model is not None else ()
         path = next((path for path, each in stored if _local(each) is local), self._paths.get(id(local)))
-        return path or f"{self.table.told(self.number(tensor))} in {module_path() or '(model)'}"
+        return path or f"{self.table.text_of(self.number(tensor))} in {module_path() or '(model)'}"
