@@ -166,7 +166,8 @@ class Certificate(Report):
             return f"INCONCLUSIVE: not covered: {self.open[0]}{_more(self.open)}"
         if not self.calls:
             return f"INCONCLUSIVE: {_NO_CALL}"
-        tests = f", except {unproven} rows of operators that rest on tests" if unproven else ""
+        rows = "1 row of an operator that rests" if unproven == 1 else f"{unproven} rows of operators that rest"
+        tests = f", except {rows} on tests" if unproven else ""
         return (
             f"certificate: all calls are proven{tests}; they are those of one device: "
             f"{self.compared} losses, gradients and values of parameters and buffers have the same expressions"

@@ -567,6 +567,8 @@ class Program:
 
     def _owner(self, tensor: Any) -> str:
         local = _local(tensor)
-        stored = self._stored().items() if self._model is not None else ()
-        path = next((path for path, each in stored if _local(each) is local), self._paths.get(id(local)))
+        path = self._paths.get(id(local))
+        of_call = self._running and self._found(tensor) is not None
+        if path is None and not of_call and self._model is not None:
+            path = next((path for path, each in self._stored().items() if _local(each) is local), None)
         return path or f"{self.table.text_of(self.number(tensor))} in {module_path() or '(model)'}"

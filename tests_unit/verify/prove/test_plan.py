@@ -300,6 +300,9 @@ def test_parts_that_are_uneven_or_empty():
         f"the local call takes different steps from one device: {uneven}"
     }
     assert (found.open, found.status) == ([], 0), found.text()
+    assert found.notes == [
+        "gradient clipping and the optimizer's step: it is computed on DTensors, and rows of mean rest on tests"
+    ]
 
 
 def only_sharded(model, mesh):

@@ -234,7 +234,7 @@ def test_the_text_of_a_certificate():
         "they are those of one device: 0 losses, gradients and values of parameters and buffers have the same "
         "expressions"
     )
-    assert lines[-1] == (f"certificate: all calls are proven, except 1 rows of operators that rest on tests; {same}")
+    assert lines[-1] == (f"certificate: all calls are proven, except 1 row of an operator that rests on tests; {same}")
     found.open = ["an average", "a norm"]
     lines = found.text().splitlines()
     assert lines[6:8] == ["not covered: an average", "not covered: a norm"]

@@ -93,11 +93,12 @@ class TorchHarness(HarnessPlatform):
         program: Any = None,
     ) -> Iterator[None]:
         """Observe calls with a torch function mode; observe backward and hooks by replacing PyTorch's functions."""
-        from hyper_parallel.verify.frameworks.torch.observed_backward import observed_backward
+        from hyper_parallel.verify.frameworks.torch.observed_backward import observed_backward, observed_methods
         from hyper_parallel.verify.frameworks.torch.primitives import ObservedCalls, observed_steps
 
         calls = ObservedCalls(observe, every)
-        with calls, observed_steps(stepped), nullcontext() if program is None else observed_backward(program, calls):
+        backward = nullcontext() if program is None else observed_backward(program, calls)
+        with calls, observed_methods(), observed_steps(stepped), backward:
             yield
 
     def memory_of(self, tensor: Any) -> tuple[int, tuple[Any, ...], int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.intercept import interception
+from hyper_parallel.platform.torch.versions import function_apply
 
-__all__ = ["observed_backward"]
+__all__ = ["observed_backward", "observed_methods"]
 
 _LIBRARY = str(Path(__file__).parents[3])
 _IDENTITY = "torch.nn.modules._functions"
@@ -53,8 +54,7 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
         place: _registering(getattr(*place), getattr(program, method), calls, registering)
         for place, method in _HOOKS.items()
     }
-    backward, of_dtensor, apply = torch.autograd.backward, TorchDTensor.backward, vars(torch.autograd.Function)["apply"]
-
+    backward, of_dtensor, apply = torch.autograd.backward, TorchDTensor.backward, function_apply()
     running: list[Any] = []
 
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
             seeds.clear()
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        result = apply.__func__(cls, *args, **kwargs)
+        result = apply(cls, *args, **kwargs)
         if cls.__module__ == _IDENTITY:
             results = result if isinstance(result, tuple) else (result,)
             for one, other in zip(results, (each for each in args if isinstance(each, Tensor)), strict=False):
@@ -89,7 +89,6 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
             program.called((cls.__qualname__, codes), cls.__name__, args, kwargs, result)
         return result
 
-    replaced |= _methods()
     data: Any = vars(TorchDTensor)["data"]
     replaced[TorchDTensor, "data"] = property(_data_of(program, data.fget), data.fset)
     replaced |= {
@@ -97,24 +96,31 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
         (TorchDTensor, "backward"): observed_of_dtensor,
         (torch.autograd.Function, "apply"): classmethod(applied),
     }
-    before = {(owner, name): vars(owner)[name] for owner, name in replaced}
-    for (owner, name), function in replaced.items():
-        setattr(owner, name, function)
+    with _replaced(replaced):
+        yield
+
+
+@contextmanager
+def _replaced(functions: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replace attributes inside the block, given by owner and name."""
+    before = {(owner, name): vars(owner)[name] for owner, name in functions}
     try:
+        for (owner, name), function in functions.items():
+            setattr(owner, name, function)
         yield
     finally:
         for (owner, name), function in before.items():
             setattr(owner, name, function)
 
 
-def _methods() -> dict[tuple[Any, str], Any]:
-    """Return PyTorch's methods, to replace those DTensor methods that a torch function mode would not see."""
-    entries, found = interception().functions, {}
+def observed_methods() -> AbstractContextManager[None]:
+    """Replace those DTensor methods that a torch function mode would not see by PyTorch's."""
+    entries, found = interception().functions, dict[tuple[Any, str], Any]()
     for name in ("detach", *dir(Tensor)):
         func = getattr(Tensor, name, None)
         if name in vars(TorchDTensor) and callable(func) and (name == "detach" or entries.get(func) is not None):
             found[TorchDTensor, name] = func
-    return found
+    return _replaced(found)
 
 
 def _data_of(program: Any, data: Callable[[Any], Any]) -> Callable[[Any], Any]:
