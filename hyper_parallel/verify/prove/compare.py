@@ -94,11 +94,17 @@ def _line(table: Expressions, one: int, own: int, where: str, name: str) -> str:
         return f"{where}: the parallel run does not call {table.text_of(one)}, which one device calls"
     if not own or not one:
         has, lacks = ("one device", "the parallel run") if one else ("the parallel run", "one device")
-        return f"{where}: {name} is {table.text_of(one or own)} on {has}, and {lacks} has none"
+        text = table.text_of(one or own)
+        what = f"{has} has {text}" if name.startswith(text) else f"{name} is {text} on {has}"
+        return f"{where}: {what}, and {lacks} has none"
     texts = [table.text_of(each) for each in (own, one)]
     if texts[0] == texts[1] and first.dtype != second.dtype:
         texts = [f"{text} of {table.items[each].notation}" for text, each in zip(texts, (own, one), strict=True)]
     calls = "calls" if _is_call(second) else "has"
+    if texts[0] == texts[1]:
+        return (
+            f"{where}: the parallel run {calls} {texts[0]} with other arguments than one device, or without a gradient"
+        )
     return f"{where}: the parallel run {calls} {texts[0]}, where one device {calls} {texts[1]}"
 
 

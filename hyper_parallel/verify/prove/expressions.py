@@ -124,7 +124,7 @@ def first_differences(table: Expressions, one: int, other: int) -> Iterator[tupl
         if pair[0] == pair[1]:
             continue
         first, second = (table.items[each] for each in pair)
-        if not table.same_call(*pair):
+        if not table.same_call(*pair) or first.operands == second.operands:
             yield pair
             continue
         inner = list(zip(first.operands, second.operands, strict=True))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -74,7 +74,7 @@ class _Event:
         func: function that is called.
         args: positional and named arguments, with None in place of tensors.
         layout: layout of the DTensor.
-        reduced: whether the library reduces the gradient.
+        reduced: names of the mesh axes along which the library sums the gradient; None if all that are needed.
         name: name of the function, the parameter, the tensor that enters or leaves a DTensor, or the reduction.
         ranks: ranks that take part in an all-reduce.
     """
@@ -86,7 +86,7 @@ class _Event:
     func: Callable[..., Any] | None = None
     args: Any = None
     layout: Layout | None = None
-    reduced: bool = False
+    reduced: Collection[str] | None = ()
     name: str = ""
     ranks: tuple[int, ...] = ()
 
@@ -148,6 +148,7 @@ class PlainCalls:
     _borders: dict[int, _Border] = field(default_factory=dict)
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
     _owners: dict[int, tuple[Any, str, Layout | None]] = field(default_factory=dict)
+    _summed: dict[int, list[str]] = field(default_factory=dict)  # by id, the axes over which a gradient is summed
     _text: str = ""  # the arguments of the running call, as in the run on one rank
 
     @property
@@ -177,11 +178,17 @@ class PlainCalls:
             self._close()
 
     def _tensor_borders(self) -> dict[tuple[Any, str], Any]:
-        to_local, from_local = DTensor.to_local, DTensor.from_local
+        to_local, local_for, from_local = DTensor.to_local, DTensor.local_for, DTensor.from_local
 
         def leaving(value: DTensor, grad_placements: Any = None) -> Any:
             local = to_local(value, grad_placements)
-            self._leaves(local, value.layout, "its plain output", reduced=grad_placements is not None)
+            self._leaves(local, value.layout, "its plain output", reduced=self._summed.get(id(local), ()))
+            return local
+
+        def summing(value: DTensor, target: Layout, varying: tuple[int, ...], *cause: Any) -> Any:
+            local = local_for(value, target, varying, *cause)
+            self._summed[id(local)] = [target.mesh.names[axis] for axis in varying]
+            self._kept.append(local)
             return local
 
         def entering(local: Any, *args: Any, **kwargs: Any) -> DTensor:
@@ -190,7 +197,11 @@ class PlainCalls:
             self._enters(number, result.layout, "from_local")
             return result
 
-        return {(DTensor, "to_local"): leaving, (DTensor, "from_local"): staticmethod(entering)}
+        return {
+            (DTensor, "to_local"): leaving,
+            (DTensor, "local_for"): summing,
+            (DTensor, "from_local"): staticmethod(entering),
+        }
 
     def _style_borders(self) -> dict[tuple[Any, str], Any]:
         def entered(enters: Callable[..., DTensor]) -> Callable[..., DTensor]:
@@ -214,7 +225,8 @@ class PlainCalls:
             layouts = iter(prepared.targets)
             for (_, value), local in zip(arguments, given, strict=True):
                 if isinstance(value, DTensor):
-                    self._leaves(local, next(layouts), f"local_map({region.name})", reduced=True)
+                    reduced = self._summed.get(id(local), ())
+                    self._leaves(local, next(layouts), f"local_map({region.name})", reduced=reduced)
                     if self.program is not None:
                         self.program.same(local, value)
             return prepared
@@ -262,7 +274,7 @@ class PlainCalls:
         if self._done and any(id(_LOCAL(each)) not in self._owners for each in values):
             self._note_owners(map(_LOCAL, values))
         for value in values:
-            self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=True)
+            self._leaves(_LOCAL(value), value.layout, "an optimizer's tensor", reduced=None)
 
     def _close(self) -> None:
         """Record the tensors that calls wrote without being recorded, and the parameters that have gradients."""
@@ -324,7 +336,7 @@ class PlainCalls:
         self.events.append(_Event("given", module_path(), (number,)))
         return number
 
-    def _leaves(self, local: Any, layout: Layout, name: str, *, reduced: bool) -> None:
+    def _leaves(self, local: Any, layout: Layout, name: str, *, reduced: Collection[str] | None) -> None:
         results = (self._new(local),)
         name = self._border(local, layout, name)
         self.events.append(_Event("leaves", module_path(), results, layout=layout, reduced=reduced, name=name))
@@ -354,6 +366,9 @@ class PlainCalls:
         if program is None or self.model is None:
             return
         name = getattr(func, "__name__", str(func))
+        if name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "data":
+            program.set(args[0], program.number(args[1]))
+            return
         if name == "__get__":
             func = getattr(func, "__self__", func)
             name = f".{getattr(func, '__name__', name)}"
@@ -435,7 +450,7 @@ class PlainCalls:
         """Return the number of a tensor that is not the result of a recorded call."""
         name, layout = self._owner(tensor)
         if layout is not None:
-            self._leaves(tensor, layout, name, reduced=True)
+            self._leaves(tensor, layout, name, reduced=None)
             return self._numbers[id(tensor)]
         number = self._new(tensor)
         name = "the batch" if any(tensor is each for each in self.batch) else name
@@ -747,8 +762,11 @@ class _Walk:
                 whole = place is not None and place.is_replicate()
                 if whole and self.local.values[number].needs_grad and (share or at in self.differs):
                     self.shares.add(number)
-        elif event.kind in ("given", "leaves") and event.results[0] in self.shares and not event.reduced:
+        elif event.kind in ("given", "leaves") and event.results[0] in self.shares and not self._is_reduced(event):
             self._wrong(event, f"the gradient of {event.name} is a pending sum over {self.name}, not reduced")
+
+    def _is_reduced(self, event: _Event) -> bool:
+        return event.reduced is None or self.name in event.reduced
 
     def _wrong(self, event: _Event, text: str) -> None:
         line = f"{event.module or '(model)'}: {text}"

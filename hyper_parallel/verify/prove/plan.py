@@ -222,8 +222,8 @@ def certify(
         run, alone = partial(_run, make_case, names=names), (1,) * len(shape)
         table = Expressions()
         parallel, single = (Program(current_platform(), table, single=each) for each in (False, True))
+        differing = _of_one_device(run, alone, single)  # before the plan, which may replace functions of modules
         one, why = _one_rank(run, make_plan, alone)
-        differing = _of_one_device(run, alone, single)
         empty_layout_caches()
         with (
             observing_plans(lambda each: planned.append((module_path(), each))),

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hyper_parallel
 from hyper_parallel._tree import leaves, unflatten
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path
+from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.prove.expressions import TREES, Expression, Expressions
@@ -38,6 +42,11 @@ _KEPT = (*_COPIES, "detach")
 
 _READS = (".grad", ".data")
 """Attributes of a tensor whose access is not recorded as a call."""
+
+_OF_RANKS = ("get_local_rank", "get_rank", "get_coordinate")
+"""Methods of a mesh whose results differ between ranks."""
+
+_LIBRARY = str(Path(hyper_parallel.__file__).parent)
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -87,10 +96,21 @@ def library_borders(program: Program) -> dict[tuple[Any, str], Any]:
 
         return call
 
+    def reading(name: str) -> Callable[..., Any]:
+        method = vars(DeviceMesh)[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not sys._getframe(1).f_code.co_filename.startswith(_LIBRARY):  # noqa: SLF001 - to find the caller
+                program.noted(f"{name}(), of which only the first rank's result is followed", name)
+            return method(*args, **kwargs)
+
+        return call
+
     methods = ("redistribute", "redistribute_to", "to_local", "full_tensor")
     return {
         **{(DTensor, name): keeping(vars(DTensor)[name]) for name in methods},
         (DTensor, "from_local"): staticmethod(keeping(DTensor.from_local)),
+        **{(DeviceMesh, name): reading(name) for name in _OF_RANKS},
         (module, "_own_shard"): second(vars(module)["_own_shard"]),
         (module, "redistribute"): keeping(vars(module)["redistribute"]),
         (clip, "_global_norm"): whole(vars(clip)["_global_norm"], "the norm of all gradients", 1),
@@ -554,6 +574,17 @@ class Program:
             return result
 
         return run
+
+    def noted(self, what: str, key: Any) -> None:
+        """Note something of the program that may change gradients; the other run must have it as well.
+
+        Args:
+            what: name of it, for messages.
+            key: its text differs if it does.
+        """
+        if self._model is not None:
+            count = sum(name.startswith(what) for name in self.ends)
+            self.ends[f"{what} {count + 1}"] = self.table.number(Expression(what), repr(key))
 
     def _arriving(self, name: str, gradient: Any) -> int:
         return self.table.number(Expression(name, tuple(gradient.shape), gradient.dtype))

@@ -5,9 +5,12 @@ import pytest
 from hyper_parallel import (
     ColwiseParallel,
     DTensor,
+    Partial,
+    Replicate,
     RowwiseParallel,
     Shard,
     fully_shard,
+    local_map,
     parallelize_module as parallelize,
 )
 from hyper_parallel.verify import ModelCase, ParallelPlan
@@ -293,3 +296,98 @@ def test_fully_sharded_and_clipped_steps():
     for clip, status in ((1.0, 0), (2.0, 0)):
         found = certify(case(clip=clip), lambda _: ParallelPlan(apply), (2, 2), ("dp", "tp"))
         assert (found.status, found.open) == (status, []), found.text()
+
+
+def test_a_gradient_that_is_declared_complete_must_be():
+    """A share of a gradient per rank is refused where it is declared complete, and allowed where it is summed."""
+    import torch
+    from torch import nn
+
+    class Gain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain, self.multiply = nn.Parameter(torch.ones(WIDTH)), torch.mul
+
+        def forward(self, x):
+            return self.multiply(x, self.gain)
+
+    def made():
+        return ModelCase(Gain, [(torch.ones(BATCH, WIDTH), torch.ones(BATCH, WIDTH))], lambda out, _: (out**2).sum())
+
+    def plan(gradient):
+        def apply(module, _):
+            placed = [[Shard(0)], [gradient]]
+            module.multiply = local_map(lambda x, gain: x * gain, [Shard(0)], in_grad_placements=placed)
+
+        return lambda _: ParallelPlan(apply, batch={"tp": Shard(0)})
+
+    assert certified(plan(Partial()), made).wrong == []
+    found = certified(plan(Replicate()), made)
+    line = "(model): the gradient of local_map(<lambda>) is a pending sum over tp, not reduced"
+    assert (found.status, found.wrong) == (1, [line]), found.text()
+
+
+def assigned(module):
+    """Replace the values of a weight."""
+    import torch
+
+    module.up.weight.data = torch.zeros(HIDDEN, WIDTH)
+
+
+def doubling():
+    """Return hooks that double what backward reads."""
+    import torch
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved * 2)
+
+
+def halved():
+    """Return a region of half precision."""
+    import torch
+
+    return torch.autocast("cpu")
+
+
+RANK = "get_rank(), of which only the first rank's result is followed"
+
+
+@pytest.mark.parametrize(
+    "plan, line",
+    [
+        (
+            lambda mesh: ParallelPlan(lambda module, own: (assigned(module), styled()(mesh).styles(module, own))[0]),
+            "the parallel run calls zeros(16, 12), where one device calls up.weight",
+        ),
+        (styled(context=doubling), "the parallel run has a hook of saved tensors, and one device has none"),
+        (
+            styled(context=halved),
+            "the parallel run has a region of autocast to torch.bfloat16, and one device has none",
+        ),
+        (
+            lambda mesh: styled(lambda module: module.down.bias.zero_() if mesh.get_rank() else None)(mesh),
+            f"the parallel run has {RANK}, and one device has none",
+        ),
+    ],
+    ids=["data", "saved", "autocast", "rank"],
+)
+def test_what_sizes_do_not_show_is_inconclusive(plan, line):
+    """New values of a weight, hooks of saved tensors, autocast and a read rank are found by where they are called."""
+    found = certified(plan)
+    assert (found.status, found.wrong) == (3, []), found.text()
+    assert f"(model): {line}" in found.open
+
+
+def test_a_function_that_the_plan_replaces_for_all_models(monkeypatch):
+    """The step of one device runs before the plan, so that it does not get what the plan changes in modules."""
+    from torch import nn
+    from torch.nn import functional
+
+    def plan(mesh):
+        monkeypatch.setattr(functional, "gelu", lambda x, **_: functional.relu(x))
+        return styled()(mesh)
+
+    found = certified(plan)
+    one = "gelu(f32[8, 16], approximate='none')"
+    line = f"act: the parallel run calls relu(f32[8, 16], inplace=False), where one device calls {one}"
+    assert isinstance(model().act, nn.GELU)
+    assert (found.status, found.wrong) == (1, [line]), found.text()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.intercept import interception
@@ -21,6 +22,7 @@ from hyper_parallel.platform.torch.versions import function_apply
 __all__ = ["observed_backward", "observed_methods"]
 
 _LIBRARY = str(Path(__file__).parents[3])
+_PYTORCH = str(Path(torch.__file__).parent)
 _IDENTITY = "torch.nn.modules._functions"
 """Module with the ``autograd.Function`` classes that PyTorch inserts to run hooks of modules; they change no value."""
 
@@ -90,11 +92,13 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
         return result
 
     data: Any = vars(TorchDTensor)["data"]
-    replaced[TorchDTensor, "data"] = property(_data_of(program, data.fget), data.fset)
+    replaced[TorchDTensor, "data"] = property(_data_of(program, data.fget), _set_data_of(program, data.fset))
     replaced |= {
         (torch.autograd, "backward"): observed,
         (TorchDTensor, "backward"): observed_of_dtensor,
         (torch.autograd.Function, "apply"): classmethod(applied),
+        (saved_tensors_hooks, "__init__"): _hooks_of_saved_tensors(program),
+        (torch.autocast, "__enter__"): _autocast(program),
     }
     with _replaced(replaced):
         yield
@@ -130,6 +134,40 @@ def _data_of(program: Any, data: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return result
 
     return read
+
+
+def _set_data_of(program: Any, set_data: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def write(tensor: Any, value: Any) -> None:
+        set_data(tensor, value)
+        program.set(tensor, program.number(value))
+
+    return write
+
+
+def _autocast(program: Any) -> Callable[..., Any]:
+    """Return the start of an autocast region, which is noted, because it does not act on meta tensors."""
+    enter: Any = vars(torch.autocast)["__enter__"]
+
+    def noted(region: Any) -> Any:
+        result = enter(region)
+        if torch.is_autocast_enabled(region.device):
+            program.noted(f"a region of autocast to {region.fast_dtype}", region.device)
+        return result
+
+    return noted
+
+
+def _hooks_of_saved_tensors(program: Any) -> Callable[..., None]:
+    """Return the constructor of ``saved_tensors_hooks``, which notes the hooks of a user's file."""
+    init: Any = vars(saved_tensors_hooks)["__init__"]
+
+    def noted(hooks: Any, pack: Any, unpack: Any) -> None:
+        init(hooks, pack, unpack)
+        file = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the only way to find the caller
+        if not file.startswith((_LIBRARY, _PYTORCH)):
+            program.noted("a hook of saved tensors", [getattr(each, "__code__", each) for each in (pack, unpack)])
+
+    return noted
 
 
 def _registering(
