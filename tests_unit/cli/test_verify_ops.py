@@ -160,9 +160,9 @@ def test_a_file_is_verified_on_the_frameworks_that_it_imports(tmp_path, text, fr
 @pytest.mark.parametrize(
     "name, data, problem",
     [
-        ("own.py", b"def f(:\n", "invalid syntax (own.py, line 1)"),
-        ("own.py", b"x = 1\0", "source code string cannot contain null bytes"),
-        ("own.py", b"x = '\xff'\n", "(unicode error) 'utf-8' codec can't decode byte 0xff"),
+        ("own.py", b"def f(:\n", "is not Python: invalid syntax (own.py, line 1)"),
+        ("own.py", b"x = 1\0", "is not Python: source code string cannot contain null bytes"),
+        ("own.py", b"x = '\xff'\n", "is not Python: (unicode error) 'utf-8' codec can't decode byte 0xff"),
         ("own.txt", b"x = 1", "is not a Python file: its name does not end in .py"),
         ("", None, "is a folder; name a Python file"),
         ("nowhere.py", None, "does not exist"),
@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_checked(tmp_path, capsys, name, data, problem, pl
     if data is not None:
         path.write_bytes(data)
     assert main(["verify", "ops", str(path), *platform]) == 2
-    assert capsys.readouterr().err.startswith(f"hyper-parallel: error: FILE {str(path)!r}: {problem}")
+    assert capsys.readouterr().err.startswith(f"hyper-parallel: error: FILE {str(path)!r} {problem}")
 
 
 @pytest.mark.platforms("torch")

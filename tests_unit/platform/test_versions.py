@@ -23,6 +23,7 @@ SET_IN_PLACE = {
     "transport/real/c10d/groups.py": 3,  # _hash_ranks_to_str, by which PyTorch names a new group
     "transport/frontends/c10d/installation.py": 1,  # _thread_id, PyTorch's mark for worlds in threads
     "verify/frameworks/torch/pretended/installation.py": 2,  # _C._get_accelerator, which has no hooks
+    "verify/frameworks/torch/pretended/sync_batchnorm.py": 1,  # a function of DistributedDataParallel that rejects CPUs
     "transport/host/torch/process_state.py": 5,  # what parametrize.cached() keeps, of which each rank has its own
 }
 

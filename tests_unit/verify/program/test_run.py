@@ -958,9 +958,10 @@ def test_the_case_in_float32_decides_where_half_precision_cannot():
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize("near, status", [(0.0, 1), (1.0, 0)])
-def test_a_large_error_within_the_bounds_of_half_precision_asks_for_float32(monkeypatch, near, status):
-    """The case in float32 runs by itself where a value uses more of half precision's bounds than right ones do."""
+@pytest.mark.parametrize("near, weak, status", [(0.0, 1.0, 1), (1.0, 0.05, 1), (1.0, 1.0, 0)])
+def test_a_large_error_within_the_bounds_of_half_precision_asks_for_float32(monkeypatch, near, weak, status):
+    """The case in float32 runs by itself where a value is near its bounds, or where these hide 5 % of a gradient."""
+    monkeypatch.setattr("hyper_parallel.verify.engine.power.WEAK", weak)
     monkeypatch.setattr("hyper_parallel.verify.program.run._NEAR", near)
     report = verify_program(lambda: _half_precision(late=1.004), 2, platform="torch")
     assert report.verdict.equal, report.text()

@@ -68,7 +68,7 @@ def test_reports_are_read_from_a_folder(tmp_path):
         ("7", "is not a report of `python ci/workshop bench`: "),
         (
             '[{"name": "add"}]',
-            "has no plain, peer, ours, ratio, budget, ok: it is not a report of `python ci/workshop bench`, or one of",
+            "has no plain, peer, ours, ratio, budget, ok: it is not a report of `python ci/workshop bench`, or another",
         ),
     ],
 )

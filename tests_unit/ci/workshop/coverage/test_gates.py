@@ -257,7 +257,9 @@ def test_a_floor_that_cannot_be_held_is_refused(project, old, new, message):
 
 def test_a_file_that_does_not_parse_is_named(project, tmp_path):
     """The parser's message is reported with the path of the file."""
-    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'pyproject.toml'))}: Invalid value"):
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(str(tmp_path / 'pyproject.toml'))} cannot be read: Invalid value"
+    ):
         project("x = [")
 
 

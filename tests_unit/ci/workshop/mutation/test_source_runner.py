@@ -40,7 +40,10 @@ def test_slips_in_the_library_are_noticed(capsys, tmp_path):
 @pytest.mark.parametrize(
     "wrong, text",
     [
-        (["--op", "relu"], "--source changes the library's own code, which has none"),
+        (
+            ["--op", "relu"],
+            "--op selects rules of operators, and --source changes the library's own code; leave out one",
+        ),
         (["core.shard.rules"], "--source core.shard.rules: this module is not mutated; modules: core.dtensor.steps, "),
         (
             ["core.shard.entry", "--platform", "mindspore"],

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.nn.functional import all_reduce
-from torch.nn import SyncBatchNorm
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn import BatchNorm2d, SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["offer_sync_batchnorm"]
@@ -32,7 +31,8 @@ def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
     layer._check_non_zero_input_channels(x)  # noqa: SLF001 - as above
     trains = layer.training or layer.running_mean is None
     if not trains or not dist.is_initialized() or dist.get_world_size(layer.process_group) == 1:
-        normalized: torch.Tensor = _BatchNorm.forward(layer, x)
+        plain: Any = BatchNorm2d.forward  # that of all batch norms
+        normalized: torch.Tensor = plain(layer, x)
         return normalized
     group = layer.process_group or dist.group.WORLD
     wide = x if x.dtype == torch.float64 else x.float()
