@@ -297,7 +297,8 @@ class Program:
                     number = self._gradients.get(path) or self._gradient(path, 0)
                     self.set(tensor, number)
                     return number
-        number = self.table.leaf(f"a tensor that no followed call makes ({id(tensor)})", tensor.shape, tensor.dtype)
+        unknown = Expression("a tensor that no followed call makes", tuple(tensor.shape), tensor.dtype)
+        number = self.table.number(unknown, f"{unknown.shape} {id(tensor)}")
         self.set(tensor, number)
         return number
 
