@@ -56,11 +56,11 @@ def test_operators_refuse_the_other_frameworks_tensors():
     x, y = distributed(plain, "torch"), distributed(other, "mindspore")
     assert (x + x).full_tensor().tolist() == (y + y).full_tensor().asnumpy().tolist() == [0, 2, 4, 6]
     for call, text in {
-        lambda: x + other: f"__add__ runs on torch, {MET} Tensor of mindspore as well; {TO_TORCH}",
-        lambda: x.mul_(other): f"mul_ runs on torch, {MET} Tensor of mindspore as well; {TO_TORCH}",
-        lambda: x + y: f"__add__ runs on torch, {MET} MindSporeDTensor of mindspore as well; {TO_TORCH}",
-        lambda: y + plain: f"add runs on mindspore, {MET} Tensor of torch as well; {TO_MINDSPORE}",
-        lambda: y + x: f"add runs on mindspore, {MET} TorchDTensor of torch as well; {TO_MINDSPORE}",
+        lambda: x + other: f"__add__ {MET} torch and with a Tensor of mindspore; {TO_TORCH}",
+        lambda: x.mul_(other): f"mul_ {MET} torch and with a Tensor of mindspore; {TO_TORCH}",
+        lambda: x + y: f"__add__ {MET} torch and with a MindSporeDTensor of mindspore; {TO_TORCH}",
+        lambda: y + plain: f"add {MET} mindspore and with a Tensor of torch; {TO_MINDSPORE}",
+        lambda: y + x: f"add {MET} mindspore and with a TorchDTensor of torch; {TO_MINDSPORE}",
     }.items():
         with pytest.raises(ArgumentTypeError) as caught:
             call()
