@@ -391,3 +391,15 @@ def test_a_function_that_the_plan_replaces_for_all_models(monkeypatch):
     line = f"act: the parallel run calls relu(f32[8, 16], inplace=False), where one device calls {one}"
     assert isinstance(model().act, nn.GELU)
     assert (found.status, found.wrong) == (1, [line]), found.text()
+
+
+def test_a_plain_weight_that_the_plan_writes():
+    """A write to the data of a plain weight, before the styles, changes what is trained."""
+
+    def apply(module, mesh):
+        module.up.weight.data.mul_(2)
+        parallelize(module, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+    found = certified(lambda _: ParallelPlan(apply))
+    line = "(model): the parallel run also calls mul_(up.weight, 2), which one device does not"
+    assert (found.status, found.wrong) == (1, [line]), found.text()
