@@ -61,16 +61,18 @@ class StepOutputs:
             own = [name for name in self.names if not module or name.startswith(f"{module}.")]
             around = module.rpartition(".")[0]
             if own or not module:
-                self._frozen[module] = bool(own) and not any(map(self._is_trained, own))
+                self._frozen[module] = bool(own) and self._changing.isdisjoint(own)
             else:
                 self._frozen[module] = self._is_frozen(around)
         return self._frozen[module]
 
-    def _is_trained(self, name: str) -> bool:
-        """Return whether a parameter has a gradient, or its value changes."""
-        first = self.reference.get(("weight", name, -1, 0))
-        return any(
-            key[0] == "gradient" or first is None or not same_values(first.value, record.value)
-            for key, record in self.reference.items()
-            if key[1] == name and key[0] in {"gradient", "weight"}
-        )
+    @cached_property
+    def _changing(self) -> set[str]:
+        """The parameters that have a gradient, or whose values change."""
+        found = {key[1] for key in self.reference if key[0] == "gradient"}
+        for key, record in self.reference.items():
+            if key[0] == "weight" and key[1] not in found:  # the others are not read
+                first = self.reference.get(("weight", key[1], -1, 0))
+                if first is None or not same_values(first.value, record.value):
+                    found.add(key[1])
+        return found

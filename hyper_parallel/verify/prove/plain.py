@@ -31,6 +31,7 @@ from hyper_parallel.core.tensor_parallel.styles.boundary import Boundary
 from hyper_parallel.core.tensor_parallel.styles.head_norm import HeadNorm
 from hyper_parallel.verify.frameworks import harness_of
 from hyper_parallel.verify.frameworks.contract.primitives import Opaque
+from hyper_parallel.verify.frameworks.contract.replacing import replaced
 from hyper_parallel.verify.prove.checker import prove_row
 from hyper_parallel.verify.prove.laws import UnprovenError
 from hyper_parallel.verify.prove.paired import conditions_met, paired
@@ -168,9 +169,9 @@ class PlainCalls:
         every = None if self.program is None else self._recorded
         with contextlib.ExitStack() as stack:
             for borders in (self._tensor_borders, self._style_borders, self._region_borders):
-                stack.enter_context(_replaced(borders()))
+                stack.enter_context(replaced(borders()))
             if self.program is not None:
-                stack.enter_context(_replaced(library_borders(self.program)))
+                stack.enter_context(replaced(library_borders(self.program)))
             vars(transport)["all_reduce"] = self._reducing(transport.all_reduce)
             stack.callback(vars(transport).pop, "all_reduce", None)
             with harness_of(self.platform).observed_calls(self._called, self._stepped, every, self.program):
@@ -458,19 +459,6 @@ class PlainCalls:
             self._border(tensor, None, name)
         self.events.append(_Event("given", name.rpartition(".")[0], (number,), name=name))
         return number
-
-
-@contextlib.contextmanager
-def _replaced(functions: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    """Replace attributes inside the block; the keys are pairs of owner and attribute name."""
-    before = {(owner, name): vars(owner)[name] for owner, name in functions}
-    try:
-        for (owner, name), function in functions.items():
-            setattr(owner, name, function)
-        yield
-    finally:
-        for (owner, name), function in before.items():
-            setattr(owner, name, function)
 
 
 def _choices(own: Sequence[int], one: Sequence[int]) -> list[Placement]:

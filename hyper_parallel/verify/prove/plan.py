@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyper_parallel._caches import empty_layout_caches
-from hyper_parallel._text import byte_words
+from hyper_parallel._text import byte_words, first_line
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path, watching
 from hyper_parallel.core.dtensor.layout import Layout
@@ -344,7 +344,11 @@ def _one_rank(
     try:
         return run(make_plan, alone)[1], ""
     except (HyperParallelError, InputError) as error:
-        return None, f"one device does not run the plan: {str(error).splitlines()[0]}"
+        return None, _not_run(error)
+
+
+def _not_run(error: Exception) -> str:
+    return f"one device does not run the plan: {first_line(error)}"
 
 
 def _of_one_device(run: Callable[..., Any], alone: tuple[int, ...], program: Program) -> str:
@@ -352,7 +356,7 @@ def _of_one_device(run: Callable[..., Any], alone: tuple[int, ...], program: Pro
     try:
         run(lambda _: ParallelPlan(lambda model, _: model), alone, program=program)
     except (HyperParallelError, InputError) as error:
-        return str(error).splitlines()[0].replace("SPEC: the model under PLAN", "the model")
+        return first_line(error).replace("SPEC: the model under PLAN", "the model")
     return ""
 
 
@@ -391,7 +395,7 @@ def _prove_plain(
             found.open += proof.open
             followed, later = followed and proof.followed, later or proof.step
     except (HyperParallelError, InputError) as error:
-        whole, later = None, f"one device does not run the plan: {str(error).splitlines()[0]}"
+        whole, later = None, _not_run(error)
     if whole is None:
         if any(event.kind == "leaves" for event in own.events[: own.after]):
             found.open.append(f"plain tensors: {later}")
@@ -538,7 +542,7 @@ def _prove(
                 paired(whole, part, ranks=ranks), conditions_met(row, [each.shape for each in call.operands], ranks)
             )
         except (UnprovenError, HyperParallelError, ValueError) as error:
-            return "tested", _on(rank, str(error).splitlines()[0]), ()
+            return "tested", _on(rank, first_line(error)), ()
         why = proof.forward or (proof.backward and f"backward: {proof.backward}")
         if why:
             return "tested", _on(rank, why), proof.conditions

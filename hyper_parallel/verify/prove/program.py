@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hyper_parallel
 from hyper_parallel._tree import leaves, unflatten
 from hyper_parallel.core.dtensor.dtensor import DTensor
 from hyper_parallel.core.dtensor.events import module_path
 from hyper_parallel.core.dtensor.mesh import DeviceMesh
 from hyper_parallel.verify.frameworks import harness_of
+from hyper_parallel.verify.frameworks.contract.replacing import LIBRARY, called_from
 from hyper_parallel.verify.frameworks.contract.training import first_paths
 from hyper_parallel.verify.prove.expressions import TREES, Expression, Expressions
 from hyper_parallel.verify.prove.paired import complete_text
@@ -45,8 +43,6 @@ _READS = (".grad", ".data")
 
 _OF_RANKS = ("get_local_rank", "get_rank", "get_coordinate")
 """Methods of a mesh whose results differ between ranks."""
-
-_LIBRARY = str(Path(hyper_parallel.__file__).parent)
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -100,7 +96,7 @@ def library_borders(program: Program) -> dict[tuple[Any, str], Any]:
         method = vars(DeviceMesh)[name]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not sys._getframe(1).f_code.co_filename.startswith(_LIBRARY):  # noqa: SLF001 - to find the caller
+            if not called_from(LIBRARY):
                 program.noted(f"{name}(), of which only the first rank's result is followed", name)
             return method(*args, **kwargs)
 

@@ -46,7 +46,7 @@ def in_words(text: str, names: Mapping[str, str]) -> str:
 def excluded_sizes(condition: str, names: Mapping[str, str]) -> str:
     """Return the sizes that a condition excludes, as text such as "dim 0 of operand 1 = 1"."""
     equation = re.fullmatch(r"(Ne|Eq)\((.*), ([^,()]*|[^,]*\(.*\))\)", condition)
-    if equation is not None and not any(each in condition for each in " |&"[1:]):
+    if equation is not None and not any(each in condition for each in "|&"):
         kind, left, right = equation.groups()
         if kind == "Ne" and right == "1" and re.fullmatch(r"s\d+(\*s\d+)*", left):
             return " and ".join(f"{names.get(each, 'another size')} = 1" for each in left.split("*"))

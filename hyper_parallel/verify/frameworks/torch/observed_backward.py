@@ -5,7 +5,6 @@ A torch function mode does not observe these calls.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,10 +17,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from hyper_parallel.platform.torch.dtensor import TorchDTensor
 from hyper_parallel.platform.torch.intercept import interception
 from hyper_parallel.platform.torch.versions import function_apply
+from hyper_parallel.verify.frameworks.contract.replacing import LIBRARY, called_from, replaced
 
 __all__ = ["observed_backward", "observed_methods"]
 
-_LIBRARY = str(Path(__file__).parents[3])
 _PYTORCH = str(Path(torch.__file__).parent)
 _IDENTITY = "torch.nn.modules._functions"
 """Module with the ``autograd.Function`` classes that PyTorch inserts to run hooks of modules; they change no value."""
@@ -37,11 +36,6 @@ _HOOKS = {
 """Functions that register a hook, each with the method of ``Program`` that wraps the hook."""
 
 
-def _by_library() -> bool:
-    """Return whether the caller of the replaced function is the library."""
-    return sys._getframe(2).f_code.co_filename.startswith(_LIBRARY)  # noqa: SLF001 - the only way to find the caller
-
-
 @contextmanager
 def observed_backward(program: Any, calls: Any) -> Iterator[None]:
     """Inside this context, report backward and the other calls of this module to ``program``.
@@ -52,7 +46,7 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
     """
     seeds: list[Any] = []
     registering: list[Any] = []
-    replaced: dict[tuple[Any, str], Any] = {
+    functions: dict[tuple[Any, str], Any] = {
         place: _registering(getattr(*place), getattr(program, method), calls, registering)
         for place, method in _HOOKS.items()
     }
@@ -61,7 +55,7 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
 
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         again = bool(running) and running[-1] is tensors  # a torch function mode repeats the call
-        by_library = _by_library()
+        by_library = called_from(LIBRARY)
         own = again or (by_library and not seeds)  # the library runs backward to reduce a deferred gradient
         given = seeds.pop() if seeds and by_library and not own else grad_tensors
         roots, cotangents = ([each] if isinstance(each, Tensor) or each is None else list(each)
@@ -92,29 +86,16 @@ def observed_backward(program: Any, calls: Any) -> Iterator[None]:
         return result
 
     data: Any = vars(TorchDTensor)["data"]
-    replaced[TorchDTensor, "data"] = property(_data_of(program, data.fget), _set_data_of(program, data.fset))
-    replaced |= {
+    functions[TorchDTensor, "data"] = property(_data_of(program, data.fget), _set_data_of(program, data.fset))
+    functions |= {
         (torch.autograd, "backward"): observed,
         (TorchDTensor, "backward"): observed_of_dtensor,
         (torch.autograd.Function, "apply"): classmethod(applied),
         (saved_tensors_hooks, "__init__"): _hooks_of_saved_tensors(program),
         (torch.autocast, "__enter__"): _autocast(program),
     }
-    with _replaced(replaced):
+    with replaced(functions):
         yield
-
-
-@contextmanager
-def _replaced(functions: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    """Replace attributes inside the block, given by owner and name."""
-    before = {(owner, name): vars(owner)[name] for owner, name in functions}
-    try:
-        for (owner, name), function in functions.items():
-            setattr(owner, name, function)
-        yield
-    finally:
-        for (owner, name), function in before.items():
-            setattr(owner, name, function)
 
 
 def observed_methods() -> AbstractContextManager[None]:
@@ -124,7 +105,7 @@ def observed_methods() -> AbstractContextManager[None]:
         func = getattr(Tensor, name, None)
         if name in vars(TorchDTensor) and callable(func) and (name == "detach" or entries.get(func) is not None):
             found[TorchDTensor, name] = func
-    return _replaced(found)
+    return replaced(found)
 
 
 def _data_of(program: Any, data: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -163,8 +144,7 @@ def _hooks_of_saved_tensors(program: Any) -> Callable[..., None]:
 
     def noted(hooks: Any, pack: Any, unpack: Any) -> None:
         init(hooks, pack, unpack)
-        file = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - the only way to find the caller
-        if not file.startswith((_LIBRARY, _PYTORCH)):
+        if not called_from(LIBRARY, _PYTORCH):
             program.noted("a hook of saved tensors", [getattr(each, "__code__", each) for each in (pack, unpack)])
 
     return noted
@@ -174,7 +154,7 @@ def _registering(
     register: Callable[..., Any], hooked: Callable[..., Any], calls: Any, running: list[Any]
 ) -> Callable[..., Any]:
     def call(owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-        if running or _by_library():  # a registration by another registering function, or by the library
+        if running or called_from(LIBRARY):  # a registration by another registering function, or by the library
             return register(owner, hook, *args, **kwargs)
         running.append(owner)
         try:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from hyper_parallel.verify.frameworks.contract.primitives import (
     Primitive,
     Step,
 )
+from hyper_parallel.verify.frameworks.contract.replacing import LIBRARY, replaced
 from hyper_parallel.verify.frameworks.contract.special_sizes import at_sizes, without_special_sizes
 from hyper_parallel.verify.frameworks.torch.modules import recomputes
 from hyper_parallel.verify.frameworks.torch.primitive_labels import in_words, numbers_of, shape_of, sizes_of
@@ -61,11 +61,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ObservedCalls", "observed_steps", "traced"]
 
-_LIBRARY = str(Path(__file__).parents[3])
 _FACTS = (bool, int, torch.Size, torch.dtype, torch.device)
 """Types of results whose calls are not recorded: most such calls read an attribute of a tensor, and are frequent."""
 _PLAIN = (Tensor, torch.nn.Parameter)
-_PLATFORM, _CLIP = f"{_LIBRARY}/platform", f"{_LIBRARY}/core/tensor_parallel/clip.py"
+_PLATFORM, _CLIP = f"{LIBRARY}/platform", f"{LIBRARY}/core/tensor_parallel/clip.py"
 
 
 @cache
@@ -123,7 +122,7 @@ class ObservedCalls(TorchFunctionMode):
             caller = caller.f_back
         file = caller.f_code.co_filename
         clips = file.startswith(_PLATFORM) and caller.f_back.f_code.co_filename == _CLIP
-        by_program = clips or file == _CLIP or not file.startswith(_LIBRARY)
+        by_program = clips or file == _CLIP or not file.startswith(LIBRARY)
         if by_program or (self._every is not None and not part):
             with DisableTorchFunction():  # otherwise reads of tensors would pass through the run's other modes
                 if by_program:
@@ -144,11 +143,8 @@ def observed_steps(stepped: Callable[[Sequence[Any]], None]) -> Iterator[None]:
         stepped([each for values, column in pairs if values is not column for each in values])
         return columns
 
-    vars(optimizer_steps)["local_lists"] = observed
-    try:
+    with replaced({(optimizer_steps, "local_lists"): observed}):
         yield
-    finally:
-        vars(optimizer_steps)["local_lists"] = before
 
 
 # -- tracing -----------------------------------------------------------------------------------------------------------
